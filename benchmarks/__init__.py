@@ -1,0 +1,1 @@
+"""Benchmarks: TensorHub, its peers and the physical limit, from one run."""

@@ -1,0 +1,1 @@
+"""The SDK of TensorHub: what trainers and engines import."""
