@@ -1,0 +1,61 @@
+"""Hub memory as torch sees it: a segment mapped into this process, and the tensors that stand in it.
+
+The agent owns the segment; the worker maps it shared and writable, and so weights are read and trained where they stand.
+
+Always true:
+- Each tensor has a storage of its own (not a view of one large storage), so that autograd's version counters are not
+  shared between tensors, and `torch.save` writes a tensor's own bytes alone.
+- Each storage holds a reference to the mapping, so that the mapping lives exactly as long as a tensor needs it, also
+  after the hub is closed. Nothing may call `close()` on the mapping: torch keeps the object alive, but does not keep
+  its buffer exported, and so an explicit close would leave the tensors on unmapped pages.
+"""
+
+import math
+import mmap
+from typing import Final
+
+import torch
+
+from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
+from tensorhub_common.layout import Layout, placements, segment_bytes
+
+Memory = mmap.mmap | bytearray
+"""A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped."""
+
+_NO_BYTES: Final = 0
+
+
+def map_segment(fd: int, layout: Layout) -> Memory:
+    """Map the segment of a layout, shared and writable. The descriptor may be closed afterwards.
+
+    Raises `AgentUnavailable` when the segment is not there in its full length.
+    """
+    nbytes = segment_bytes(layout)
+    if nbytes == _NO_BYTES:
+        return bytearray()
+    try:
+        return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise AgentUnavailable(
+            f"the segment of {nbytes} bytes that the agent handed over can't be mapped ({error}); register again"
+        ) from error
+
+
+def tensors_at(layout: Layout, memory: Memory) -> dict[str, torch.Tensor]:
+    """Return the layout's tensors as they stand in the memory: contiguous, writable, sharing its bytes, by name."""
+    if len(memory) < segment_bytes(layout):
+        raise LayoutMismatch(
+            f"the memory has {len(memory)} bytes and the layout takes {segment_bytes(layout)}: it is another shard's"
+        )
+    standing: dict[str, torch.Tensor] = {}
+    for entry, start in zip(layout.tensors, placements(layout), strict=True):
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        count = math.prod(entry.shape)
+        if count == 0:
+            # No byte to share. The device is named because a caller may stand under `torch.device("meta")`.
+            standing[entry.name] = torch.empty(entry.shape, dtype=dtype, device="cpu")
+        else:
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
+            # `.data` makes the tensor a base of its own; a view would tie its version counter to `flat`'s.
+            standing[entry.name] = flat.view(entry.shape).data
+    return standing

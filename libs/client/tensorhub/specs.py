@@ -1,0 +1,102 @@
+"""What a tensor looks like, without its values: dtypes by name and `TensorSpec`.
+
+A spec stands in for a tensor whose values come from the hub, so an engine need not make weights only to have them
+overwritten. This module imports no torch, so that a host without it can read and write specs.
+
+Always true of a `TensorSpec`: its dtype is a key of `DTYPES`, its three shapes are tuples of whole numbers that are not
+negative, and they have the same number of dimensions. Whether the box fits is `layout_of`'s question.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, SupportsIndex
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import Shape, TensorEntry
+
+DTYPES: Final[dict[str, int]] = {
+    "bool": 1,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Torch's dense dtypes of whole bytes, by name, with the bytes of one element."""
+
+
+def dtype_name(name: str, dtype: object) -> str:
+    """Return torch's name of `dtype` (a torch.dtype, or its name with or without "torch."), for tensor `name`.
+
+    Raises `LayoutMismatch` for a dtype that is unknown or has no whole bytes, such as torch's quantised ones.
+    """
+    text = str(dtype).removeprefix("torch.")
+    if text not in DTYPES:
+        raise LayoutMismatch(f"tensor {name!r} has dtype {text}; give it one of {', '.join(DTYPES)}")
+    return text
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """The place for a tensor, without values: `shape` elements from `offset` on, of a global tensor of `global_shape`.
+
+    Without `global_shape` and `offset` it is a whole tensor. `dtype` is a torch.dtype or its name, and reads back as
+    the name. Raises `LayoutMismatch` when a part is of the wrong kind.
+    """
+
+    shape: Shape
+    dtype: str
+    global_shape: Shape = ()
+    offset: Shape = ()
+
+    def __init__(
+        self,
+        shape: Iterable[SupportsIndex],
+        dtype: object,
+        global_shape: Iterable[SupportsIndex] | None = None,
+        offset: Iterable[SupportsIndex] | None = None,
+    ) -> None:
+        """Check the parts and bring them to one form."""
+        local = _shape("shape", shape)
+        whole = local if global_shape is None else _shape("global_shape", global_shape)
+        begin = (0,) * len(local) if offset is None else _shape("offset", offset)
+        if not len(local) == len(whole) == len(begin):
+            raise LayoutMismatch(
+                f"a TensorSpec of shape {local}, global_shape {whole} and offset {begin} must have the same number "
+                "of dimensions in each"
+            )
+        # A frozen dataclass is written through object.__setattr__, as its own generated __init__ does.
+        object.__setattr__(self, "shape", local)
+        object.__setattr__(self, "dtype", dtype_name("of a TensorSpec", dtype))
+        object.__setattr__(self, "global_shape", whole)
+        object.__setattr__(self, "offset", begin)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return the layout entry of a tensor of this kind that is called `name`."""
+        return TensorEntry(name, self.dtype, DTYPES[self.dtype], self.shape, self.global_shape, self.offset)
+
+
+def _shape(what: str, sizes: object) -> Shape:
+    if isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes):
+        found = tuple(sizes)
+        if all(isinstance(size, SupportsIndex) and not isinstance(size, bool) for size in found):
+            whole = tuple(size.__index__() for size in found)
+            if all(size >= 0 for size in whole):
+                return whole
+    raise LayoutMismatch(f"the {what} of a TensorSpec is {sizes!r:.80}; give a tuple of whole numbers, none negative")

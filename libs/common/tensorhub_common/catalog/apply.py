@@ -1,0 +1,146 @@
+"""The fold: one command and JetStream's time of it in, one group of events out.
+
+The same on every machine. Exactly one group per command: a repeat (same lane, incarnation and n) is answered with what it
+was answered before, an older one is refused, and a refused command changes nothing but the memory of having refused it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from tensorhub_common.catalog import membership, publishing, rounds
+from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import LANES_MAX, Catalog, Remembered
+from tensorhub_common.errors import BadCommand
+from tensorhub_common.names import is_name
+from tensorhub_common.wire.commands import (
+    AnyCommand,
+    Drained,
+    Expire,
+    Filled,
+    GiveUp,
+    Granted,
+    Join,
+    Publish,
+    Ready,
+    Register,
+    Release,
+    Replan,
+    Sender,
+    Settle,
+    Unpublish,
+    Unreadable,
+    Want,
+    Withdraw,
+)
+from tensorhub_common.wire.events import HUB_MODEL, CommandRejected, CommandRepeated, Event, kind_of
+
+_HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
+    Publish: publishing.publish,
+    Ready: publishing.ready,
+    Withdraw: publishing.withdraw,
+    Unpublish: publishing.unpublish,
+    Drained: publishing.drained,
+    Want: rounds.want,
+    Settle: rounds.settle,
+    GiveUp: rounds.give_up,
+    Granted: rounds.granted,
+    Replan: rounds.replan,
+    Filled: rounds.filled,
+    Join: membership.join,
+    Register: membership.register,
+    Release: membership.release,
+    Expire: membership.expire,
+}
+
+MESSAGE_CHARS_MAX: Final = 2000
+"""A refusal's sentence is cut here, so that no command can make an event larger than a NATS message."""
+
+
+def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreadable) -> tuple[Event, ...]:
+    """Fold the command that stands at `seq` since `time` (seconds) and return its numbered events, at least one."""
+    if seq <= catalog.seq:
+        raise ValueError(f"command {seq} was folded before: the catalog is at {catalog.seq}")
+    catalog.seq, catalog.time = seq, time
+    by = None if isinstance(command, Unreadable) else command.by
+    out: list[Event] = []
+    try:
+        if isinstance(command, Unreadable):
+            raise Refused(BadCommand, command.reason)
+        known = _repeated(catalog, by, command)
+        if known is not None:
+            return _numbered((known,), seq, time, by)
+        _HANDLERS[type(command)](catalog, command, out)
+    except Refused as no:
+        out = [_rejection(command, no)]
+    events = _numbered(tuple(out), seq, time, by)
+    if by is not None:
+        _remember(catalog, by, events[0])
+    return events
+
+
+def _repeated(catalog: Catalog, by: Sender | None, command: AnyCommand) -> CommandRepeated | None:
+    """Return the answer to a repeat, or None for a new command. Refuses one that is older than the lane's last."""
+    if by is None:
+        return None
+    last = catalog.lanes.get(by.lane)
+    if last is None or (by.incarnation, by.n) > (last.incarnation, last.n):
+        return None
+    if (by.incarnation, by.n) < (last.incarnation, last.n):
+        raise _Stale(
+            BadCommand,
+            f"lane {by.lane!r} has said ({last.incarnation}, {last.n}) already, so ({by.incarnation}, {by.n}) is too late",
+        )
+    return CommandRepeated(
+        of=last.seq, outcome=last.outcome, error=last.error, message=last.message, model=_model_token(command)
+    )
+
+
+class _Stale(Refused):
+    """A refusal that must not take the place of the lane's newer outcome; `_remember` sees to that by order."""
+
+
+def _remember(catalog: Catalog, by: Sender, outcome: Event) -> None:
+    last = catalog.lanes.get(by.lane)
+    if last is not None and (by.incarnation, by.n) <= (last.incarnation, last.n):
+        return
+    if not _may_be_remembered(catalog, by):
+        return
+    error = outcome.error if isinstance(outcome, CommandRejected) else None
+    message = outcome.message if isinstance(outcome, CommandRejected) else None
+    catalog.lanes[by.lane] = Remembered(by.incarnation, by.n, outcome.cmd, kind_of(outcome), error, message)
+
+
+def _may_be_remembered(catalog: Catalog, by: Sender) -> bool:
+    """Keep the table bounded: lanes of known senders only, and so many of each."""
+    process, _, lane = by.lane.partition("/")
+    if not is_name(process) or (lane and not (lane.isascii() and lane.isdigit() and int(lane) < LANES_MAX)):
+        return False
+    agent = catalog.agents.get(process)
+    if agent is None:
+        return process.startswith("_") and not lane
+    return by.incarnation == agent.incarnation
+
+
+def _rejection(command: AnyCommand | Unreadable, no: Refused) -> CommandRejected:
+    verb = command.verb if isinstance(command, Unreadable) else str(command.__struct_config__.tag)
+    return CommandRejected(
+        verb=verb[:64],
+        error=no.error,
+        message=no.message[:MESSAGE_CHARS_MAX],
+        model=HUB_MODEL if isinstance(command, Unreadable) else _model_token(command),
+    )
+
+
+def _model_token(command: AnyCommand) -> str:
+    """Return the model for the event's subject; a name that can't stand in a subject is the hub's matter."""
+    model = getattr(command, "model", None)
+    return model if is_name(model) and isinstance(model, str) else HUB_MODEL
+
+
+def _numbered(events: tuple[Event, ...], seq: int, time: float, by: Sender | None) -> tuple[Event, ...]:
+    return tuple(
+        msgspec.structs.replace(event, cmd=seq, i=number, k=len(events), time=time, by=by)
+        for number, event in enumerate(events, start=1)
+    )

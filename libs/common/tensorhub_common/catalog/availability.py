@@ -1,0 +1,101 @@
+"""What follows when a shard changes: which replicas hold a version, which versions can be read, who stops waiting.
+
+Handlers move shards and then call `refresh` once per replica touched, so a shard that goes and comes back within one
+command (an agent that restarts and states what it still holds) is no news.
+"""
+
+from typing import Final
+
+from tensorhub_common.catalog.state import (
+    VERSIONS_KEPT_MAX,
+    Model,
+    Replica,
+    Shard,
+    Version,
+)
+from tensorhub_common.catalog.table import (
+    SHARD_MOVES,
+    VERSION_MOVES,
+    ShardMove,
+    ShardState,
+    VersionMove,
+    VersionState,
+    move,
+)
+from tensorhub_common.wire.events import Event, VersionAvailable, VersionGone, VersionRetired
+
+Out = list[Event]
+
+IN_ORDER: Final = frozenset({"unpublished", "replaced", "released"})
+"""Reasons for which a version's last holder leaves by its own will; "lost" is the other one."""
+
+_KEEPS_VERSION: Final = frozenset({ShardState.READY, ShardState.DRAINING})
+
+
+def shift(shard: Shard, what: ShardMove, version: int | None = None, root: str | None = None) -> None:
+    """Move a shard, and let it hold `version` where the new state holds something."""
+    before = shard.state
+    shard.state = move(SHARD_MOVES, before, what)
+    if shard.state is ShardState.READY:
+        shard.version, shard.root = version, root
+    elif shard.state not in _KEEPS_VERSION:
+        shard.version = shard.root = None
+
+
+def vacate(shard: Shard) -> None:
+    """Bring a shard to empty before it is filled: refilling what is ready is an unpublish of it."""
+    if shard.state is ShardState.READY:
+        shift(shard, ShardMove.UNPUBLISHED)
+        shift(shard, ShardMove.DRAINED)
+
+
+def refresh(model: Model, replica: Replica, reason: str, out: Out) -> None:
+    """Bring the replica's version and the versions' availability up to date, and say what changed."""
+    before, after = replica.version, _common_version(replica)
+    if before == after:
+        return
+    replica.version = after
+    # The new holder counts before the old one goes, so that a version never flickers.
+    if after is not None:
+        _holder_came(model.versions[after], replica, model, out)
+    if before is not None and before in model.versions:
+        _holder_went(model.versions[before], model, reason, out)
+
+
+def _common_version(replica: Replica) -> int | None:
+    if len(replica.members) < replica.shards:
+        return None
+    first = replica.members[0].version
+    same = all(shard.state is ShardState.READY and shard.version == first for shard in replica.members.values())
+    return first if same else None
+
+
+def _holder_came(version: Version, replica: Replica, model: Model, out: Out) -> None:
+    version.holders += 1
+    if version.state is VersionState.UNAVAILABLE:
+        version.state = move(VERSION_MOVES, version.state, VersionMove.HOLDER_BACK)
+        out.append(VersionAvailable(model=model.name, version=version.number, replica=replica.name))
+
+
+def _holder_went(version: Version, model: Model, reason: str, out: Out) -> None:
+    version.holders -= 1
+    if version.holders == 0:
+        version.state = move(VERSION_MOVES, version.state, VersionMove.HOLDER_GONE)
+        version.gone = reason
+        out.append(VersionGone(model=model.name, version=version.number, reason=reason))
+        _retire(model, out)
+
+
+def _retire(model: Model, out: Out) -> None:
+    """Forget the oldest versions that nobody holds a part of, so that the catalog stays small."""
+    gone = sorted(number for number, version in model.versions.items() if version.state is VersionState.UNAVAILABLE)
+    if len(gone) <= VERSIONS_KEPT_MAX:
+        return
+    held = {shard.version for replica in model.replicas.values() for shard in replica.members.values()}
+    wanted = {replica.round.version for replica in model.replicas.values() if replica.round is not None}
+    for number in gone[: len(gone) - VERSIONS_KEPT_MAX]:
+        if number in held or number in wanted or number == model.last:
+            continue
+        model.versions[number].state = move(VERSION_MOVES, VersionState.UNAVAILABLE, VersionMove.FORGOTTEN)
+        del model.versions[number]
+        out.append(VersionRetired(model=model.name, version=number))

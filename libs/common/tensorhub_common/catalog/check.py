@@ -1,0 +1,71 @@
+"""What always holds of a catalog. Tests and the simulator call `check` after every command."""
+
+from tensorhub_common.catalog.state import Catalog, Model, Replica, known_root
+from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
+
+
+def check(catalog: Catalog) -> None:
+    """Raise AssertionError that names the first invariant which does not hold."""
+    for agent in catalog.agents.values():
+        for model_name, replica_name, index in agent.shards:
+            owner = catalog.models[model_name].replicas[replica_name].members[index].agent
+            assert owner == agent.name, f"{model_name}/{replica_name}/{index} is listed by {agent.name}, owned by {owner}"
+    for model in catalog.models.values():
+        _check_versions(model)
+        for replica in model.replicas.values():
+            _check_replica(catalog, model, replica)
+            _check_round(model, replica)
+
+
+def _check_versions(model: Model) -> None:
+    for number, version in model.versions.items():
+        assert model.last is not None
+        assert number <= model.last, f"version {number} of {model.name} is above the last published {model.last}"
+        holders = sum(replica.version == number for replica in model.replicas.values())
+        assert version.holders == holders, f"version {number} counts {version.holders} holders and has {holders}"
+        able = version.state is VersionState.AVAILABLE
+        assert able == (holders > 0), f"version {number} is {version.state} with {holders} holders"
+
+
+def _check_replica(catalog: Catalog, model: Model, replica: Replica) -> None:
+    assert replica.members, f"replica {replica.name} has no shard left"
+    ready = {shard.version for shard in replica.members.values() if shard.state is ShardState.READY}
+    all_ready = len(replica.members) == replica.shards and all(
+        shard.state is ShardState.READY for shard in replica.members.values()
+    )
+    common = next(iter(ready)) if all_ready and len(ready) == 1 else None
+    assert replica.version == common, f"replica {replica.name} says {replica.version}, its shards hold {ready}"
+    for shard in replica.members.values():
+        agent = catalog.agents[shard.agent]
+        assert (model.name, replica.name, shard.index) in agent.shards
+        if shard.state is not ShardState.EMPTY:
+            assert agent.state is AgentState.LIVE, f"{replica.name}/{shard.index} is {shard.state} on a lost agent"
+        if shard.state is ShardState.READY:
+            assert shard.version is not None
+            root = known_root(model, replica, shard, shard.version)
+            assert root == shard.root, f"{replica.name}/{shard.index} holds root {shard.root}, the log keeps {root}"
+        if shard.state in (ShardState.EMPTY, ShardState.FILLING):
+            assert shard.version is None
+    for index in replica.offers:
+        assert replica.members[index].state is ShardState.EMPTY, f"offer of a shard that is not empty: {index}"
+
+
+def _check_round(model: Model, replica: Replica) -> None:
+    current = replica.round
+    filling = {index for index, shard in replica.members.items() if shard.state is ShardState.FILLING}
+    if current is None:
+        assert not filling, f"shards {filling} of {replica.name} are filling in no round"
+        assert replica.name not in model.waiting
+        return
+    assert current.wants, f"round {current.number} has no shard"
+    assert set(current.wants) == set(current.patient)
+    assert (replica.name in model.waiting) == (current.state is RoundState.JOINING)
+    if current.state is RoundState.JOINING:
+        assert not filling
+        assert current.version is None
+        return
+    assert len(current.wants) == replica.shards, f"round {current.number} was decided before all had joined"
+    assert current.version is not None
+    if current.state is RoundState.STARTED:
+        rest = set(range(replica.shards)) - filling
+        assert rest == current.filled, f"round {current.number}: {rest} are not filling, {current.filled} are filled"

@@ -1,0 +1,261 @@
+"""Who is there: agents that join and are lost, shards that are registered and released.
+
+An agent speaks for the shards in its memory. What an older incarnation says is refused, and a shard moves to another agent only
+once its own is lost or has released it.
+"""
+
+from tensorhub_common.catalog import rounds
+from tensorhub_common.catalog.availability import Out, refresh, shift
+from tensorhub_common.catalog.lookup import checked_name, live_agent, owned_shard
+from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import (
+    AGENTS_MAX,
+    MODELS_MAX,
+    REPLICAS_MAX,
+    SHARDS_MAX,
+    AgentRecord,
+    Catalog,
+    Model,
+    Replica,
+    Shard,
+    known_root,
+)
+from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
+from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict
+from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
+from tensorhub_common.wire.events import (
+    AgentJoined,
+    AgentLost,
+    ReplicaLost,
+    ShardRegistered,
+    ShardReleased,
+    Sibling,
+)
+
+_DIGEST_CHARS_MAX = 128
+
+
+def join(catalog: Catalog, command: Join, out: Out) -> None:
+    """Let an agent's new incarnation speak, and believe what the log can vouch for of what it says it holds."""
+    by = command.by
+    if by is None or by.process.startswith("_"):
+        raise Refused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
+    checked_name("host", command.host)
+    checked_name("site", command.site)
+    agent = catalog.agents.get(by.process)
+    if agent is None:
+        if len(catalog.agents) >= AGENTS_MAX:
+            raise Refused(BadCommand, f"the job knows {AGENTS_MAX} agents already, which is the limit")
+        agent = catalog.agents[by.process] = AgentRecord(by.process, by.incarnation, command.host, command.site)
+    elif by.incarnation <= agent.incarnation:
+        raise Refused(
+            BadCommand, f"agent {agent.name!r} joined with incarnation {agent.incarnation} before: use a higher one"
+        )
+    before = dict(agent.shards)
+    agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
+    agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
+    _forget_lanes(catalog, agent.name, by.incarnation)
+    stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
+    kept, dropped = _sort_holdings(agent, command.holds)
+    out.append(
+        AgentJoined(
+            agent=agent.name,
+            incarnation=agent.incarnation,
+            host=agent.host,
+            site=agent.site,
+            kept=kept,
+            dropped=dropped,
+        )
+    )
+    _restate(catalog, agent, before, stated, out)
+
+
+def _sort_holdings(
+    agent: AgentRecord, holds: tuple[Holding, ...]
+) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
+    kept = tuple(h for h in holds if (h.model, h.replica, h.shard) in agent.shards)
+    dropped = tuple(h for h in holds if (h.model, h.replica, h.shard) not in agent.shards)
+    return kept, dropped
+
+
+def _forget_lanes(catalog: Catalog, agent: str, incarnation: int) -> None:
+    """Drop what older incarnations' lanes said: `live_agent` refuses them from now on."""
+    for lane in [name for name in catalog.lanes if name.partition("/")[0] == agent]:
+        if catalog.lanes[lane].incarnation < incarnation:
+            del catalog.lanes[lane]
+
+
+def _restate(
+    catalog: Catalog,
+    agent: AgentRecord,
+    before: dict[tuple[str, str, int], None],
+    stated: dict[tuple[str, str, int], Holding],
+    out: Out,
+) -> None:
+    """Empty all of the agent's shards, then believe again those whose root the log knows."""
+    touched: dict[tuple[str, str], None] = {}
+    for model_name, replica_name, index in before:
+        model = catalog.models[model_name]
+        replica = model.replicas[replica_name]
+        shard = replica.members[index]
+        touched[model_name, replica_name] = None
+        _take_out(model, replica, shard, f"agent {agent.name!r}, which owns shard {index}, began anew", out)
+        holding = stated.get((model_name, replica_name, index))
+        if holding is None:
+            _remove(catalog, model, replica, shard)
+        elif holding.version is not None and holding.root is not None:
+            if known_root(model, replica, shard, holding.version) == holding.root:
+                shift(shard, ShardMove.RESTATED, holding.version, holding.root)
+    for model_name, replica_name in touched:
+        found = catalog.models.get(model_name)
+        if found is not None:
+            _settle(catalog, found, replica_name, "lost", out)
+
+
+def _settle(catalog: Catalog, model: Model, replica_name: str, reason: str, out: Out) -> None:
+    """After shards went: bring the replica's version up to date, and drop the replica when none is left."""
+    replica = model.replicas[replica_name]
+    refresh(model, replica, reason, out)
+    if not replica.members:
+        del model.replicas[replica_name]
+    rounds.wake(model, out)
+
+
+def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) -> None:
+    """Let one shard hold nothing and wait for nothing. Its siblings' round fails if it was counted on."""
+    replica.offers.pop(shard.index, None)
+    current = replica.round
+    if current is not None:
+        if current.state is RoundState.JOINING and shard.index in current.wants and len(current.wants) > 1:
+            del current.wants[shard.index]
+            del current.patient[shard.index]
+        elif current.state is not RoundState.JOINING or shard.index in current.wants:
+            rounds.interrupt(model, replica, why, out)
+    shift(shard, ShardMove.LOST)
+
+
+def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> None:
+    del replica.members[shard.index]
+    agent = catalog.agents.get(shard.agent)
+    if agent is not None:
+        agent.shards.pop((model.name, replica.name, shard.index), None)
+
+
+def expire(catalog: Catalog, command: Expire, out: Out) -> None:
+    """Count an agent as lost, on the word of the highest leader's term seen."""
+    if command.term < catalog.term:
+        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
+    agent = catalog.agents.get(command.agent)
+    if agent is None or agent.incarnation != command.incarnation or agent.state is not AgentState.LIVE:
+        raise Refused(BadCommand, f"agent {command.agent!r} has no live incarnation {command.incarnation}")
+    catalog.term = command.term
+    agent.state = move(AGENT_MOVES, agent.state, AgentMove.EXPIRED)
+    out.append(AgentLost(agent=agent.name, incarnation=agent.incarnation, term=command.term))
+    touched: dict[tuple[str, str], None] = {}
+    for model_name, replica_name, index in agent.shards:
+        model = catalog.models[model_name]
+        replica = model.replicas[replica_name]
+        if (model_name, replica_name) not in touched:
+            out.append(
+                ReplicaLost(model=model_name, replica=replica_name, agent=agent.name, version=replica.version)
+            )
+        touched[model_name, replica_name] = None
+        _take_out(
+            model, replica, replica.members[index], f"agent {agent.name!r}, which owns shard {index}, was lost", out
+        )
+    for model_name, replica_name in touched:
+        _settle(catalog, catalog.models[model_name], replica_name, "lost", out)
+
+
+def register(catalog: Catalog, command: Register, out: Out) -> None:
+    """Take a new shard, or one that comes back to the agent that has it, or one whose agent is lost."""
+    agent = live_agent(catalog, command.by)
+    checked_name("model", command.model)
+    checked_name("replica", command.replica)
+    where = f"{command.model}/{command.replica}"
+    if not 1 <= command.shards <= SHARDS_MAX or not 0 <= command.shard < command.shards:
+        raise Refused(
+            LayoutMismatch,
+            f"shard {command.shard} of {command.shards} of {where} is out of range: shards count from 0, up to {SHARDS_MAX}",
+        )
+    if command.nbytes < 0 or not 0 < len(command.layout) <= _DIGEST_CHARS_MAX:
+        raise Refused(BadCommand, f"the layout digest or size of {where} shard {command.shard} is malformed")
+    known = catalog.models.get(command.model)
+    replica = known.replicas.get(command.replica) if known is not None else None
+    if replica is not None:
+        _check_fits(catalog, agent, replica, command)
+    model = known or _new_model(catalog, command.model)
+    replica = replica or _new_replica(model, command)
+    old = replica.members.get(command.shard)
+    siblings = tuple(Sibling(s.index, s.layout) for s in replica.members.values() if s.index != command.shard)
+    if old is not None and old.agent != agent.name:
+        catalog.agents[old.agent].shards.pop((model.name, replica.name, old.index), None)
+    if old is None or old.agent != agent.name:
+        replica.members[command.shard] = Shard(command.shard, agent.name, command.layout, command.nbytes)
+        agent.shards[model.name, replica.name, command.shard] = None
+    out.append(
+        ShardRegistered(
+            model=model.name,
+            replica=replica.name,
+            shard=command.shard,
+            shards=replica.shards,
+            spot=replica.spot,
+            agent=agent.name,
+            layout=command.layout,
+            siblings=siblings,
+        )
+    )
+
+
+def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command: Register) -> None:
+    where = f"{command.model}/{command.replica}"
+    if replica.shards != command.shards or replica.spot != command.spot:
+        raise Refused(
+            LayoutMismatch,
+            f"{where} was registered with shards={replica.shards}, spot={replica.spot}, not shards={command.shards}, "
+            f"spot={command.spot}: use the same for all its shards, or release them first",
+        )
+    old = replica.members.get(command.shard)
+    if old is None:
+        return
+    if old.agent == agent.name:
+        if old.layout != command.layout:
+            raise Refused(
+                LayoutMismatch,
+                f"shard {command.shard} of {where} stands with another layout ({old.layout[:12]}, not "
+                f"{command.layout[:12]}): release it first, or use another replica name",
+            )
+    elif catalog.agents[old.agent].state is AgentState.LIVE:
+        raise Refused(
+            ReplicaConflict,
+            f"shard {command.shard} of {where} stands on agent {old.agent!r}: release it there, or use another replica name",
+        )
+
+
+def _new_model(catalog: Catalog, name: str) -> Model:
+    if len(catalog.models) >= MODELS_MAX:
+        raise Refused(BadCommand, f"the job has {MODELS_MAX} models already, which is the limit")
+    model = catalog.models[name] = Model(name)
+    return model
+
+
+def _new_replica(model: Model, command: Register) -> Replica:
+    if len(model.replicas) >= REPLICAS_MAX:
+        raise Refused(BadCommand, f"model {model.name!r} has {REPLICAS_MAX} replicas already, which is the limit")
+    replica = model.replicas[command.replica] = Replica(command.replica, command.shards, command.spot)
+    return replica
+
+
+def release(catalog: Catalog, command: Release, out: Out) -> None:
+    """Let a shard go. A published one must have been drained first, which is the agent's to do."""
+    model, replica, shard = owned_shard(catalog, command)
+    if shard.state is ShardState.READY:
+        raise Refused(
+            ReplicaConflict,
+            f"shard {shard.index} of {model.name}/{replica.name} still has version {shard.version} published: "
+            "unpublish it first",
+        )
+    _take_out(model, replica, shard, f"shard {shard.index} was released", out)
+    _remove(catalog, model, replica, shard)
+    out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))
+    _settle(catalog, model, replica.name, "released", out)

@@ -1,0 +1,230 @@
+"""How versions come and go: publish, unpublish, and who waits for whom.
+
+A replica publishes when all of its shards have offered the memory that they hold, under one version, or not at all.
+Versions are compared with the last *published* one, so an abandoned number may be used again.
+"""
+
+from collections.abc import Mapping
+
+from tensorhub_common.catalog import rounds
+from tensorhub_common.catalog.availability import Out, refresh, shift
+from tensorhub_common.catalog.lookup import owned_shard, the_replica
+from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import (
+    Catalog,
+    Model,
+    Offer,
+    Replica,
+    Shard,
+    Version,
+    holds,
+    known_root,
+    root_key,
+)
+from tensorhub_common.catalog.table import ShardMove, ShardState
+from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict
+from tensorhub_common.wire.commands import (
+    VERSION_MAX,
+    Drained,
+    Publish,
+    Ready,
+    Unpublish,
+    Withdraw,
+)
+from tensorhub_common.wire.events import (
+    PublishFailed,
+    PublishJoined,
+    PublishStands,
+    PublishWished,
+    PublishWithdrawn,
+    ReplicaReady,
+    ShardDrained,
+    ShardDraining,
+    VersionPublished,
+)
+
+FIRST_VERSION = 1
+
+
+def publish(catalog: Catalog, command: Publish, out: Out) -> None:
+    """Pass on a wish from outside; the agents of the replica's shards answer it with `Ready`."""
+    model, replica = the_replica(catalog, command.model, command.replica)
+    if len(replica.members) < replica.shards:
+        raise Refused(
+            BadCommand,
+            f"replica {replica.name!r} lacks shards {list(replica.missing(set(replica.members)))}: "
+            "register all of them before publishing",
+        )
+    wished = command.version
+    if wished is None or not all(holds(model, replica, index, wished) for index in range(replica.shards)):
+        for shard in replica.members.values():
+            _check_publishable(model, replica, shard, command.version, None)
+    out.append(
+        PublishWished(model=model.name, replica=replica.name, version=command.version, shards=replica.shards)
+    )
+
+
+def ready(catalog: Catalog, command: Ready, out: Out) -> None:
+    """Take one shard's offer, and publish once every shard of the replica has one."""
+    model, replica, shard = owned_shard(catalog, command)
+    if shard.state is ShardState.READY and (command.version, command.root) == (shard.version, shard.root):
+        out.append(_stands(model, replica, shard))
+        return
+    _check_publishable(model, replica, shard, command.version, command.root)
+    replica.offers[shard.index] = Offer(command.version, command.root)
+    clash = _clashing_numbers(replica)
+    if clash:
+        _fail(model, replica, f"the shards name versions {clash}; all shards must publish one", out)
+        return
+    missing = _missing(model, replica)
+    if missing:
+        out.append(
+            PublishJoined(
+                model=model.name, replica=replica.name, shard=shard.index, version=command.version, missing=missing
+            )
+        )
+        return
+    _conclude(catalog, model, replica, out)
+
+
+def _stands(model: Model, replica: Replica, shard: Shard) -> PublishStands:
+    assert shard.version is not None
+    return PublishStands(model=model.name, replica=replica.name, shard=shard.index, version=shard.version)
+
+
+def _check_publishable(
+    model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None
+) -> None:
+    """Refuse an offer that can't become a version. `root` is None for a wish, whose bytes nobody has digested yet."""
+    where = f"{model.name}/{replica.name} shard {shard.index}"
+    if shard.state is ShardState.READY:
+        raise Refused(
+            VersionConflict, f"{where} still has version {shard.version} published: unpublish {shard.version} first"
+        )
+    if shard.state is not ShardState.EMPTY or (replica.round is not None and shard.index in replica.round.wants):
+        raise Refused(ReplicaConflict, f"{where} is busy ({shard.state}): wait until its other call has ended")
+    if version is None:
+        return
+    if not 0 <= version <= VERSION_MAX:
+        raise Refused(VersionConflict, f"version {version} is out of range: take 0 to {VERSION_MAX}")
+    if model.last is None or version > model.last:
+        return
+    if version == model.last and (root is None or root == known_root(model, replica, shard, version)):
+        return
+    raise Refused(VersionConflict, _not_newer(model, version))
+
+
+def _not_newer(model: Model, version: int) -> str:
+    same = f", and with other bytes than these (version {version} is taken)" if version == model.last else ""
+    return (
+        f"version {version} of model {model.name!r} is not newer than the last published one, {model.last}{same}: "
+        f"publish {(model.last or 0) + 1} or higher"
+    )
+
+
+def _clashing_numbers(replica: Replica) -> list[int]:
+    numbers = sorted({offer.version for offer in replica.offers.values() if offer.version is not None})
+    return numbers if len(numbers) > 1 else []
+
+
+def _target(model: Model, offers: Mapping[int, Offer]) -> int:
+    named = next((offer.version for offer in offers.values() if offer.version is not None), None)
+    if named is not None:
+        return named
+    return FIRST_VERSION if model.last is None else model.last + 1
+
+
+def _missing(model: Model, replica: Replica) -> tuple[int, ...]:
+    """Name the shards that have made no offer and don't stand ready at the offered version either."""
+    version = _target(model, replica.offers)
+    present = {index for index in range(replica.shards) if holds(model, replica, index, version)}
+    return replica.missing(present | set(replica.offers))
+
+
+def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
+    """Every shard has come: publish, or fail for all of them."""
+    version = _target(model, replica.offers)
+    offers = dict(replica.offers)
+    if model.last is not None and version <= model.last:
+        # Another replica published this number since the first shard offered: equal bytes make a holder, others fail.
+        equal = version == model.last and all(
+            offer.root == known_root(model, replica, replica.members[index], version)
+            for index, offer in offers.items()
+        )
+        if not equal:
+            _fail(model, replica, _not_newer(model, version), out)
+            return
+    else:
+        keys = [root_key(replica.shards, shard.index, shard.layout) for shard in _in_order(replica)]
+        roots = [offers[index].root for index in range(replica.shards)]
+        model.versions[version] = Version(
+            number=version, time=catalog.time, publisher=replica.name, roots=dict(zip(keys, roots, strict=True))
+        )
+        model.last = version
+        out.append(
+            VersionPublished(model=model.name, version=version, replica=replica.name, roots=tuple(roots))
+        )
+    replica.offers.clear()
+    for index, offer in offers.items():
+        shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
+    refresh(model, replica, "published", out)
+    out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
+    rounds.wake(model, out)
+
+
+def _in_order(replica: Replica) -> list[Shard]:
+    return [replica.members[index] for index in range(replica.shards)]
+
+
+def _fail(model: Model, replica: Replica, message: str, out: Out) -> None:
+    shards = tuple(sorted(replica.offers))
+    replica.offers.clear()
+    out.append(
+        PublishFailed(
+            model=model.name,
+            replica=replica.name,
+            error=VersionConflict.__name__,
+            message=message,
+            shards=shards,
+        )
+    )
+
+
+def withdraw(catalog: Catalog, command: Withdraw, out: Out) -> None:
+    """Take a shard's offer back, unless the log has decided already."""
+    model, replica, shard = owned_shard(catalog, command)
+    if shard.state is ShardState.READY:
+        out.append(_stands(model, replica, shard))
+        return
+    if shard.index not in replica.offers:
+        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no publication")
+    missing = _missing(model, replica)
+    del replica.offers[shard.index]
+    out.append(
+        PublishWithdrawn(model=model.name, replica=replica.name, shard=shard.index, missing=missing)
+    )
+
+
+def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
+    """Count a shard as draining: it is no holder any more, and its memory still must not change."""
+    model, replica, shard = owned_shard(catalog, command)
+    if shard.state is not ShardState.READY or shard.version is None:
+        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} has nothing published")
+    if replica.round is not None and shard.index in replica.round.wants:
+        raise Refused(
+            ReplicaConflict, f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end"
+        )
+    version = shard.version
+    shift(shard, ShardMove.UNPUBLISHED)
+    out.append(ShardDraining(model=model.name, replica=replica.name, shard=shard.index, version=version))
+    refresh(model, replica, "unpublished", out)
+
+
+def drained(catalog: Catalog, command: Drained, out: Out) -> None:
+    """Count a draining shard as empty."""
+    model, replica, shard = owned_shard(catalog, command)
+    if shard.state is not ShardState.DRAINING or shard.version is None:
+        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} is not draining")
+    version = shard.version
+    shift(shard, ShardMove.DRAINED)
+    out.append(ShardDrained(model=model.name, replica=replica.name, shard=shard.index, version=version))

@@ -1,0 +1,382 @@
+"""Rounds: one answer for all shards of a replica (TensorHub paper, model-parallel consistency).
+
+Every shard joins with what it wants; when the last has joined the fold decides once for all of them. Each shard asking for
+"latest" by itself is the bug that this prevents. Nothing is drained or overwritten before every lease of every shard is
+granted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift, vacate
+from tensorhub_common.catalog.lookup import open_round, owned_shard
+from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import (
+    ATTEMPTS_MAX,
+    Catalog,
+    Model,
+    Replica,
+    Round,
+    holds,
+    known_root,
+    newest,
+    root_key,
+)
+from tensorhub_common.catalog.table import (
+    ROUND_MOVES,
+    RoundMove,
+    RoundState,
+    ShardMove,
+    ShardState,
+    VersionState,
+    move,
+)
+from tensorhub_common.errors import (
+    BadCommand,
+    IntegrityError,
+    ReplicaConflict,
+    RoundTimeout,
+    VersionConflict,
+    VersionUnavailable,
+    from_code,
+)
+from tensorhub_common.wire.commands import Filled, GiveUp, Granted, Replan, Settle, Want, Wish
+from tensorhub_common.wire.events import (
+    ReplicaReady,
+    RoundDecided,
+    RoundFailed,
+    RoundJoined,
+    RoundReopened,
+    RoundSettled,
+    RoundStarted,
+    RoundWithdrawn,
+    ShardFilled,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """There is nothing to decide yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """There is nothing newer: None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The wishes can't be met."""
+
+    error: type[VersionConflict | VersionUnavailable]
+    message: str
+
+
+Decision = int | Wait | Settled | Fail
+
+
+def decide(model: Model, wants: Mapping[int, Wish], patient: bool, held: int | None) -> Decision:  # noqa: FBT001 (pure table)
+    """Judge the wishes of all shards: `latest` yields to a number, two numbers clash, newer may find nothing."""
+    numbers = sorted({want for want in wants.values() if isinstance(want, int)})
+    if len(numbers) > 1:
+        return Fail(VersionConflict, f"the shards ask for versions {numbers}; all shards of a replica must ask for one")
+    if numbers:
+        return _decide_number(model, numbers[0])
+    best = newest(model)
+    if "latest" in wants.values():
+        return Wait() if best is None else best
+    if best is not None and (held is None or best > held):
+        return best
+    return Wait() if patient else Settled()
+
+
+def _decide_number(model: Model, number: int) -> Decision:
+    version = model.versions.get(number)
+    if version is not None and version.state is VersionState.AVAILABLE:
+        return number
+    if model.last is None or number > model.last:
+        return Wait()
+    able = sorted(n for n, v in model.versions.items() if v.state is VersionState.AVAILABLE)
+    return Fail(
+        VersionUnavailable,
+        f"version {number} of model {model.name!r} has no live holder; available now: {able or 'none'}",
+    )
+
+
+def want(catalog: Catalog, command: Want, out: Out) -> None:
+    """Let a shard join its replica's round, and decide when it was the last."""
+    model, replica, shard = owned_shard(catalog, command)
+    where = f"shard {shard.index} of {model.name}/{replica.name}"
+    if isinstance(command.want, int) and command.want < 0:
+        raise Refused(VersionUnavailable, f"version {command.want} can't exist: versions are 0 or higher")
+    if shard.index in replica.offers:
+        raise Refused(ReplicaConflict, f"{where} is being published: wait until that call has ended")
+    if shard.state not in (ShardState.EMPTY, ShardState.READY):
+        raise Refused(ReplicaConflict, f"{where} is {shard.state}: wait until that has ended")
+    current = replica.round
+    if current is not None and (current.state is not RoundState.JOINING or shard.index in current.wants):
+        raise Refused(ReplicaConflict, f"{where} is in round {current.number} already: wait for its end")
+    if current is None:
+        current = replica.round = Round(number=catalog.seq)
+        model.waiting[replica.name] = None
+    current.state = move(ROUND_MOVES, current.state, RoundMove.JOINED)
+    current.wants[shard.index] = command.want
+    current.patient[shard.index] = command.patient
+    out.append(
+        RoundJoined(
+            model=model.name,
+            replica=replica.name,
+            round=current.number,
+            shard=shard.index,
+            missing=replica.missing(set(current.wants)),
+        )
+    )
+    _try_decide(model, replica, current, out)
+
+
+def wake(model: Model, out: Out) -> None:
+    """Decide every round that waited for a version, in the order in which they began to wait."""
+    for name in list(model.waiting):
+        replica = model.replicas[name]
+        if replica.round is not None:
+            _try_decide(model, replica, replica.round, out)
+
+
+def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> None:
+    complete = len(current.wants) == replica.shards
+    held = replica.version
+    decision = decide(model, current.wants, all(current.patient.values()), held)
+    if isinstance(decision, Fail):
+        # Two clashing numbers fail at once; a number that is gone fails once all have joined.
+        if complete or decision.error is VersionConflict:
+            end(model, replica, RoundMove.FAILED, out, decision.error.__name__, decision.message)
+    elif not complete or isinstance(decision, Wait):
+        pass
+    elif isinstance(decision, Settled):
+        end(model, replica, RoundMove.SETTLED, out)
+    else:
+        _decided(model, replica, current, decision, out)
+
+
+def _decided(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
+    current.state = move(ROUND_MOVES, current.state, RoundMove.DECIDED)
+    current.attempt += 1
+    current.version = version
+    current.granted.clear()
+    current.filled = {index for index in range(replica.shards) if holds(model, replica, index, version)}
+    model.waiting.pop(replica.name, None)
+    if len(current.filled) == replica.shards:
+        _complete(model, replica, current, version, out)
+        return
+    out.append(
+        RoundDecided(
+            model=model.name,
+            replica=replica.name,
+            round=current.number,
+            attempt=current.attempt,
+            version=version,
+            roots=tuple(
+                known_root(model, replica, replica.members[index], version) for index in range(replica.shards)
+            ),
+            held=tuple(sorted(current.filled)),
+        )
+    )
+
+
+def _complete(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
+    number = current.number
+    current.state = move(ROUND_MOVES, current.state, RoundMove.COMPLETED)
+    replica.round = None
+    refresh(model, replica, "replaced", out)
+    out.append(ReplicaReady(model=model.name, replica=replica.name, version=version, round=number))
+    wake(model, out)
+
+
+def end(  # noqa: PLR0913 (one way for every round to end)
+    model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "", message: str = ""
+) -> None:
+    """End the replica's round for all its shards; what was being filled goes back to empty."""
+    current = replica.round
+    if current is None:
+        return
+    current.state = move(ROUND_MOVES, current.state, how)
+    replica.round = None
+    model.waiting.pop(replica.name, None)
+    _give_up_filling(replica)
+    if how is RoundMove.SETTLED:
+        out.append(RoundSettled(model=model.name, replica=replica.name, round=current.number))
+    elif how is RoundMove.FAILED:
+        out.append(
+            RoundFailed(
+                model=model.name, replica=replica.name, round=current.number, error=error, message=message
+            )
+        )
+
+
+def _give_up_filling(replica: Replica) -> None:
+    for shard in replica.members.values():
+        if shard.state is ShardState.FILLING:
+            shift(shard, ShardMove.GIVEN_UP)
+
+
+def settle(catalog: Catalog, command: Settle, out: Out) -> None:
+    """End a shard's patience; if all have joined and nothing is decided, the answer is None for all."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    current.patient[shard.index] = False
+    out.append(
+        RoundJoined(
+            model=model.name,
+            replica=replica.name,
+            round=current.number,
+            shard=shard.index,
+            missing=replica.missing(set(current.wants)),
+        )
+    )
+    if current.state is RoundState.JOINING:
+        _try_decide(model, replica, current, out)
+
+
+def granted(catalog: Catalog, command: Granted, out: Out) -> None:
+    """Count one shard's leases; when all shards have theirs, let them drain and write."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    if current.state is not RoundState.DECIDED or current.attempt != command.attempt or current.version is None:
+        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+    current.granted.add(shard.index)
+    if len(current.granted | current.filled) < replica.shards:
+        out.append(
+            RoundJoined(
+                model=model.name,
+                replica=replica.name,
+                round=current.number,
+                shard=shard.index,
+                missing=replica.missing(current.granted | current.filled),
+            )
+        )
+        return
+    current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
+    out.append(
+        RoundStarted(
+            model=model.name,
+            replica=replica.name,
+            round=current.number,
+            attempt=current.attempt,
+            version=current.version,
+        )
+    )
+    for index, member in replica.members.items():
+        if index in current.filled:
+            continue
+        vacate(member)
+        if member.state is ShardState.EMPTY:
+            shift(member, ShardMove.STARTED)
+    refresh(model, replica, "replaced", out)
+
+
+def replan(catalog: Catalog, command: Replan, out: Out) -> None:
+    """Decide again, because one shard's leases can't be had."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    if current.state is not RoundState.DECIDED or current.attempt != command.attempt:
+        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+    if current.attempt >= ATTEMPTS_MAX:
+        message = f"no leases on version {current.version} could be had in {ATTEMPTS_MAX} attempts: try again"
+        end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
+        return
+    again(model, replica, current, out)
+
+
+def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """Take a decision back and decide again; the round waits when there is nothing to read now."""
+    version = current.version
+    assert version is not None
+    verdict = decide(model, current.wants, patient=True, held=replica.version)
+    if isinstance(verdict, Fail):
+        end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
+    elif isinstance(verdict, int):
+        _decided(model, replica, current, verdict, out)
+    else:
+        current.state = move(ROUND_MOVES, current.state, RoundMove.REOPENED)
+        current.version = None
+        current.granted.clear()
+        current.filled.clear()
+        _give_up_filling(replica)
+        model.waiting[replica.name] = None
+        out.append(
+            RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version)
+        )
+        _try_decide(model, replica, current, out)
+
+
+def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
+    """Let a shard leave: alone while nothing is decided, else the round fails for all."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    if current.state is RoundState.JOINING:
+        missing = replica.missing(set(current.wants))
+        del current.wants[shard.index]
+        del current.patient[shard.index]
+        out.append(
+            RoundWithdrawn(
+                model=model.name, replica=replica.name, round=current.number, shard=shard.index, missing=missing
+            )
+        )
+        if not current.wants:
+            end(model, replica, RoundMove.EMPTIED, out)
+        return
+    if command.error == VersionUnavailable.__name__ and _went_in_good_order(model, current):
+        again(model, replica, current, out)
+        return
+    error = from_code(command.error, command.message)
+    end(model, replica, RoundMove.FAILED, out, error.code, f"shard {shard.index}: {command.message}"[:1000])
+
+
+def _went_in_good_order(model: Model, current: Round) -> bool:
+    """Tell whether the version was given up, not lost, or a newer one stands, so that "latest" can go on with another."""
+    if any(isinstance(wish, int) for wish in current.wants.values()) or current.attempt >= ATTEMPTS_MAX:
+        return False
+    assert current.version is not None
+    version = model.versions.get(current.version)
+    best = newest(model)
+    if version is None or (best is not None and best > version.number):
+        return True
+    return version.state is VersionState.UNAVAILABLE and version.gone in IN_ORDER
+
+
+def filled(catalog: Catalog, command: Filled, out: Out) -> None:
+    """Count one shard as ready; when all are, the replica holds the version."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    if current.state is not RoundState.STARTED or command.version != current.version:
+        raise Refused(BadCommand, f"round {current.number} is not filling version {command.version}")
+    if shard.state is not ShardState.FILLING:
+        raise Refused(BadCommand, f"shard {shard.index} of round {current.number} is {shard.state}, not filling")
+    record = model.versions.get(command.version)
+    known = known_root(model, replica, shard, command.version)
+    if record is None or (known is not None and known != command.root):
+        raise Refused(
+            IntegrityError,
+            f"shard {shard.index} of {model.name}/{replica.name} has root {command.root}, and the log keeps {known}",
+        )
+    record.roots.setdefault(root_key(replica.shards, shard.index, shard.layout), command.root)
+    shift(shard, ShardMove.FILLED, command.version, command.root)
+    current.filled.add(shard.index)
+    out.append(
+        ShardFilled(
+            model=model.name,
+            replica=replica.name,
+            shard=shard.index,
+            version=command.version,
+            round=current.number,
+            root=command.root,
+        )
+    )
+    if len(current.filled) == replica.shards:
+        _complete(model, replica, current, command.version, out)
+
+
+def interrupt(model: Model, replica: Replica, why: str, out: Out) -> None:
+    """Fail the replica's round because one of its shards went."""
+    if replica.round is not None:
+        end(model, replica, RoundMove.FAILED, out, RoundTimeout.__name__, why)

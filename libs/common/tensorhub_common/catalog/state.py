@@ -1,0 +1,174 @@
+"""What the catalog knows. Plain data: the handlers beside this file change it, `check` says what always holds.
+
+Nothing here may depend on anything but the commands folded so far, in their order, and JetStream's time of each: two
+folders of one log hold equal catalogs at equal sequence numbers.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
+from tensorhub_common.wire.commands import Wish
+
+VERSIONS_KEPT_MAX: Final = 64
+"""So many unavailable versions of a model are remembered before the oldest is retired."""
+
+SHARDS_MAX: Final = 4096
+"""A replica has at most so many shards, so that one event can name them all."""
+
+REPLICAS_MAX: Final = 4096
+"""A model has at most so many replicas."""
+
+MODELS_MAX: Final = 1024
+"""A job has at most so many models."""
+
+AGENTS_MAX: Final = 8192
+"""A job knows at most so many agents, live and lost."""
+
+LANES_MAX: Final = 1024
+"""An agent has at most so many lanes; each costs the catalog one remembered outcome."""
+
+ATTEMPTS_MAX: Final = 64
+"""A round is planned again at most so often before it fails."""
+
+
+@dataclass(slots=True)
+class Shard:
+    """One worker's part of a replica. `version` and `root` are what it holds while ready or draining."""
+
+    index: int
+    agent: str
+    layout: str
+    nbytes: int
+    state: ShardState = ShardState.EMPTY
+    version: int | None = None
+    root: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One shard's part in a publication that waits for its siblings."""
+
+    version: int | None
+    root: str
+
+
+@dataclass(slots=True)
+class Round:
+    """One replicate or update of a whole replica. `number` is the sequence of the command that opened it."""
+
+    number: int
+    state: RoundState = RoundState.JOINING
+    wants: dict[int, Wish] = field(default_factory=dict)
+    patient: dict[int, bool] = field(default_factory=dict)
+    attempt: int = 0
+    version: int | None = None
+    granted: set[int] = field(default_factory=set)
+    filled: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Replica:
+    """A group of shards that together hold the model. `version` is what all of them hold ready, else None."""
+
+    name: str
+    shards: int
+    spot: bool
+    members: dict[int, Shard] = field(default_factory=dict)
+    version: int | None = None
+    offers: dict[int, Offer] = field(default_factory=dict)
+    round: Round | None = None
+
+    def missing(self, present: set[int]) -> tuple[int, ...]:
+        """Name the shards that are not in `present`."""
+        return tuple(index for index in range(self.shards) if index not in present)
+
+
+@dataclass(slots=True)
+class Version:
+    """A published version. `roots` by `root_key`: what a shard of that place and layout must hold."""
+
+    number: int
+    time: float
+    publisher: str
+    roots: dict[str, str]
+    state: VersionState = VersionState.AVAILABLE
+    holders: int = 0
+    gone: str = ""
+    """Why the last holder left, while the version is unavailable."""
+
+
+@dataclass(slots=True)
+class Model:
+    """A model of the job. `waiting` names the replicas whose round waits for a decision, in their order."""
+
+    name: str
+    last: int | None = None
+    versions: dict[int, Version] = field(default_factory=dict)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    waiting: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AgentRecord:
+    """An agent as the log knows it; its shards by (model, replica, shard)."""
+
+    name: str
+    incarnation: int
+    host: str
+    site: str
+    state: AgentState = AgentState.LIVE
+    shards: dict[tuple[str, str, int], None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The last command of a lane and its outcome."""
+
+    incarnation: int
+    n: int
+    seq: int
+    outcome: str
+    error: str | None
+    message: str | None
+
+
+@dataclass(slots=True)
+class Catalog:
+    """A whole job. `seq` is the last command folded."""
+
+    job: str
+    seq: int = 0
+    time: float = 0.0
+    term: int = 0
+    agents: dict[str, AgentRecord] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    lanes: dict[str, Remembered] = field(default_factory=dict)
+
+
+def root_key(shards: int, shard: int, layout: str) -> str:
+    """Name the place that a root belongs to: equal keys mean equal bytes at equal versions."""
+    return f"{shards}.{shard}.{layout}"
+
+
+def newest(model: Model) -> int | None:
+    """Return the newest version that can be read now."""
+    able = [number for number, version in model.versions.items() if version.state is VersionState.AVAILABLE]
+    return max(able, default=None)
+
+
+def known_root(model: Model, replica: Replica, shard: Shard, version: int) -> str | None:
+    """Return the root that this shard must have at `version`, or None when no holder had its layout."""
+    record = model.versions.get(version)
+    return None if record is None else record.roots.get(root_key(replica.shards, shard.index, shard.layout))
+
+
+def holds(model: Model, replica: Replica, index: int, version: int) -> bool:
+    """Tell whether the shard stands ready at `version`."""
+    shard = replica.members.get(index)
+    return (
+        shard is not None
+        and shard.state is ShardState.READY
+        and shard.version == version
+        and version in model.versions
+    )

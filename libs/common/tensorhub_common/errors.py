@@ -1,0 +1,107 @@
+"""Every error that TensorHub raises at its users.
+
+The class name is also the code that travels on the bus and over the agent's socket (`from_code` turns it back), so
+one word names one fault from the catalog's fold to the caller's `except`. Each message is one sentence or two: what was
+wrong, and what to do.
+"""
+
+
+class TensorHubError(Exception):
+    """The root of all errors of TensorHub."""
+
+    @property
+    def code(self) -> str:
+        """The name that travels on the wire."""
+        return type(self).__name__
+
+
+class VersionUnavailable(TensorHubError):
+    """No live replica holds the version that was asked for."""
+
+
+class VersionConflict(TensorHubError):
+    """The version can't be published: not newer, another one is still published, or the shards name several."""
+
+
+class LayoutMismatch(TensorHubError):
+    """The tensors don't fit those of the sibling shards, of the earlier registration or of the version's holders."""
+
+
+class NotPublished(TensorHubError):
+    """There is nothing published to unpublish."""
+
+
+class NotFilled(TensorHubError):
+    """The shard holds a part of a version only, so it can't be published."""
+
+
+class DrainTimeout(TensorHubError):
+    """A mapped reader still holds the memory; it must not be overwritten. Call again."""
+
+
+class RoundTimeout(TensorHubError):
+    """Not every shard of the replica joined the round in time."""
+
+
+class IntegrityError(TensorHubError):
+    """Bytes did not match the digest that the log keeps, from every source that was tried."""
+
+
+class ReplicaConflict(TensorHubError):
+    """The shard belongs to another live worker, or a call on it is already under way."""
+
+
+class MemoryExhausted(TensorHubError):
+    """The agent has no room for the shard's segment."""
+
+
+class RetentionFull(TensorHubError):
+    """A retained version has no room for a copy, so its last holder can't be overwritten."""
+
+
+class AgentUnavailable(TensorHubError):
+    """No agent answers."""
+
+
+class RegistryUnavailable(TensorHubError):
+    """No registry, or no NATS, answers within the bound."""
+
+
+class InvalidName(TensorHubError):
+    """A job, model, replica or agent name can't stand in a subject."""
+
+
+class BadCommand(TensorHubError):
+    """A command on the bus could not be read, or its sender may not say it."""
+
+
+class NotInThisVersion(TensorHubError):
+    """The call is part of the interface, but this version of TensorHub can't do it yet."""
+
+
+_BY_CODE: dict[str, type[TensorHubError]] = {
+    kind.__name__: kind
+    for kind in (
+        VersionUnavailable,
+        VersionConflict,
+        LayoutMismatch,
+        NotPublished,
+        NotFilled,
+        DrainTimeout,
+        RoundTimeout,
+        IntegrityError,
+        ReplicaConflict,
+        MemoryExhausted,
+        RetentionFull,
+        AgentUnavailable,
+        RegistryUnavailable,
+        InvalidName,
+        BadCommand,
+        NotInThisVersion,
+    )
+}
+
+
+def from_code(code: str, message: str) -> TensorHubError:
+    """Turn a code and message from the wire back into the error; an unknown code becomes the root class."""
+    return _BY_CODE.get(code, TensorHubError)(message)

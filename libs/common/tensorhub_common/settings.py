@@ -1,0 +1,305 @@
+"""Every `TENSORHUB_*` environment variable: its name, default, unit and meaning, in one table.
+
+The table is the class `Settings` itself: a field is a variable (`beat_s` is `TENSORHUB_BEAT_S`) and carries its parser, its
+default and what docs/operations.md says of it. So a setting can't be parsed and not documented, nor the other way round.
+
+Always true of loaded settings: each value passed its parser, also the default, which is written as a user would write it.
+Nothing here looks at files or the network; a path or an address may be right in form and still lead nowhere.
+"""
+
+import math
+import re
+import socket
+import string
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+from tensorhub_common.errors import InvalidName, TensorHubError
+from tensorhub_common.names import check_name
+
+PREFIX: Final = "TENSORHUB_"
+SOCKET_BYTES_MAX: Final = 107
+"""A Unix socket's address holds 108 bytes, the closing zero among them."""
+
+HOST_CHARS_MAX: Final = 48
+"""The real host name is cut to this, so that names made from it stay within `NAME_CHARS_MAX`."""
+
+TABLE_BEGIN: Final = "<!-- settings: begin (written by `make docs`) -->"
+TABLE_END: Final = "<!-- settings: end -->"
+
+_VARIABLE: Final = "variable"
+_BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
+_BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
+Value = TypeVar("Value")
+
+
+class InvalidSetting(TensorHubError):
+    """An environment variable holds what it can't hold; the message names it and gives an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One row of the table. `default` is text as in the environment; `$OTHER` in it stands for another variable."""
+
+    parse: Callable[[str], object]
+    default: str
+    unit: str
+    example: str
+    meaning: str
+    secret: bool
+
+
+def _variable(
+    parse: Callable[[str], Value], default: str, *, unit: str, example: str, meaning: str, secret: bool = False
+) -> Value:
+    """Make a field of `Settings`. The result type is the parser's, so mypy compares it with the field's annotation."""
+    row = Variable(parse=parse, default=default, unit=unit, example=example, meaning=meaning, secret=secret)
+    return cast("Value", field(metadata={_VARIABLE: row}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a process was told by its environment. Make it with `load`; a default may refer to fields above it."""
+
+    nats: str | None = _variable(
+        values.nats_url,
+        "",
+        unit="URL",
+        example="nats://127.0.0.1:4222",
+        meaning="The NATS server. Without it the hub is found by `hub.json` in `TENSORHUB_DIR`.",
+        secret=True,
+    )
+    credentials: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/etc/tensorhub/job.creds",
+        meaning="File with the credentials for NATS.",
+    )
+    dir: Path = _variable(
+        values.path,
+        ".tensorhub",
+        unit="path",
+        example="/var/lib/tensorhub",
+        meaning="Where `tensorhub up` keeps its state and writes `hub.json`, and where commands look for it.",
+    )
+    job: str = _variable(
+        values.name("job"),
+        "default",
+        unit="name",
+        example="run-7",
+        meaning="The job that `connect()` and the commands speak of.",
+    )
+    host: str = _variable(
+        values.name("host"),
+        "$HOSTNAME",
+        unit="name",
+        example="node-12",
+        meaning="The host that this process pretends to be on. By default the real host name, made a valid name.",
+    )
+    site: str = _variable(
+        values.name("site"),
+        "site-0",
+        unit="name",
+        example="berlin",
+        meaning="The datacenter that this host stands in.",
+    )
+    agent: str | None = _variable(
+        values.agent,
+        "",
+        unit="name or path",
+        example="node-12-0",
+        meaning="The agent that the SDK uses, by id or socket. By default the first on this host.",
+    )
+    agent_id: str = _variable(
+        values.name("agent"),
+        "$TENSORHUB_HOST-0",
+        unit="name",
+        example="node-12-0",
+        meaning="What an agent calls itself. One agent per GPU, each with a name of its own in the whole hub.",
+    )
+    socket: Path = _variable(
+        values.socket_path,
+        "$TENSORHUB_DIR/$TENSORHUB_AGENT_ID.sock",
+        unit="path",
+        example="/run/tensorhub/node-12-0.sock",
+        meaning="The Unix socket on which an agent serves the workers of its host.",
+    )
+    state_dir: Path = _variable(
+        values.path,
+        "$TENSORHUB_DIR/$TENSORHUB_AGENT_ID",
+        unit="path",
+        example="/var/lib/tensorhub/node-12-0",
+        meaning="What an agent keeps through a restart: its incarnation and the manifests of its segments.",
+    )
+    shm_dir: Path = _variable(
+        values.path,
+        "/dev/shm",  # noqa: S108 (shared memory has this one place on Linux)
+        unit="path",
+        example="/dev/shm",  # noqa: S108
+        meaning="The memory file system in which segments stand.",
+    )
+    memory_bytes_max: int = _variable(
+        values.byte_count(0),
+        "0",
+        unit="bytes",
+        example="64GiB",
+        meaning="How much memory an agent's segments may take together. 0: 80 % of what the file system has.",
+    )
+    copy_threads: int = _variable(
+        values.count,
+        "0",
+        unit="threads",
+        example="4",
+        meaning="Threads with which an agent copies and hashes. 0: the number of cores, at most 4.",
+    )
+    window_bytes: int = _variable(
+        values.byte_count(1 << 20),
+        "64MiB",
+        unit="bytes",
+        example="256MiB",
+        meaning="How much of one read may be in flight at a time.",
+    )
+    digests: bool = _variable(
+        values.switch,
+        "on",
+        unit="on, off",
+        example="off",
+        meaning="Whether pieces are digested. Off: each piece needs the source's word that its lease still held.",
+    )
+    beat_s: float = _variable(
+        values.seconds(0, above=True),
+        "0.5",
+        unit="s",
+        example="0.5",
+        meaning="How often an agent says that it lives.",
+    )
+    lost_after_s: float = _variable(
+        values.seconds(0, above=True),
+        "3.0",
+        unit="s",
+        example="10",
+        meaning="An agent silent for this long is lost. Must be longer than `TENSORHUB_BEAT_S`.",
+    )
+    leader_ttl_s: float = _variable(
+        values.seconds(1),
+        "2.0",
+        unit="s",
+        example="5",
+        meaning="How long the lease of the leading registry lasts. NATS counts leases in seconds, so at least 1.",
+    )
+    stall_s: float = _variable(
+        values.seconds(0, above=True),
+        "5.0",
+        unit="s",
+        example="2",
+        meaning="A source without progress for this long is left out of the read, which is planned again.",
+    )
+    refill_drain_s: float = _variable(
+        values.seconds(0),
+        "0.0",
+        unit="s",
+        example="1.5",
+        meaning="How long a refill waits for readers of what it overwrites. 0: leases are broken at once.",
+    )
+    sources_lost_s: float = _variable(
+        values.seconds(0),
+        "1.2",
+        unit="s",
+        example="3",
+        meaning="How long a read that has lost its last source waits for another before it gives up.",
+    )
+    log_level: LogLevel = _variable(
+        values.log_level,
+        "info",
+        unit="debug, info, warning, error",
+        example="debug",
+        meaning="The least severe log lines that are written.",
+    )
+    log_format: LogFormat = _variable(
+        values.log_format,
+        "console",
+        unit="console, json",
+        example="json",
+        meaning="Log lines for people, or one JSON object a line.",
+    )
+    registry_id: str = _variable(
+        values.name("registry"),
+        "registry-0",
+        unit="name",
+        example="registry-1",
+        meaning="What a registry calls itself. Several may run, each with a name of its own.",
+    )
+    planner_id: str = _variable(
+        values.name("planner"),
+        "planner-0",
+        unit="name",
+        example="planner-1",
+        meaning="What a planner calls itself. Several may run, each with a name of its own.",
+    )
+
+
+VARIABLES: Final[Mapping[str, Variable]] = {
+    PREFIX + each.name.upper(): each.metadata[_VARIABLE] for each in fields(Settings)
+}
+"""Every variable by its name in the environment, in the order of the table."""
+
+
+def load(environ: Mapping[str, str]) -> Settings:
+    """Read the settings out of an environment; empty means not given. Raise `InvalidSetting` at the first bad value."""
+    texts = {"HOSTNAME": host_name(socket.gethostname())}
+    values: dict[str, Any] = {}
+    for name, variable in VARIABLES.items():
+        texts[name] = environ.get(name, "").strip() or string.Template(variable.default).substitute(texts)
+        values[name.removeprefix(PREFIX).lower()] = _parse(name, variable, texts[name])
+    settings = Settings(**values)
+    if settings.lost_after_s <= settings.beat_s:
+        raise InvalidSetting(
+            f"TENSORHUB_LOST_AFTER_S is {settings.lost_after_s:g} and TENSORHUB_BEAT_S {settings.beat_s:g}, so agents would be"
+            " lost between two beats: make the first longer, for example TENSORHUB_BEAT_S=0.5 TENSORHUB_LOST_AFTER_S=3"
+        )
+    return settings
+
+
+def _parse(name: str, variable: Variable, text: str) -> object:
+    try:
+        return variable.parse(text)
+    except ValueError as error:
+        is_ = "" if variable.secret else f" is {text[:80]!r} and"
+        raise InvalidSetting(f"{name}{is_} {error}, for example {name}={variable.example}") from None
+
+
+def host_name(real: str) -> str:
+    """Make a host's real name one that may stand in a subject."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", real).lstrip("_-")[:HOST_CHARS_MAX] or "host"
+
+
+# ---------------------------------------------------------------------------------------------------- documentation
+
+
+def table_markdown() -> str:
+    """Return the table as Markdown, without a newline at its end."""
+    rows = ["| variable | default | unit | meaning |", "|---|---|---|---|"]
+    for name, variable in VARIABLES.items():
+        default = f"`{variable.default}`" if variable.default else "none"
+        rows.append(f"| `{name}` | {default} | {variable.unit} | {variable.meaning} |")
+    return "\n".join(rows)
+
+
+def with_table(page: str) -> str:
+    """Return a page of documentation with the table, as it is now, between the page's markers."""
+    before, begin, rest = page.partition(TABLE_BEGIN)
+    _, end, after = rest.partition(TABLE_END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks the markers of the settings: put {TABLE_BEGIN} and {TABLE_END} into it")
+    return f"{before}{begin}\n\n{table_markdown()}\n\n{end}{after}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(with_table(sys.stdin.read()))

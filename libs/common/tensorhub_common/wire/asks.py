@@ -1,0 +1,166 @@
+"""Questions by NATS request and reply, and the beat. Nothing here changes the catalog.
+
+`ask.<what>` in a job is answered by the registry, except `ask.plan`, which is the planner's. A reply is one JSON object: the answer, or
+an `Error`.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.events import AnyEvent
+
+OUTCOMES_KEPT_MAX: Final = 65_536
+"""The registry answers `ask.outcome` for so many of the last commands."""
+
+STORY_LINES_MAX: Final = 2_000
+"""A story is cut to its last lines."""
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """The question could not be answered. `error` is the name of the error class."""
+
+    error: str
+    message: str
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True):
+    """Who are you? On the process's own subject of the hub."""
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
+    """A process that is ready to serve."""
+
+    id: str
+    role: str
+    pid: int
+    protocol: int
+
+
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Make the job's stream if it is not there yet."""
+
+    job: str
+
+
+class JobOpened(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """The job's stream stands."""
+
+    job: str
+
+
+class OutcomeAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the command at this log sequence (the number in JetStream's acknowledgement)?"""
+
+    seq: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """The command's whole group of events; empty while it is not decided."""
+
+    seq: int
+    events: tuple[AnyEvent, ...]
+
+
+class ModelAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """About one model."""
+
+    model: str
+
+
+class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A version as users see it."""
+
+    model: str
+    version: int
+    state: str
+    publisher: str
+    published_at: float
+    holders: tuple[str, ...]
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True, tag="versions"):
+    """Oldest first."""
+
+    versions: tuple[VersionInfo, ...]
+
+
+class ShardInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard as users see it."""
+
+    shard: int
+    state: str
+    version: int | None
+    agent: str
+    host: str
+    live: bool
+    nbytes: int
+    layout: str
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as users see it. `version` is what all of its shards hold, ready."""
+
+    model: str
+    replica: str
+    version: int | None
+    shards: int
+    spot: bool
+    round: int | None
+    members: tuple[ShardInfo, ...]
+
+
+class Replicas(msgspec.Struct, frozen=True, kw_only=True, tag="replicas"):
+    """In the order of their registration."""
+
+    replicas: tuple[ReplicaInfo, ...]
+
+
+class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as users see it."""
+
+    agent: str
+    host: str
+    site: str
+    live: bool
+    incarnation: int
+    shards: int
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model in short."""
+
+    model: str
+    last: int | None
+    replicas: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """A job in short."""
+
+    job: str
+    seq: int
+    registry: str
+    term: int
+    models: tuple[ModelInfo, ...]
+    agents: tuple[AgentInfo, ...]
+
+
+class StoryAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a model, or to one version of it?"""
+
+    model: str
+    version: int | None = None
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True, tag="story"):
+    """A line per event."""
+
+    lines: tuple[str, ...]
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent is alive. Sent on `beat.<agent>`, for all jobs at once."""
+
+    agent: str
+    incarnation: int

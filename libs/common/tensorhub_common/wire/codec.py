@@ -1,0 +1,50 @@
+"""Between bytes and structs for what stands in the log: JSON, strictly read."""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.commands import OUTSIDE_VERBS, AnyCommand, Command, Unreadable
+from tensorhub_common.wire.events import AnyEvent, Event
+
+COMMAND_BYTES_MAX: Final = 256 * 1024
+"""A command is small; what is larger is not even parsed."""
+
+_commands: Final = msgspec.json.Decoder(AnyCommand)
+_events: Final = msgspec.json.Decoder(AnyEvent)
+_encoder: Final = msgspec.json.Encoder()
+
+
+def encode(message: Command | Event) -> bytes:
+    """Return the JSON form."""
+    return _encoder.encode(message)
+
+
+def decode_event(data: bytes) -> AnyEvent:
+    """Read an event. Raises `msgspec.MsgspecError` on anything else."""
+    return _events.decode(data)
+
+
+def decode_command(verb: str, process: str | None, data: bytes) -> AnyCommand | Unreadable:
+    """Read what came on `cmd.<verb>[.<process>]`; what is no command becomes `Unreadable` with the reason.
+
+    Whoever may publish on a subject with a process token is that process (NATS permissions see to it), so a body
+    that names another sender is refused here, and so is a hub verb on a subject without one.
+    """
+    if len(data) > COMMAND_BYTES_MAX:
+        return Unreadable(verb, f"the body has {len(data)} bytes; a command has at most {COMMAND_BYTES_MAX}")
+    try:
+        command = _commands.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        return Unreadable(verb, f"the body is no command: {why}"[:500])
+    said = str(command.__struct_config__.tag)
+    if said != verb:
+        return Unreadable(verb, f"the subject says {verb!r} and the body says {said!r}; they must agree")
+    if process is None:
+        if verb not in OUTSIDE_VERBS:
+            return Unreadable(verb, f"{verb!r} is the hub's own; from outside only {sorted(OUTSIDE_VERBS)} are taken")
+        if command.by is not None:
+            return Unreadable(verb, "a command that names its sender belongs on that sender's own subject")
+    elif command.by is None or command.by.process != process:
+        return Unreadable(verb, f"the body must name a sender of {process!r}, as the subject does")
+    return command

@@ -1,0 +1,186 @@
+"""Commands: what somebody wants to happen, as it stands in a job's log.
+
+A command says its verb in its subject and in its body. `by` names the sender so that a repeat is recognised for ever, not
+only within JetStream's duplicate window: the catalog keeps, per lane, the last `n` and its outcome. Anyone with the job's
+credentials may send `Publish` without `by`; every other command comes from the agent (or registry) that its subject names.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+PROTOCOL: Final = 1
+"""Stands in every handshake. A peer that speaks another number is told so and refused."""
+
+VERSION_MAX: Final = 2**53 - 1
+"""Versions are JSON numbers, so they stay within what every JSON reader keeps exact."""
+
+Wish = int | Literal["latest", "newer"]
+"""What a shard wants of a round: a version by number, the newest, or one newer than it holds."""
+
+
+class Sender(msgspec.Struct, frozen=True):
+    """Who sent a command. Order over (incarnation, n) of one lane is the order in which its commands count."""
+
+    lane: str
+    """An agent's or registry's id, or "<agent>/<k>": the k-th of its lanes, each with one command under way at a time."""
+    incarnation: int
+    n: int
+
+    @property
+    def process(self) -> str:
+        """The agent or registry that the lane belongs to."""
+        return self.lane.partition("/")[0]
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", forbid_unknown_fields=True):
+    """The part common to all commands."""
+
+    by: Sender | None = None
+
+
+class ShardCommand(Command, frozen=True, kw_only=True):
+    """A command about one shard, sent on that shard's lane by the agent that owns it."""
+
+    model: str
+    replica: str
+    shard: int
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent says of one shard that stands in its memory when it joins."""
+
+    model: str
+    replica: str
+    shard: int
+    version: int | None = None
+    root: str | None = None
+
+
+class Publish(Command, frozen=True, kw_only=True, tag="publish"):
+    """A wish from outside: publish what the replica's shards hold. None means the last published version + 1."""
+
+    model: str
+    replica: str
+    version: int | None = None
+
+
+class Expire(Command, frozen=True, kw_only=True, tag="expire"):
+    """The registry's leader has not heard this incarnation of the agent for a whole window."""
+
+    agent: str
+    incarnation: int
+    term: int
+
+
+class Join(Command, frozen=True, kw_only=True, tag="join"):
+    """An agent came (again), with a higher incarnation, and states what its memory holds."""
+
+    host: str
+    site: str
+    holds: tuple[Holding, ...] = ()
+
+
+class Register(ShardCommand, frozen=True, kw_only=True, tag="register"):
+    """A worker brings a shard, or comes back to it."""
+
+    shards: int
+    spot: bool = False
+    layout: str
+    nbytes: int
+
+
+class Release(ShardCommand, frozen=True, kw_only=True, tag="release"):
+    """The shard leaves; its readers are gone already."""
+
+
+class Ready(ShardCommand, frozen=True, kw_only=True, tag="ready"):
+    """The shard's memory is gated and digested: it can be published with this root."""
+
+    version: int | None
+    root: str
+
+
+class Withdraw(ShardCommand, frozen=True, kw_only=True, tag="withdraw"):
+    """The shard no longer waits for its siblings' publication."""
+
+
+class Unpublish(ShardCommand, frozen=True, kw_only=True, tag="unpublish"):
+    """The shard grants no new leases; count it as draining."""
+
+
+class Drained(ShardCommand, frozen=True, kw_only=True, tag="drained"):
+    """No reader is left (or all were broken): the memory may be overwritten."""
+
+
+class Want(ShardCommand, frozen=True, kw_only=True, tag="want"):
+    """The shard joins its replica's round. `patient`: a wish for newer may wait until there is one."""
+
+    want: Wish
+    patient: bool = True
+
+
+class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):
+    """The shard's patience for something newer is over: answer None if nothing is decided yet."""
+
+    round: int
+
+
+class GiveUp(ShardCommand, frozen=True, kw_only=True, tag="give_up"):
+    """The shard leaves the round, with the error that its caller should see."""
+
+    round: int
+    error: str
+    message: str
+
+
+class Granted(ShardCommand, frozen=True, kw_only=True, tag="granted"):
+    """All leases that this shard needs for the attempt are granted."""
+
+    round: int
+    attempt: int
+
+
+class Replan(ShardCommand, frozen=True, kw_only=True, tag="replan"):
+    """Leases for the attempt can't be had; decide again."""
+
+    round: int
+    attempt: int
+
+
+class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
+    """The shard holds the round's version, verified in place."""
+
+    round: int
+    version: int
+    root: str
+
+
+AnyCommand = (
+    Publish
+    | Expire
+    | Join
+    | Register
+    | Release
+    | Ready
+    | Withdraw
+    | Unpublish
+    | Drained
+    | Want
+    | Settle
+    | GiveUp
+    | Granted
+    | Replan
+    | Filled
+)
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """Something on the command subject that is no command; the fold answers it with a rejection."""
+
+    verb: str
+    reason: str
+
+
+OUTSIDE_VERBS: Final = frozenset({"publish"})
+"""Verbs that anyone with the job's credentials may use; all others carry their sender in the subject."""

@@ -1,0 +1,292 @@
+"""Events: what happened, as the registry's leader writes it into a job's log.
+
+Each command has one group of k >= 1 events, numbered by (cmd, i of k), the first of which is its outcome. `by` repeats the command's
+sender, so a lane finds its own outcomes in the stream of all.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.commands import Holding, Sender
+
+HUB_MODEL: Final = "_hub"
+"""Stands in the subject's model token for events that belong to no model."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The part common to all events. `time` is JetStream's time of the command, in seconds since the epoch."""
+
+    cmd: int = 0
+    i: int = 0
+    k: int = 0
+    time: float = 0.0
+    by: Sender | None = None
+
+
+class ModelEvent(Event, frozen=True, kw_only=True):
+    """An event about one model."""
+
+    model: str
+
+
+class ReplicaEvent(ModelEvent, frozen=True, kw_only=True):
+    """An event about one replica."""
+
+    replica: str
+
+
+class ShardEvent(ReplicaEvent, frozen=True, kw_only=True):
+    """An event about one shard."""
+
+    shard: int
+
+
+class RoundEvent(ReplicaEvent, frozen=True, kw_only=True):
+    """An event about a replica's round. A round's number is the log sequence of the command that opened it."""
+
+    round: int
+
+
+class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
+    """The agent's new incarnation counts. `dropped` stood in its memory but is not (or no longer) its own."""
+
+    agent: str
+    incarnation: int
+    host: str
+    site: str
+    kept: tuple[Holding, ...] = ()
+    dropped: tuple[Holding, ...] = ()
+
+
+class AgentLost(Event, frozen=True, kw_only=True, tag="agent.lost"):
+    """The agent was expired: its shards hold nothing until a higher incarnation states what it has."""
+
+    agent: str
+    incarnation: int
+    term: int
+
+
+class CommandRejected(Event, frozen=True, kw_only=True, tag="command.rejected"):
+    """The command changed nothing. `error` is the name of the error class, `message` says what to do."""
+
+    verb: str
+    error: str
+    message: str
+    model: str = HUB_MODEL
+
+
+class CommandRepeated(Event, frozen=True, kw_only=True, tag="command.repeated"):
+    """The same command stood in the log before, at sequence `of`, and this was its outcome."""
+
+    of: int
+    outcome: str
+    error: str | None = None
+    message: str | None = None
+    model: str = HUB_MODEL
+
+
+class Sibling(msgspec.Struct, frozen=True, array_like=True):
+    """A shard of the same replica that was registered before, and its layout's digest."""
+
+    shard: int
+    layout: str
+
+
+class ShardRegistered(ShardEvent, frozen=True, kw_only=True, tag="shard.registered"):
+    """The shard is the agent's. The sender compares its layout with the siblings' and releases it if they clash."""
+
+    shards: int
+    spot: bool
+    agent: str
+    layout: str
+    siblings: tuple[Sibling, ...] = ()
+
+
+class ShardReleased(ShardEvent, frozen=True, kw_only=True, tag="shard.released"):
+    """The shard is gone."""
+
+
+class ShardDraining(ShardEvent, frozen=True, kw_only=True, tag="shard.draining"):
+    """The shard no longer counts as a holder of the version."""
+
+    version: int
+
+
+class ShardDrained(ShardEvent, frozen=True, kw_only=True, tag="shard.drained"):
+    """The shard's memory may be overwritten."""
+
+    version: int
+
+
+class ShardFilled(ShardEvent, frozen=True, kw_only=True, tag="shard.filled"):
+    """The shard holds the version; its replica is ready once all its shards do."""
+
+    version: int
+    round: int
+    root: str
+
+
+class PublishWished(ReplicaEvent, frozen=True, kw_only=True, tag="publish.wished"):
+    """Somebody outside asked for a publication; the agents of these shards gate, digest and say ready."""
+
+    version: int | None
+    shards: int
+
+
+class PublishJoined(ShardEvent, frozen=True, kw_only=True, tag="publish.joined"):
+    """The shard is ready to be published and waits for the missing ones."""
+
+    version: int | None
+    missing: tuple[int, ...]
+
+
+class PublishStands(ShardEvent, frozen=True, kw_only=True, tag="publish.stands"):
+    """The shard holds this version published already."""
+
+    version: int
+
+
+class PublishFailed(ReplicaEvent, frozen=True, kw_only=True, tag="publish.failed"):
+    """No shard of the replica publishes; all that had joined are told."""
+
+    error: str
+    message: str
+    shards: tuple[int, ...]
+
+
+class PublishWithdrawn(ShardEvent, frozen=True, kw_only=True, tag="publish.withdrawn"):
+    """The shard no longer waits; `missing` had not come."""
+
+    missing: tuple[int, ...]
+
+
+class VersionPublished(ModelEvent, frozen=True, kw_only=True, tag="version.published"):
+    """The version exists: all shards of this replica hold it. `roots` by shard."""
+
+    version: int
+    replica: str
+    roots: tuple[str, ...]
+
+
+class VersionAvailable(ModelEvent, frozen=True, kw_only=True, tag="version.available"):
+    """A holder of the version came back."""
+
+    version: int
+    replica: str
+
+
+class VersionGone(ModelEvent, frozen=True, kw_only=True, tag="version.unavailable"):
+    """The last ready replica of the version left."""
+
+    version: int
+    reason: str
+
+
+class VersionRetired(ModelEvent, frozen=True, kw_only=True, tag="version.retired"):
+    """The catalog forgets the version; it can't come back."""
+
+    version: int
+
+
+class ReplicaReady(ReplicaEvent, frozen=True, kw_only=True, tag="replica.ready"):
+    """All shards of the replica hold the version. `round` is None after a publication."""
+
+    version: int
+    round: int | None = None
+
+
+class ReplicaLost(ReplicaEvent, frozen=True, kw_only=True, tag="replica.lost"):
+    """A shard of the replica went with its agent; `version` is what the replica held."""
+
+    agent: str
+    version: int | None = None
+
+
+class RoundJoined(RoundEvent, frozen=True, kw_only=True, tag="round.joined"):
+    """The shard waits in the round, for the missing shards or for a version."""
+
+    shard: int
+    missing: tuple[int, ...]
+
+
+class RoundDecided(RoundEvent, frozen=True, kw_only=True, tag="round.decided"):
+    """One version for all shards. `roots` by shard (None: no holder of that shard's layout); `held` have it already."""
+
+    attempt: int
+    version: int
+    roots: tuple[str | None, ...]
+    held: tuple[int, ...] = ()
+
+
+class RoundStarted(RoundEvent, frozen=True, kw_only=True, tag="round.started"):
+    """All leases of all shards are granted: drain and write."""
+
+    attempt: int
+    version: int
+
+
+class RoundReopened(RoundEvent, frozen=True, kw_only=True, tag="round.reopened"):
+    """The decided version went in good order before it was read; the round waits for another one."""
+
+    version: int
+
+
+class RoundSettled(RoundEvent, frozen=True, kw_only=True, tag="round.settled"):
+    """There is nothing newer: every shard's call answers None."""
+
+
+class RoundFailed(RoundEvent, frozen=True, kw_only=True, tag="round.failed"):
+    """Every shard's call raises this error."""
+
+    error: str
+    message: str
+
+
+class RoundWithdrawn(RoundEvent, frozen=True, kw_only=True, tag="round.withdrawn"):
+    """This shard alone left; `missing` had not joined."""
+
+    shard: int
+    missing: tuple[int, ...]
+
+
+AnyEvent = (
+    AgentJoined
+    | AgentLost
+    | CommandRejected
+    | CommandRepeated
+    | ShardRegistered
+    | ShardReleased
+    | ShardDraining
+    | ShardDrained
+    | ShardFilled
+    | PublishWished
+    | PublishJoined
+    | PublishStands
+    | PublishFailed
+    | PublishWithdrawn
+    | VersionPublished
+    | VersionAvailable
+    | VersionGone
+    | VersionRetired
+    | ReplicaReady
+    | ReplicaLost
+    | RoundJoined
+    | RoundDecided
+    | RoundStarted
+    | RoundReopened
+    | RoundSettled
+    | RoundFailed
+    | RoundWithdrawn
+)
+
+
+def kind_of(event: Event) -> str:
+    """Return the event's kind, "noun.what", as it stands in the body and the subject."""
+    return str(event.__struct_config__.tag)
+
+
+def model_of(event: Event) -> str:
+    """Return what stands in the subject's model token."""
+    model = getattr(event, "model", HUB_MODEL)
+    return model if isinstance(model, str) else HUB_MODEL

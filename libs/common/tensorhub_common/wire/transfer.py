@@ -1,0 +1,118 @@
+"""What reader, planner and source say to each other about one read.
+
+A reader's agent asks the planner with a `Demand` and gets a `Plan` or a `Refusal`. It asks each source's agent for a lease with a
+`LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the source's pieces.
+"""
+
+from typing import Final, Literal
+
+import msgspec
+
+DIGESTS_PAGE_PIECES: Final = 16_384
+"""A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
+
+SHARES_MAX: Final = 64
+"""A plan reads from at most so many sources."""
+
+Transport = Literal["local", "ucxx"]
+
+Range = tuple[int, int]
+"""(first, count) of consecutive piece numbers."""
+
+
+class SourceId(msgspec.Struct, frozen=True, array_like=True):
+    """A shard in the memory of one incarnation of an agent."""
+
+    agent: str
+    incarnation: int
+    replica: str
+    shard: int
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard wants a version. `pieces` in numbers of the canonical pieces of its own layout; None means all."""
+
+    model: str
+    version: int
+    replica: str
+    shard: int
+    agent: str
+    root: str | None
+    at_seq: int
+    """The planner folds the log up to this sequence before it answers."""
+    pieces: tuple[Range, ...] | None = None
+    avoid: tuple[SourceId, ...] = ()
+    """Sources that failed this read."""
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What the demander reads from one source: pieces of its own layout, in the order in which to ask for them."""
+
+    source: SourceId
+    transport: Transport
+    pieces: tuple[Range, ...]
+    nbytes: int
+    why: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """Every piece of the demand from exactly one source."""
+
+    version: int
+    shares: tuple[Share, ...]
+    why: str
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
+    """No plan. `error` is the error class that the caller should see."""
+
+    error: str
+    reason: str
+
+
+PlanAnswer = Plan | Refusal
+
+
+class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader's agent asks a source's agent to keep (model, version, shard) as it is while it reads."""
+
+    job: str
+    model: str
+    source: SourceId
+    version: int
+    root: str | None
+    reader: SourceId
+
+
+class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
+    """The lease stands. `ticket` opens the transport once, within `ticket_s`. `digests` is the first page of them."""
+
+    lease: str
+    ticket: str
+    ticket_s: float
+    endpoint: str
+    """Where the transport listens: a socket's path for "local"."""
+    pieces: int
+    digests: bytes
+
+
+class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
+    """The source does not hold it (any more), or has no room for another reader."""
+
+    reason: str
+
+
+class DigestsAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """The page of digests that begins at piece `first`."""
+
+    lease: str
+    first: int
+
+
+class DigestsPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of consecutive pieces; empty when the lease is over."""
+
+    digests: bytes
+
+
+LeaseAnswer = LeaseGrant | LeaseRefusal
