@@ -1,13 +1,12 @@
 """Every `TENSORHUB_*` environment variable: its name, default, unit and meaning, in one table.
 
-The table is the class `Settings` itself: a field is a variable (`beat_s` is `TENSORHUB_BEAT_S`) and carries its parser, its
-default and what docs/operations.md says of it. So a setting can't be parsed and not documented, nor the other way round.
+The table is the class `Settings` itself: a field is a variable (`beat_s` is `TENSORHUB_BEAT_S`) and carries its parser,
+its default and what docs/operations.md says of it. So no setting can be parsed and not documented, or the other way
+round.
 
-Always true of loaded settings: each value passed its parser, also the default, which is written as a user would write it.
-Nothing here looks at files or the network; a path or an address may be right in form and still lead nowhere.
+Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
 
-import math
 import re
 import socket
 import string
@@ -15,16 +14,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeVar, cast
 
-from tensorhub_common.errors import InvalidName, TensorHubError
-from tensorhub_common.names import check_name
+from tensorhub_common import setting_values as values
+from tensorhub_common.errors import TensorHubError
 
 PREFIX: Final = "TENSORHUB_"
-SOCKET_BYTES_MAX: Final = 107
-"""A Unix socket's address holds 108 bytes, the closing zero among them."""
-
 HOST_CHARS_MAX: Final = 48
 """The real host name is cut to this, so that names made from it stay within `NAME_CHARS_MAX`."""
 
@@ -32,9 +27,6 @@ TABLE_BEGIN: Final = "<!-- settings: begin (written by `make docs`) -->"
 TABLE_END: Final = "<!-- settings: end -->"
 
 _VARIABLE: Final = "variable"
-_BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
-_BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 Value = TypeVar("Value")
 
@@ -125,7 +117,7 @@ class Settings:
         meaning="What an agent calls itself. One agent per GPU, each with a name of its own in the whole hub.",
     )
     socket: Path = _variable(
-        values.socket_path,
+        values.path,
         "$TENSORHUB_DIR/$TENSORHUB_AGENT_ID.sock",
         unit="path",
         example="/run/tensorhub/node-12-0.sock",
@@ -215,14 +207,14 @@ class Settings:
         example="3",
         meaning="How long a read that has lost its last source waits for another before it gives up.",
     )
-    log_level: LogLevel = _variable(
+    log_level: values.LogLevel = _variable(
         values.log_level,
         "info",
         unit="debug, info, warning, error",
         example="debug",
         meaning="The least severe log lines that are written.",
     )
-    log_format: LogFormat = _variable(
+    log_format: values.LogFormat = _variable(
         values.log_format,
         "console",
         unit="console, json",
@@ -254,15 +246,15 @@ VARIABLES: Final[Mapping[str, Variable]] = {
 def load(environ: Mapping[str, str]) -> Settings:
     """Read the settings out of an environment; empty means not given. Raise `InvalidSetting` at the first bad value."""
     texts = {"HOSTNAME": host_name(socket.gethostname())}
-    values: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for name, variable in VARIABLES.items():
         texts[name] = environ.get(name, "").strip() or string.Template(variable.default).substitute(texts)
-        values[name.removeprefix(PREFIX).lower()] = _parse(name, variable, texts[name])
-    settings = Settings(**values)
+        parsed[name.removeprefix(PREFIX).lower()] = _parse(name, variable, texts[name])
+    settings = Settings(**parsed)
     if settings.lost_after_s <= settings.beat_s:
         raise InvalidSetting(
-            f"TENSORHUB_LOST_AFTER_S is {settings.lost_after_s:g} and TENSORHUB_BEAT_S {settings.beat_s:g}, so agents would be"
-            " lost between two beats: make the first longer, for example TENSORHUB_BEAT_S=0.5 TENSORHUB_LOST_AFTER_S=3"
+            f"TENSORHUB_LOST_AFTER_S is {settings.lost_after_s:g} and TENSORHUB_BEAT_S {settings.beat_s:g}, so agents"
+            " would be lost between two beats: make the first longer, for example TENSORHUB_LOST_AFTER_S=3"
         )
     return settings
 
@@ -271,8 +263,8 @@ def _parse(name: str, variable: Variable, text: str) -> object:
     try:
         return variable.parse(text)
     except ValueError as error:
-        is_ = "" if variable.secret else f" is {text[:80]!r} and"
-        raise InvalidSetting(f"{name}{is_} {error}, for example {name}={variable.example}") from None
+        shown = "" if variable.secret else f" is {text:.80} and"
+        raise InvalidSetting(f"{name}{shown} {error}, for example {name}={variable.example}") from None
 
 
 def host_name(real: str) -> str:

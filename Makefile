@@ -1,0 +1,61 @@
+# Everything that one does with a checkout. `make` alone says what there is; each target sets up .venv by itself.
+
+PYTHON ?= python3
+SEEDS ?= 500
+KILLS ?= 200
+
+BIN := .venv/bin
+# Written last, so that an installation that broke off is done again.
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test check format sim bench chaos docs
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(READY) ## make .venv with all that the rest needs (PYTHON=python3: any from 3.11 on)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "TensorHub needs Python 3.11 or newer, and '$(PYTHON)' is not one: name one, as in 'make venv PYTHON=python3.12'" >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "'$(PYTHON)' lacks ensurepip: install its venv package (on Debian 'apt install python3-venv') and try again" >&2; \
+	  exit 1; }
+	@echo "setting up .venv; this takes a minute or two, and is done again only when the dependencies change"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[agent,torch,demo,dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte
+	@$(BIN)/tensorhub demo
+
+test: $(READY) ## the tests, in less than 5 minutes; neither slow ones nor those for a GPU
+	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: $(READY) ## lint, format, types and architecture
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## put the code into its format, and mend what ruff can mend
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
+	@$(BIN)/python -m tensorhub_simulator --seeds $(SEEDS)
+
+bench: $(READY) ## TensorHub, its peers and the physical limit, from one run
+	@$(BIN)/python -m benchmarks
+
+chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer
+	@$(BIN)/python -m tests.chaos.kills --kills $(KILLS)
+
+docs: $(READY) ## write again what docs/ holds that is generated from the code
+	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new
+	@mv docs/operations.md.new docs/operations.md
+	@$(BIN)/python -m tensorhub_common.wire.asyncapi > docs/asyncapi.json.new
+	@mv docs/asyncapi.json.new docs/asyncapi.json

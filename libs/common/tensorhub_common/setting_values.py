@@ -1,0 +1,133 @@
+"""What the text of a setting may be: one parser for each kind of value.
+
+A parser takes the text of an environment variable and returns its value, or raises ValueError with the end of the
+sentence "TENSORHUB_X is … and …", which `settings.load` completes. It looks at the text alone: a path or an address may
+be right in form and still lead nowhere.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from tensorhub_common.errors import InvalidName
+from tensorhub_common.names import check_name
+
+COUNT_MAX: Final = 9999
+
+_BYTES: Final = re.compile(r"(\d{1,18})\s*(|KiB|MiB|GiB|TiB)", re.ASCII)
+_BYTES_FACTOR: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["console", "json"]
+
+
+def seconds(least: float, *, above: bool = False) -> Callable[[str], float]:
+    """Take a finite number of seconds of at least `least`, or above it."""
+    bound = f"above {least:g}" if above else f"of at least {least:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < least or (above and value == least):
+            raise ValueError(f"must be a number of seconds {bound}")
+        return value
+
+    return parse
+
+
+def byte_count(least: int) -> Callable[[str], int]:
+    """Take a number of bytes such as `1048576` or `64MiB`."""
+
+    def parse(text: str) -> int:
+        match = _BYTES.fullmatch(text)
+        value = int(match[1]) * _BYTES_FACTOR[match[2]] if match else -1
+        if value < least:
+            raise ValueError(
+                f"must be a whole number of bytes of at least {least}, or one followed by KiB, MiB, GiB or TiB"
+            )
+        return value
+
+    return parse
+
+
+def count(text: str) -> int:
+    """Take a whole number of things."""
+    if not text.isascii() or not text.isdecimal() or int(text) > COUNT_MAX:
+        raise ValueError(f"must be a whole number from 0 to {COUNT_MAX}")
+    return int(text)
+
+
+def switch(text: str) -> bool:
+    """Take `on` or `off`."""
+    if text not in {"on", "off"}:
+        raise ValueError("must be on or off")
+    return text == "on"
+
+
+def name(what: str) -> Callable[[str], str]:
+    """Take a name that may stand in a subject."""
+
+    def parse(text: str) -> str:
+        try:
+            return check_name(what, text)
+        except InvalidName as error:
+            raise ValueError(f"can't be used: {error}") from None
+
+    return parse
+
+
+def path(text: str) -> Path:
+    """Take a path."""
+    if "\0" in text:
+        raise ValueError("must be a path, which holds no zero byte")
+    return Path(text)
+
+
+def optional_path(text: str) -> Path | None:
+    """Take a path, or none."""
+    return path(text) if text else None
+
+
+def agent(text: str) -> str | None:
+    """Take an agent's id, the path of its socket (which has a slash), or none."""
+    if not text:
+        return None
+    return str(path(text)) if "/" in text else name("agent")(text)
+
+
+def nats_url(text: str) -> str | None:
+    """Take the address of a NATS server, or none. It may hold a password, so the complaint doesn't repeat it."""
+    if not text:
+        return None
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in _NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError("must be the address of a NATS server: nats:// (or tls://, ws://, wss://), a host and a port")
+    return text
+
+
+def log_level(text: str) -> LogLevel:
+    """Take a level's name, in whatever case."""
+    match text.lower():
+        case "debug" | "info" | "warning" | "error" as level:
+            return level
+        case _:
+            raise ValueError("must be debug, info, warning or error")
+
+
+def log_format(text: str) -> LogFormat:
+    """Take the name of a log format."""
+    match text:
+        case "console" | "json":
+            return text
+        case _:
+            raise ValueError("must be console or json")

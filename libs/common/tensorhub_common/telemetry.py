@@ -1,0 +1,186 @@
+"""Logs and traces of a process: where the lines go, where the spans go, and how a trace crosses NATS.
+
+The SDK runs in processes of others, so two things are apart. *Using* telemetry (`logger`, `inject`, `extract` and
+OpenTelemetry's own `trace.get_tracer(__name__)`) configures nothing: in a trainer our lines go wherever its own
+`logging` sends them, and our spans to its own provider, if it has one. *Starting* it (`start`, `shutdown`) is for a
+program's `main` alone.
+
+Always true: without an OTLP endpoint no exporter is even imported, but spans have ids, so the log lines of one transfer
+share a trace id in every process; and `shutdown` ends within its bound, whatever the collector does.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO, cast
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tensorhub_common.settings import Settings
+
+SHUTDOWN_S_MAX: Final = 3.0
+"""What a process that ends waits for the exporter; the spans that it still holds then are lost."""
+
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+_W3C: Final = TraceContextTextMapPropagator()
+_OURS: Final = "tensorhub"
+
+
+# -------------------------------------------------------------------------------------------------------------- logs
+
+
+class _Line:
+    """A log message with its fields. A formatter that doesn't know it writes it as `event key=value …`."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: MutableMapping[str, Any]) -> None:
+        self.fields = fields
+
+    def __str__(self) -> str:
+        rest = (f"{key}={value!r}" for key, value in self.fields.items() if key != "event")
+        return " ".join((str(self.fields.get("event", "")), *rest))
+
+
+def _hand_over(_: object, __: str, fields: MutableMapping[str, Any]) -> tuple[tuple[_Line], dict[str, Any]]:
+    """End a chain of processors: pass the fields on to `logging` as one message."""
+    passed = {key: fields.pop(key) for key in ("exc_info", "stack_info") if key in fields}
+    return (_Line(fields),), passed
+
+
+_PROCESSORS: Final[Iterable[structlog.types.Processor]] = (
+    structlog.stdlib.filter_by_level,
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.PositionalArgumentsFormatter(),
+    _hand_over,
+)
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    """Return a module's logger (`logger(__name__)`), which binds fields and writes by way of `logging`."""
+    wrapped = structlog.wrap_logger(
+        logging.getLogger(name), processors=_PROCESSORS, wrapper_class=structlog.stdlib.BoundLogger, context_class=dict
+    )
+    return cast("structlog.stdlib.BoundLogger", wrapped)
+
+
+class _Formatter(logging.Formatter):
+    """Writes our lines and those of other libraries alike, with time, level, process and trace."""
+
+    def __init__(self, process: Mapping[str, str], *, as_json: bool, colors: bool) -> None:
+        super().__init__()
+        self._process = process
+        self._render: structlog.types.Processor = (
+            structlog.processors.JSONRenderer()
+            if as_json
+            else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = record.msg.fields if isinstance(record.msg, _Line) else {"event": record.getMessage()}
+        fields: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, tz=UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._process,
+            **trace_ids(),
+            **said,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            fields["stack"] = self.formatStack(record.stack_info)
+        return cast("str", self._render(None, record.levelname.lower(), fields))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The one handler that `start` puts on the root logger."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let pass what is ours; of other libraries we only want to hear what is wrong."""
+        return (record.name.startswith(_OURS) or record.levelno >= logging.WARNING) and bool(super().filter(record))
+
+
+def trace_ids() -> dict[str, str]:
+    """Return the ids of the active span as log fields; nothing when there is none."""
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return {}
+    return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}
+
+
+def start_logs(service: str, instance: str, settings: Settings, stream: TextIO | None = None) -> None:
+    """Send this process's log lines to `stream` (stderr by default), instead of where an earlier call sent them."""
+    handler = _Handler(stream)
+    colors = handler.stream.isatty() and "NO_COLOR" not in os.environ
+    process = {"service": service, "instance": instance}
+    handler.setFormatter(_Formatter(process, as_json=settings.log_format == "json", colors=colors))
+    root = logging.getLogger()
+    for each in [each for each in root.handlers if isinstance(each, _Handler)]:
+        root.removeHandler(each)
+    root.addHandler(handler)
+    root.setLevel(settings.log_level.upper())
+
+
+# ------------------------------------------------------------------------------------------------------------ traces
+
+
+def make_provider(service: str, instance: str, environ: Mapping[str, str]) -> TracerProvider:
+    """Return a provider of spans that exports them if `environ` names an OTLP endpoint."""
+    attributes = {"service.instance.id": instance}
+    if not environ.get("OTEL_SERVICE_NAME"):
+        attributes["service.name"] = service
+    # Its own handler at exit would wait for the collector without a bound: `shutdown` is called by `main` instead.
+    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+    if any(environ.get(name) for name in ENDPOINTS):
+        # Imported here since most processes never export, and these two bring an HTTP client and protobuf along.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def inject(headers: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return NATS headers with the active span added as `traceparent`; without a span, as they were."""
+    carried = dict(headers or {})
+    _W3C.inject(carried)
+    return carried
+
+
+def extract(headers: Mapping[str, str] | None) -> Context:
+    """Return the context that a message's headers carry, for `start_as_current_span(…, context=…)`.
+
+    Clients in other languages write `Traceparent`, so case doesn't count. What can't be read counts as absent.
+    """
+    return _W3C.extract({key.lower(): value for key, value in (headers or {}).items()}, context=Context())
+
+
+# ----------------------------------------------------------------------------------------------------------- process
+
+
+def start(service: str, instance: str, settings: Settings) -> None:
+    """Send this process's logs and spans where its settings and OpenTelemetry's own variables say. For `main` alone."""
+    start_logs(service, instance, settings)
+    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+        trace.set_tracer_provider(make_provider(service, instance, os.environ))
+
+
+def shutdown(timeout_s: float = SHUTDOWN_S_MAX) -> bool:
+    """Export what is left, for at most `timeout_s`; tell whether all of it went in time."""
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        return True
+    # A thread, since the exporter may be in the middle of an HTTP request that nothing interrupts.
+    ending = threading.Thread(target=provider.shutdown, name="telemetry-shutdown", daemon=True)
+    ending.start()
+    ending.join(timeout_s)
+    return not ending.is_alive()

@@ -1,0 +1,160 @@
+"""Settings: what is read, what is refused and with which words, and that the documentation says the same."""
+
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from tensorhub_common import settings
+from tensorhub_common.names import is_name
+from tensorhub_common.settings import InvalidSetting, Settings, load
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def _fits(value: object, annotation: object) -> bool:
+    if get_origin(annotation) is Literal:
+        return value in get_args(annotation)
+    if isinstance(annotation, types.UnionType):
+        return any(_fits(value, each) for each in get_args(annotation))
+    return type(value) is annotation or (isinstance(annotation, type) and issubclass(annotation, Path))
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    loaded = load({})
+    assert loaded.nats is None
+    assert loaded.dir == Path(".tensorhub")
+    assert (loaded.beat_s, loaded.lost_after_s, loaded.leader_ttl_s) == (0.5, 3.0, 2.0)
+    assert (loaded.stall_s, loaded.refill_drain_s, loaded.sources_lost_s) == (5.0, 0.0, 1.2)
+    assert loaded.window_bytes == 64 * 1024 * 1024
+    assert (loaded.memory_bytes_max, loaded.copy_threads, loaded.digests) == (0, 0, True)
+    assert (loaded.job, loaded.site, loaded.registry_id, loaded.planner_id) == (
+        "default",
+        "site-0",
+        "registry-0",
+        "planner-0",
+    )
+    assert is_name(loaded.host)
+
+
+def test_every_default_has_the_type_that_its_field_promises() -> None:
+    hints = get_type_hints(Settings)
+    loaded = load({})
+    for each in fields(Settings):
+        assert _fits(getattr(loaded, each.name), hints[each.name]), each.name
+
+
+@pytest.mark.parametrize("name", settings.VARIABLES)
+def test_every_example_is_a_good_value_of_its_variable(name: str) -> None:
+    variable = settings.VARIABLES[name]
+    loaded = load({name: variable.example})
+    assert getattr(loaded, name.removeprefix("TENSORHUB_").lower()) == variable.parse(variable.example)
+
+
+def test_empty_and_blank_mean_not_given() -> None:
+    """A line `TENSORHUB_SITE=` in a systemd environment file must not make a site without a name."""
+    assert load({"TENSORHUB_SITE": "", "TENSORHUB_BEAT_S": "  "}) == load({})
+
+
+def test_defaults_follow_the_variables_that_they_name() -> None:
+    loaded = load({"TENSORHUB_DIR": "/hub", "TENSORHUB_HOST": "node-12"})
+    assert loaded.agent_id == "node-12-0"
+    assert loaded.socket == Path("/hub/node-12-0.sock")
+    assert loaded.state_dir == Path("/hub/node-12-0")
+    assert load({"TENSORHUB_DIR": "/hub", "TENSORHUB_AGENT_ID": "a"}).socket == Path("/hub/a.sock")
+
+
+def test_a_default_is_not_expanded_twice() -> None:
+    assert load({"TENSORHUB_DIR": "/hub/$TENSORHUB_JOB"}).state_dir.parent == Path("/hub/$TENSORHUB_JOB")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1048576", 1 << 20), ("64MiB", 64 << 20), ("2 GiB", 2 << 30), ("1TiB", 1 << 40)]
+)
+def test_bytes_may_carry_a_binary_unit(text: str, value: int) -> None:
+    assert load({"TENSORHUB_WINDOW_BYTES": text}).window_bytes == value
+
+
+@pytest.mark.parametrize("agent", ["/run/tensorhub/a.sock", "./a.sock", "node-12-0"])
+def test_an_agent_is_an_id_or_the_path_of_a_socket(agent: str) -> None:
+    found = load({"TENSORHUB_AGENT": agent}).agent
+    assert found is not None
+    assert Path(found) == Path(agent)
+
+
+@pytest.mark.parametrize(
+    ("environ", "wrong"),
+    [
+        ({"TENSORHUB_NATS": "127.0.0.1:4222"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_NATS": "http://127.0.0.1"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_NATS": "nats://"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_NATS": "nats://h:70000"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_DIR": "a\0b"}, "zero byte"),
+        ({"TENSORHUB_JOB": "run.7"}, "job name 'run.7' can't be used"),
+        ({"TENSORHUB_SITE": "_inner"}, "kept for the hub itself"),
+        ({"TENSORHUB_AGENT": "a b"}, "agent name 'a b' can't be used"),
+        ({"TENSORHUB_BEAT_S": "0,5"}, "is 0,5 and must be a number of seconds above 0"),
+        ({"TENSORHUB_BEAT_S": "0"}, "above 0"),
+        ({"TENSORHUB_STALL_S": "nan"}, "must be a number of seconds"),
+        ({"TENSORHUB_STALL_S": "inf"}, "must be a number of seconds"),
+        ({"TENSORHUB_REFILL_DRAIN_S": "-1"}, "of at least 0"),
+        ({"TENSORHUB_LEADER_TTL_S": "0.5"}, "of at least 1"),
+        ({"TENSORHUB_WINDOW_BYTES": "64MB"}, "KiB, MiB, GiB or TiB"),
+        ({"TENSORHUB_WINDOW_BYTES": "1"}, "of at least 1048576"),
+        ({"TENSORHUB_MEMORY_BYTES_MAX": "-1"}, "must be a whole number of bytes"),
+        ({"TENSORHUB_COPY_THREADS": "2.5"}, "must be a whole number from 0 to 9999"),
+        ({"TENSORHUB_COPY_THREADS": "٣"}, "must be a whole number from 0 to 9999"),
+        ({"TENSORHUB_DIGESTS": "yes"}, "must be on or off"),
+        ({"TENSORHUB_LOG_LEVEL": "loud"}, "must be debug, info, warning or error"),
+        ({"TENSORHUB_LOG_FORMAT": "xml"}, "must be console or json"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_its_fault_and_an_example(environ: Mapping[str, str], wrong: str) -> None:
+    (name,) = environ
+    with pytest.raises(InvalidSetting) as caught:
+        load(environ)
+    said = str(caught.value)
+    assert said.startswith(name)
+    assert wrong in said
+    assert f"for example {name}={settings.VARIABLES[name].example}" in said
+
+
+def test_a_password_in_a_bad_address_is_not_repeated() -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        load({"TENSORHUB_NATS": "user:hunter2@127.0.0.1"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_agents_can_not_be_lost_between_two_beats() -> None:
+    with pytest.raises(InvalidSetting, match=r"TENSORHUB_LOST_AFTER_S is 2 and TENSORHUB_BEAT_S 2.*for example"):
+        load({"TENSORHUB_BEAT_S": "2", "TENSORHUB_LOST_AFTER_S": "2"})
+
+
+@pytest.mark.parametrize(
+    ("real", "made"),
+    [("node1.dc.example", "node1-dc-example"), ("_-x", "x"), ("", "host"), ("...", "host"), ("n" * 64, "n" * 48)],
+)
+def test_a_real_host_name_is_made_a_valid_name(real: str, made: str) -> None:
+    assert settings.host_name(real) == made
+    assert is_name(made)
+
+
+def test_the_documentation_holds_the_table_of_the_code() -> None:
+    """If this fails, run `make docs`."""
+    page = OPERATIONS.read_text(encoding="utf-8")
+    assert settings.with_table(page) == page
+
+
+def test_the_table_has_one_row_for_each_variable() -> None:
+    named = re.findall(r"^\| `(TENSORHUB_\w+)` \|", settings.table_markdown(), flags=re.MULTILINE)
+    assert named == list(settings.VARIABLES)
+    assert len(named) == len(fields(Settings))
+
+
+def test_a_page_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks the markers"):
+        settings.with_table("# Operations\n")
