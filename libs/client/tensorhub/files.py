@@ -43,7 +43,9 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
         raise TensorHubError(f"{path} can't be read: {error.strerror or error}") from error
 
 
-def save_file(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def save_file(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors to one file, in place of one that may be there. Tied tensors are written under every name."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -63,7 +65,9 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     apart: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype in _NO_TWIN:
-            raise TensorHubError(f"tensor {name!r} is {tensor.dtype}, which .safetensors files can't hold; convert it first")
+            raise TensorHubError(
+                f"tensor {name!r} is {tensor.dtype}, which .safetensors files can't hold; convert it first"
+            )
         dense = tensor.detach().contiguous()
         address = dense.untyped_storage().data_ptr()
         apart[name] = dense.clone() if address in seen else dense

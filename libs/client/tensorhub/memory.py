@@ -1,6 +1,6 @@
 """Hub memory as torch sees it: a segment mapped into this process, and the tensors that stand in it.
 
-The agent owns the segment; the worker maps it shared and writable, and so weights are read and trained where they stand.
+The agent owns the segment; the worker maps it shared and writable, so weights are read and trained where they stand.
 
 Always true:
 - Each tensor has a storage of its own (not a view of one large storage), so that autograd's version counters are not
@@ -12,7 +12,6 @@ Always true:
 
 import math
 import mmap
-from typing import Final
 
 import torch
 
@@ -22,8 +21,6 @@ from tensorhub_common.layout import Layout, placements, segment_bytes
 Memory = mmap.mmap | bytearray
 """A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped."""
 
-_NO_BYTES: Final = 0
-
 
 def map_segment(fd: int, layout: Layout) -> Memory:
     """Map the segment of a layout, shared and writable. The descriptor may be closed afterwards.
@@ -31,7 +28,7 @@ def map_segment(fd: int, layout: Layout) -> Memory:
     Raises `AgentUnavailable` when the segment is not there in its full length.
     """
     nbytes = segment_bytes(layout)
-    if nbytes == _NO_BYTES:
+    if not nbytes:
         return bytearray()
     try:
         return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -49,7 +46,11 @@ def tensors_at(layout: Layout, memory: Memory) -> dict[str, torch.Tensor]:
         )
     standing: dict[str, torch.Tensor] = {}
     for entry, start in zip(layout.tensors, placements(layout), strict=True):
-        dtype: torch.dtype = getattr(torch, entry.dtype)
+        dtype = getattr(torch, entry.dtype, None)
+        if dtype is None:
+            raise LayoutMismatch(
+                f"tensor {entry.name!r} is {entry.dtype}, which torch {torch.__version__} lacks: use a newer one"
+            )
         count = math.prod(entry.shape)
         if count == 0:
             # No byte to share. The device is named because a caller may stand under `torch.device("meta")`.

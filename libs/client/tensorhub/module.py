@@ -5,7 +5,7 @@ replaced, but what stands behind them: gradients, hooks, `requires_grad`, attrib
 
 Always true:
 - Tied members stay tied and stand once. Members are tied when they are one object, or view the same memory in the
-  same way (start, shape, stride, dtype). The first name in traversal order (parameters, then buffers) is the canonical one.
+  same way (start, shape, stride, dtype). The first name in traversal order (parameters, then buffers) is canonical.
 - Members that are *different* views of one storage (slices of a fused weight) get memory of their own each; writes to
   one no longer show in the other.
 - `adopt` does all or nothing: after an error every member stands where it stood before.
@@ -31,7 +31,7 @@ class Member:
 
 
 def named_members(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return every name of every parameter and buffer, aliases and non-persistent buffers included, in traversal order."""
+    """Return all parameters, then all buffers, by every name: those of aliases and non-persistent buffers too."""
     _check_unmanaged(module)
     return [
         *module.named_parameters(remove_duplicate=False),
@@ -71,7 +71,7 @@ def is_dtensor(value: object) -> bool:
 
 def _place(tensor: torch.Tensor) -> Hashable:
     """Return what tied tensors have in common."""
-    local: torch.Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor  # noqa: SLF001 (no autograd node)
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     if local.numel() == 0:
         return id(tensor)
     # Two storages may lie over the same bytes, so the address decides; meta tensors have none, but share a storage.
@@ -120,16 +120,14 @@ def _replace_local(tensor: Any, target: torch.Tensor) -> Callable[[], None]:  # 
 def _swap_behind(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     """Give a meta tensor real memory: torch refuses `.data` across devices, so what stands behind is swapped.
 
-    A swap would take class, attributes and hooks along, and so these are put back. A meta gradient has no values and goes.
+    A swap would take class, attributes and hooks along, so these are put back. A meta gradient has no values and goes.
     """
-    # Torch's own test of parameters is `isinstance`, which also holds for buffers of subclasses that say they are one.
-    fresh = nn.Parameter(target, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else target.detach()
+    fresh = target.data.requires_grad_(tensor.requires_grad)
 
     def swap() -> None:
         kind, attributes = tensor.__class__, tensor.__dict__
         hooks, after_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001
         torch.utils.swap_tensors(tensor, fresh)
-        fresh.__dict__, fresh.__class__ = {}, torch.Tensor  # type: ignore[assignment]
         tensor.__class__, tensor.__dict__ = kind, attributes
         tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks, after_hooks  # noqa: SLF001
 

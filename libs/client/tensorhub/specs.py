@@ -41,18 +41,18 @@ DTYPES: Final[dict[str, int]] = {
 """Torch's dense dtypes of whole bytes, by name, with the bytes of one element."""
 
 
-def dtype_name(name: str, dtype: object) -> str:
-    """Return torch's name of `dtype` (a torch.dtype, or its name with or without "torch."), for tensor `name`.
+def dtype_name(what: str, dtype: object) -> str:
+    """Return torch's name of the dtype (a torch.dtype, or its name with or without "torch.") of `what`.
 
     Raises `LayoutMismatch` for a dtype that is unknown or has no whole bytes, such as torch's quantised ones.
     """
     text = str(dtype).removeprefix("torch.")
     if text not in DTYPES:
-        raise LayoutMismatch(f"tensor {name!r} has dtype {text}; give it one of {', '.join(DTYPES)}")
+        raise LayoutMismatch(f"{what} has dtype {text!r:.40}; possible are {', '.join(DTYPES)}")
     return text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class TensorSpec:
     """The place for a tensor, without values: `shape` elements from `offset` on, of a global tensor of `global_shape`.
 
@@ -83,7 +83,7 @@ class TensorSpec:
             )
         # A frozen dataclass is written through object.__setattr__, as its own generated __init__ does.
         object.__setattr__(self, "shape", local)
-        object.__setattr__(self, "dtype", dtype_name("of a TensorSpec", dtype))
+        object.__setattr__(self, "dtype", dtype_name("a TensorSpec", dtype))
         object.__setattr__(self, "global_shape", whole)
         object.__setattr__(self, "offset", begin)
 

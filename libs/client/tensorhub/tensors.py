@@ -50,7 +50,7 @@ class Described:
 
 
 def describe(module_or_tensors: Tensors) -> Described:
-    """Read off the layout of a module or mapping. Raises `LayoutMismatch` that names the tensor which can't stand in it."""
+    """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't stand there."""
     if isinstance(module_or_tensors, nn.Module):
         return _describe_module(module_or_tensors)
     if not isinstance(module_or_tensors, Mapping):
@@ -128,7 +128,7 @@ def _entry(name: str, value: object) -> TensorEntry:
     _check_dense(name, value)
     if is_dtensor(value):
         return _dtensor_entry(name, value)
-    return TensorSpec(value.shape, dtype_name(name, value.dtype)).entry(name)
+    return TensorSpec(value.shape, dtype_name(f"tensor {name!r}", value.dtype)).entry(name)
 
 
 def _array_entry(name: str, array: np.ndarray[Any, Any]) -> TensorEntry:
@@ -146,17 +146,19 @@ def _dtensor_entry(name: str, tensor: Any) -> TensorEntry:  # noqa: ANN401 (a DT
 
     mesh, whole = tensor.device_mesh, tuple(tensor.shape)
     if any(placement.is_partial() for placement in tensor.placements):
-        raise LayoutMismatch(f"tensor {name!r} is a DTensor of partial sums; redistribute it to Shard or Replicate first")
+        raise LayoutMismatch(
+            f"tensor {name!r} is a DTensor of partial sums; redistribute it to Shard or Replicate first"
+        )
     if mesh.get_coordinate() is None:
         raise LayoutMismatch(f"tensor {name!r} is a DTensor on a mesh without this process; leave it out of this shard")
     if not _is_box(whole, tuple(mesh.shape), tensor.placements):
         raise LayoutMismatch(
-            f"tensor {name!r} is a DTensor whose local part is no single box ({tensor.placements}); redistribute it first"
+            f"tensor {name!r} is a DTensor whose part {tensor.placements} is no single box; redistribute it first"
         )
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
     # An empty part may be said to begin anywhere; where it begins must fit into the whole.
     begin = tuple(min(at, size) for at, size in zip(offset, whole, strict=True))
-    return TensorSpec(shape, dtype_name(name, tensor.dtype), whole, begin).entry(name)
+    return TensorSpec(shape, dtype_name(f"tensor {name!r}", tensor.dtype), whole, begin).entry(name)
 
 
 def _is_box(whole: Shape, mesh: Shape, placements: Any) -> bool:  # noqa: ANN401 (of DTensor's placements)
@@ -183,7 +185,7 @@ _REFUSALS: tuple[tuple[_Test, str], ...] = (
     (lambda tensor: tensor.is_nested, "is a nested tensor; give its parts as plain tensors"),
     (lambda tensor: tensor.layout is not torch.strided, "is not dense; call .to_dense() on it first"),
     (
-        lambda tensor: is_traceable_wrapper_subclass(tensor) and not is_dtensor(tensor),
+        lambda tensor: not is_dtensor(tensor) and is_traceable_wrapper_subclass(tensor),
         "wraps other tensors; give the tensors inside it by names of their own",
     ),
 )
@@ -193,7 +195,7 @@ def _check_dense(name: str, tensor: torch.Tensor) -> None:
     for is_so, words in _REFUSALS:
         if is_so(tensor):
             raise LayoutMismatch(f"tensor {name!r} ({type(tensor).__name__}, {tensor.dtype}, {tensor.layout}) {words}")
-    dtype_name(name, tensor.dtype)
+    dtype_name(f"tensor {name!r}", tensor.dtype)
 
 
 def _copy(name: str, value: Value, target: torch.Tensor) -> None:

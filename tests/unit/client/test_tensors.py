@@ -1,0 +1,271 @@
+"""`describe` and `bind` with mappings: what is accepted, what is refused by name, and bytes that arrive unchanged."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensorhub.specs import DTYPES, TensorSpec
+from tensorhub.tensors import Described, bind, describe
+from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
+from tensorhub_common.layout import layout_digest, segment_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+
+def stand(given: Any) -> dict[str, torch.Tensor]:
+    described = describe(given)
+    return bind(described, bytearray(segment_bytes(described.layout)))
+
+
+def raw(tensor: torch.Tensor) -> list[int]:
+    return tensor.contiguous().view(-1).view(torch.uint8).tolist()
+
+
+def sample(dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Random bits as values: every NaN and infinity of a dtype comes along."""
+    count = int(np.prod(shape)) * DTYPES[dtype]
+    bits = torch.randint(0, 2 if dtype == "bool" else 256, (count,), dtype=torch.uint8)
+    return bits.view(getattr(torch, dtype)).view(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_arrives_byte_for_byte(dtype: str) -> None:
+    whole = sample(dtype, (4, 6, 8))
+    given = {
+        "whole": whole,
+        "turned": whole.permute(2, 0, 1),
+        "stepped": whole[::2, 1:, ::3],
+        "spread": whole[:1].expand(5, 6, 8),
+        "scalar": whole[0, 0, 0],
+        "none": whole[:, :0],
+    }
+    standing = stand(given)
+    assert list(standing) == list(given)
+    for name, tensor in given.items():
+        assert (standing[name].dtype, standing[name].shape) == (tensor.dtype, tensor.shape)
+        assert standing[name].is_contiguous()
+        if tensor.numel():
+            assert raw(standing[name]) == raw(tensor), name
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    "bool u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8 c8 c16 >f4 >i8".split(),  # noqa: SIM905 (reads as the list it is)
+)
+def test_numpy_arrays_are_copied(dtype: str) -> None:
+    whole = np.arange(24).astype(dtype).reshape(2, 3, 4)
+    frozen = whole[:, ::2].transpose(2, 0, 1)
+    frozen.flags.writeable = False
+    standing = stand({"a": whole, "b": frozen, "c": whole[1, 1, 1:2].reshape(()), "d": whole[:0]})
+    np.testing.assert_array_equal(standing["a"].numpy(), whole)
+    np.testing.assert_array_equal(standing["b"].numpy(), frozen)
+    assert standing["c"].item() == whole[1, 1, 1]
+    assert standing["d"].shape == (0, 3, 4)
+
+
+def test_values_are_copied_and_not_aliased() -> None:
+    tensor, array = torch.ones(3, requires_grad=True), np.ones(3)
+    standing = stand({"tensor": tensor, "array": array})
+    for name in standing:
+        standing[name].zero_()
+    assert tensor.tolist() == [1, 1, 1]
+    assert array.tolist() == [1, 1, 1]
+    assert not standing["tensor"].requires_grad
+
+
+def test_lazy_conjugates_are_resolved() -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    standing = stand({"a": value, "b": value.imag})
+    assert standing["a"].tolist() == [1 - 2j, 3 + 4j]
+    assert standing["b"].tolist() == [-2, 4]
+    assert not standing["a"].is_conj()
+
+
+def test_any_name_stands() -> None:
+    names = ["a.b.c", "a/b", " ", "Gewicht größer", "重み", "\n", "a" * 4096]
+    assert list(stand({name: torch.zeros(1) for name in names})) == names
+
+
+def test_order_does_not_change_the_layout() -> None:
+    one, two = TensorSpec((2,), "int8"), TensorSpec((3,), torch.float16)
+    assert layout_digest(describe({"a": one, "b": two}).layout) == layout_digest(describe({"b": two, "a": one}).layout)
+
+
+def test_specs_and_meta_tensors_bring_no_values() -> None:
+    described = describe(
+        {
+            "spec": TensorSpec([2, 3], torch.bfloat16, global_shape=[4, 3], offset=(2, 0)),
+            "meta": torch.empty(3, device="meta"),
+            "value": torch.ones(1),
+        }
+    )
+    assert set(described.values) == {"value"}
+    entries = {entry.name: entry for entry in described.layout.tensors}
+    assert entries["spec"].dtype == "bfloat16"
+    assert (entries["spec"].shape, entries["spec"].global_shape, entries["spec"].offset) == ((2, 3), (4, 3), (2, 0))
+    memory = bytearray(b"\x00\x40" * (segment_bytes(described.layout) // 2))
+    standing = bind(described, memory)
+    assert standing["spec"].unique().tolist() == [2.0]
+    assert not standing["meta"].is_meta
+    assert standing["value"].item() == 1
+
+
+def test_memory_wins_when_asked() -> None:
+    described = describe({"a": torch.ones(4)})
+    memory = bytearray(segment_bytes(described.layout))
+    assert bind(described, memory, memory_wins=True)["a"].tolist() == [0] * 4
+    assert bind(described, memory)["a"].tolist() == [1] * 4
+
+
+def test_numpy_dtypes_from_outside_go_by_torch_s_name() -> None:
+    outside = pytest.importorskip("ml_dtypes")
+    value = np.array([1.5, -2], dtype=outside.bfloat16)
+    assert stand({"a": value})["a"].tolist() == [1.5, -2]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested", "ignore:.*quantiz")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "not dense"),
+        (lambda: torch.eye(3).to_sparse_csr(), "not dense"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "quantised"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (torch.nn.parameter.UninitializedParameter, "not initialised"),
+        (lambda: torch.empty(3, dtype=torch.bits8), "dtype 'bits8'"),
+        (lambda: np.array(["text"]), "numpy dtype <U4"),
+        (lambda: np.zeros(2, dtype=np.longdouble), "numpy dtype float128"),
+        (lambda: np.zeros(2, dtype="datetime64[s]"), "numpy dtype datetime64"),
+        (lambda: np.zeros(2, dtype=object), "numpy dtype object"),
+        (lambda: np.zeros(2, dtype=[("a", "f4")]), "numpy dtype"),
+        (lambda: np.float32(1), "a numpy.float32; give a torch.Tensor, DTensor, numpy.ndarray or tensorhub.TensorSpec"),
+        (lambda: [1.0], "a list"),
+        (lambda: None, "a NoneType"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(LayoutMismatch) as caught:
+        describe({"fine": torch.ones(1), "odd one": value()})
+    assert "'odd one'" in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [None, [torch.ones(1)], torch.ones(1), "policy", torch.nn.Linear, iter([])])
+def test_wrong_argument_says_what_is_accepted(given: Any) -> None:
+    with pytest.raises(LayoutMismatch, match=r"an nn\.Module or a mapping of name to"):
+        describe(given)
+
+
+@pytest.mark.parametrize("name", ["", 3, None, "\ud800", "a" * 4097])
+def test_wrong_names_are_refused(name: Any) -> None:
+    with pytest.raises(LayoutMismatch):
+        describe({name: torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((-1,), "int8"),
+        (3, "int8"),
+        ((1.5,), "int8"),
+        ("23", "int8"),
+        ((True,), "int8"),
+        ((2,), "float31"),
+        ((2,), None),
+        ((2,), torch.qint8),
+        ((2,), "int8", (2, 2)),
+        ((2,), "int8", (2,), (0, 0)),
+    ],
+)
+def test_wrong_specs_are_refused_at_once(parts: Any) -> None:
+    with pytest.raises(LayoutMismatch):
+        TensorSpec(*parts)
+
+
+def test_box_must_fit_its_global_tensor() -> None:
+    with pytest.raises(LayoutMismatch, match="'a'"):
+        describe({"a": TensorSpec((2,), "int8", (3,), (2,))})
+
+
+def test_thousands_of_tiny_tensors_are_quick() -> None:
+    given = {f"layer.{number}.scale": torch.ones(4) for number in range(5000)}
+    before = time.process_time()
+    standing = stand(given)
+    assert time.process_time() - before < 1
+    assert all(tensor.sum() == 4 for tensor in standing.values())
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A mesh of this process alone."""
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+
+    store = f"file://{tmp_path_factory.mktemp('store')}/ranks"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_dtensors_bring_their_box(mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor as Dist  # noqa: PLC0415
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: PLC0415
+
+    value = torch.arange(12.0).view(4, 3)
+    described: Described = describe(
+        {
+            "shard": distribute_tensor(value, mesh, [Shard(1)]),
+            "copy": distribute_tensor(value, mesh, [Replicate()]),
+            "meta": distribute_tensor(value.to("meta"), mesh, [Shard(0)]),
+        }
+    )
+    assert {(entry.shape, entry.global_shape, entry.offset) for entry in described.layout.tensors} == {
+        ((4, 3), (4, 3), (0, 0))
+    }
+    assert "meta" not in described.values
+    standing = bind(described, bytearray(segment_bytes(described.layout)))
+    assert type(standing["shard"]) is torch.Tensor
+    assert torch.equal(standing["shard"], value)
+    with pytest.raises(LayoutMismatch, match="partial sums"):
+        describe({"a": Dist.from_local(value, mesh, [Partial()])})
+
+
+def test_dtensor_of_a_larger_mesh(mesh: Any) -> None:
+    """Rank and mesh are pretended, so that one process sees the boxes of many."""
+    from torch.distributed.tensor import DTensor as Dist  # noqa: PLC0415
+    from torch.distributed.tensor import Shard  # noqa: PLC0415
+    from torch.distributed.tensor.placement_types import _StridedShard  # noqa: PLC0415
+
+    wide = pretend_mesh(shape=(2, 2), rank=2)
+    local = torch.zeros(2, 5)
+
+    def entry(placements: list[Any], rows: int) -> tuple[Any, ...]:
+        whole = Dist.from_local(local, wide, placements, run_check=False, shape=torch.Size((rows, 5)), stride=(5, 1))
+        (found,) = describe({"a": whole}).layout.tensors
+        return (found.shape, found.global_shape, found.offset)
+
+    assert entry([Shard(0), Shard(1)], 4) == ((2, 3), (4, 5), (2, 0))
+    assert entry([_StridedShard(0, split_factor=2), Shard(0)], 8) == ((2, 5), (8, 5), (2, 0))
+    with pytest.raises(LayoutMismatch, match="no single box"):
+        entry([_StridedShard(0, split_factor=2), Shard(1)], 4)
+    with pytest.raises(LayoutMismatch, match="no single box"):
+        entry([_StridedShard(0, split_factor=2), Shard(0)], 7)
+
+
+def pretend_mesh(shape: tuple[int, int], rank: int) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
+
+    names = torch.arange(shape[0] * shape[1]).view(shape)
+    return DeviceMesh("cpu", names, _init_backend=False, _rank=rank)
+
+
+def test_module_elsewhere_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other device stands in the test machine, so one is pretended."""
+    module = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("cuda:1")))
+    with pytest.raises(NotInThisVersion, match=r"'weight' is on cuda:1.*move the module to the CPU"):
+        describe(module)
