@@ -75,6 +75,10 @@ class BadCommand(TensorHubError):
     """A command on the bus could not be read, or its sender may not say it."""
 
 
+class StaleSender(TensorHubError):
+    """The log knows a newer incarnation of the sender, or took it for lost: it must join again."""
+
+
 class NotInThisVersion(TensorHubError):
     """The call is part of the interface, but this version of TensorHub can't do it yet."""
 
@@ -97,6 +101,7 @@ _BY_CODE: dict[str, type[TensorHubError]] = {
         RegistryUnavailable,
         InvalidName,
         BadCommand,
+        StaleSender,
         NotInThisVersion,
     )
 }

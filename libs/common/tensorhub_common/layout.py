@@ -94,7 +94,9 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     """Sort and check entries. Raises `LayoutMismatch` that names the tensor which is not well formed."""
     tensors = tuple(sorted(entries, key=lambda entry: entry.name))
     if len(tensors) > TENSORS_MAX:
-        raise LayoutMismatch(f"a shard has {len(tensors)} tensors; at most {TENSORS_MAX} are possible, so use more shards")
+        raise LayoutMismatch(
+            f"a shard has {len(tensors)} tensors; at most {TENSORS_MAX} are possible, so use more shards"
+        )
     for before, after in zip(tensors, tensors[1:], strict=False):
         if before.name == after.name:
             raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
@@ -105,9 +107,13 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
 
 def _check_entry(entry: TensorEntry) -> None:
     if not entry.name or len(entry.name.encode()) > NAME_BYTES_MAX:
-        raise LayoutMismatch(f"tensor name {entry.name[:40]!r} is empty or longer than {NAME_BYTES_MAX} bytes; rename the tensor")
+        raise LayoutMismatch(
+            f"tensor name {entry.name[:40]!r} is empty or longer than {NAME_BYTES_MAX} bytes; rename the tensor"
+        )
     if entry.itemsize < 1:
-        raise LayoutMismatch(f"tensor {entry.name!r} has itemsize {entry.itemsize}; dense dtypes of whole bytes are possible")
+        raise LayoutMismatch(
+            f"tensor {entry.name!r} has itemsize {entry.itemsize}; dense dtypes of whole bytes are possible"
+        )
     ranks = {len(entry.shape), len(entry.global_shape), len(entry.offset)}
     if len(ranks) != 1:
         raise LayoutMismatch(
@@ -214,7 +220,9 @@ def difference(one: Layout, other: Layout, names_max: int = 5) -> str:
     left = {entry.name: entry for entry in one.tensors}
     right = {entry.name: entry for entry in other.tensors}
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
-    told = [f"{name!r} ({_describe(left.get(name))} against {_describe(right.get(name))})" for name in names[:names_max]]
+    told = [
+        f"{name!r} ({_describe(left.get(name))} against {_describe(right.get(name))})" for name in names[:names_max]
+    ]
     more = f" and {len(names) - names_max} more" if len(names) > names_max else ""
     return ", ".join(told) + more
 

@@ -9,7 +9,9 @@ def check(catalog: Catalog) -> None:
     for agent in catalog.agents.values():
         for model_name, replica_name, index in agent.shards:
             owner = catalog.models[model_name].replicas[replica_name].members[index].agent
-            assert owner == agent.name, f"{model_name}/{replica_name}/{index} is listed by {agent.name}, owned by {owner}"
+            assert owner == agent.name, (
+                f"{model_name}/{replica_name}/{index} is listed by {agent.name}, owned by {owner}"
+            )
     for model in catalog.models.values():
         _check_versions(model)
         for replica in model.replicas.values():

@@ -3,7 +3,7 @@
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Round, Shard
 from tensorhub_common.catalog.table import AgentState
-from tensorhub_common.errors import BadCommand, InvalidName, VersionUnavailable
+from tensorhub_common.errors import BadCommand, InvalidName, StaleSender, VersionUnavailable
 from tensorhub_common.names import check_name
 from tensorhub_common.wire.commands import Sender, ShardCommand
 
@@ -22,10 +22,10 @@ def live_agent(catalog: Catalog, by: Sender | None) -> AgentRecord:
         raise Refused(BadCommand, "this command must name its sender")
     agent = catalog.agents.get(by.process)
     if agent is None:
-        raise Refused(BadCommand, f"agent {by.process!r} has not joined job {catalog.job!r}: send 'join' first")
+        raise Refused(StaleSender, f"agent {by.process!r} has not joined job {catalog.job!r}: send 'join' first")
     if agent.state is not AgentState.LIVE or agent.incarnation != by.incarnation:
         raise Refused(
-            BadCommand,
+            StaleSender,
             f"incarnation {by.incarnation} of agent {agent.name!r} is over (the log knows {agent.incarnation}, "
             f"{agent.state}): join again with a higher one",
         )
@@ -65,11 +65,11 @@ def owned_shard(catalog: Catalog, command: ShardCommand) -> tuple[Model, Replica
     return model, replica, shard
 
 
-def open_round(replica: Replica, number: int, shard: Shard) -> Round:
-    """Return the replica's round if it is this one and the shard is in it."""
+def open_round(replica: Replica, number: int | None, shard: Shard) -> Round:
+    """Return the replica's round if it is this one (None: whichever) and the shard is in it."""
     current = replica.round
-    if current is None or current.number != number:
+    if current is None or (number is not None and current.number != number):
         raise Refused(BadCommand, f"round {number} of replica {replica.name!r} is over")
     if shard.index not in current.wants:
-        raise Refused(BadCommand, f"shard {shard.index} is not in round {number} of replica {replica.name!r}")
+        raise Refused(BadCommand, f"shard {shard.index} is not in round {current.number} of replica {replica.name!r}")
     return current

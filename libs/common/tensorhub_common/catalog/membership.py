@@ -21,7 +21,7 @@ from tensorhub_common.catalog.state import (
     known_root,
 )
 from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
-from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict
+from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, StaleSender
 from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
 from tensorhub_common.wire.events import (
     AgentJoined,
@@ -49,7 +49,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
         agent = catalog.agents[by.process] = AgentRecord(by.process, by.incarnation, command.host, command.site)
     elif by.incarnation <= agent.incarnation:
         raise Refused(
-            BadCommand, f"agent {agent.name!r} joined with incarnation {agent.incarnation} before: use a higher one"
+            StaleSender, f"agent {agent.name!r} joined with incarnation {agent.incarnation} before: use a higher one"
         )
     before = dict(agent.shards)
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
@@ -70,9 +70,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     _restate(catalog, agent, before, stated, out)
 
 
-def _sort_holdings(
-    agent: AgentRecord, holds: tuple[Holding, ...]
-) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
+def _sort_holdings(agent: AgentRecord, holds: tuple[Holding, ...]) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
     kept = tuple(h for h in holds if (h.model, h.replica, h.shard) in agent.shards)
     dropped = tuple(h for h in holds if (h.model, h.replica, h.shard) not in agent.shards)
     return kept, dropped
@@ -156,9 +154,7 @@ def expire(catalog: Catalog, command: Expire, out: Out) -> None:
         model = catalog.models[model_name]
         replica = model.replicas[replica_name]
         if (model_name, replica_name) not in touched:
-            out.append(
-                ReplicaLost(model=model_name, replica=replica_name, agent=agent.name, version=replica.version)
-            )
+            out.append(ReplicaLost(model=model_name, replica=replica_name, agent=agent.name, version=replica.version))
         touched[model_name, replica_name] = None
         _take_out(
             model, replica, replica.members[index], f"agent {agent.name!r}, which owns shard {index}, was lost", out

@@ -24,6 +24,7 @@ from tensorhub_common.catalog.state import (
 from tensorhub_common.catalog.table import ShardMove, ShardState
 from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict
 from tensorhub_common.wire.commands import (
+    NO_ROOT,
     VERSION_MAX,
     Drained,
     Publish,
@@ -59,9 +60,7 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
     if wished is None or not all(holds(model, replica, index, wished) for index in range(replica.shards)):
         for shard in replica.members.values():
             _check_publishable(model, replica, shard, command.version, None)
-    out.append(
-        PublishWished(model=model.name, replica=replica.name, version=command.version, shards=replica.shards)
-    )
+    out.append(PublishWished(model=model.name, replica=replica.name, version=command.version, shards=replica.shards))
 
 
 def ready(catalog: Catalog, command: Ready, out: Out) -> None:
@@ -92,9 +91,7 @@ def _stands(model: Model, replica: Replica, shard: Shard) -> PublishStands:
     return PublishStands(model=model.name, replica=replica.name, shard=shard.index, version=shard.version)
 
 
-def _check_publishable(
-    model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None
-) -> None:
+def _check_publishable(model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None) -> None:
     """Refuse an offer that can't become a version. `root` is None for a wish, whose bytes nobody has digested yet."""
     where = f"{model.name}/{replica.name} shard {shard.index}"
     if shard.state is ShardState.READY:
@@ -109,9 +106,13 @@ def _check_publishable(
         raise Refused(VersionConflict, f"version {version} is out of range: take 0 to {VERSION_MAX}")
     if model.last is None or version > model.last:
         return
-    if version == model.last and (root is None or root == known_root(model, replica, shard, version)):
+    if version == model.last and (root is None or _equal_bytes(model, replica, shard, version, root)):
         return
     raise Refused(VersionConflict, _not_newer(model, version))
+
+
+def _equal_bytes(model: Model, replica: Replica, shard: Shard, version: int, root: str) -> bool:
+    return root != NO_ROOT and root == known_root(model, replica, shard, version)
 
 
 def _not_newer(model: Model, version: int) -> str:
@@ -148,8 +149,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     if model.last is not None and version <= model.last:
         # Another replica published this number since the first shard offered: equal bytes make a holder, others fail.
         equal = version == model.last and all(
-            offer.root == known_root(model, replica, replica.members[index], version)
-            for index, offer in offers.items()
+            _equal_bytes(model, replica, replica.members[index], version, offer.root) for index, offer in offers.items()
         )
         if not equal:
             _fail(model, replica, _not_newer(model, version), out)
@@ -161,9 +161,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
             number=version, time=catalog.time, publisher=replica.name, roots=dict(zip(keys, roots, strict=True))
         )
         model.last = version
-        out.append(
-            VersionPublished(model=model.name, version=version, replica=replica.name, roots=tuple(roots))
-        )
+        out.append(VersionPublished(model=model.name, version=version, replica=replica.name, roots=tuple(roots)))
     replica.offers.clear()
     for index, offer in offers.items():
         shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
@@ -200,9 +198,7 @@ def withdraw(catalog: Catalog, command: Withdraw, out: Out) -> None:
         raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no publication")
     missing = _missing(model, replica)
     del replica.offers[shard.index]
-    out.append(
-        PublishWithdrawn(model=model.name, replica=replica.name, shard=shard.index, missing=missing)
-    )
+    out.append(PublishWithdrawn(model=model.name, replica=replica.name, shard=shard.index, missing=missing))
 
 
 def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
@@ -212,7 +208,8 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
         raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} has nothing published")
     if replica.round is not None and shard.index in replica.round.wants:
         raise Refused(
-            ReplicaConflict, f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end"
+            ReplicaConflict,
+            f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end",
         )
     version = shard.version
     shift(shard, ShardMove.UNPUBLISHED)

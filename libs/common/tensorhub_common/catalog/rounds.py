@@ -175,9 +175,7 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
             round=current.number,
             attempt=current.attempt,
             version=version,
-            roots=tuple(
-                known_root(model, replica, replica.members[index], version) for index in range(replica.shards)
-            ),
+            roots=tuple(known_root(model, replica, replica.members[index], version) for index in range(replica.shards)),
             held=tuple(sorted(current.filled)),
         )
     )
@@ -207,9 +205,7 @@ def end(  # noqa: PLR0913 (one way for every round to end)
         out.append(RoundSettled(model=model.name, replica=replica.name, round=current.number))
     elif how is RoundMove.FAILED:
         out.append(
-            RoundFailed(
-                model=model.name, replica=replica.name, round=current.number, error=error, message=message
-            )
+            RoundFailed(model=model.name, replica=replica.name, round=current.number, error=error, message=message)
         )
 
 
@@ -303,9 +299,7 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         current.filled.clear()
         _give_up_filling(replica)
         model.waiting[replica.name] = None
-        out.append(
-            RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version)
-        )
+        out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
         _try_decide(model, replica, current, out)
 
 

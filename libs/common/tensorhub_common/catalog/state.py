@@ -167,8 +167,5 @@ def holds(model: Model, replica: Replica, index: int, version: int) -> bool:
     """Tell whether the shard stands ready at `version`."""
     shard = replica.members.get(index)
     return (
-        shard is not None
-        and shard.state is ShardState.READY
-        and shard.version == version
-        and version in model.versions
+        shard is not None and shard.state is ShardState.READY and shard.version == version and version in model.versions
     )

@@ -15,6 +15,9 @@ PROTOCOL: Final = 1
 VERSION_MAX: Final = 2**53 - 1
 """Versions are JSON numbers, so they stay within what every JSON reader keeps exact."""
 
+NO_ROOT: Final = "-"
+"""The root of a shard that was published with digests off: it vouches for nothing, not even for equal bytes."""
+
 Wish = int | Literal["latest", "newer"]
 """What a shard wants of a round: a version by number, the newest, or one newer than it holds."""
 
@@ -127,9 +130,12 @@ class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):
 
 
 class GiveUp(ShardCommand, frozen=True, kw_only=True, tag="give_up"):
-    """The shard leaves the round, with the error that its caller should see."""
+    """The shard leaves the round, with the error that its caller should see.
 
-    round: int
+    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the number says so.
+    """
+
+    round: int | None
     error: str
     message: str
 

@@ -1,0 +1,165 @@
+"""What a worker (a trainer or an engine with the SDK) and its agent say to each other over the agent's unix socket.
+
+Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's; every call gets
+exactly one `Done`, `Registered` or `Failed`. `Registered` travels with the segment's file descriptor.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.commands import Wish
+
+FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A layout of a million tensors fits; anything larger is no frame of ours."""
+
+CALLS_MAX: Final = 4096
+"""A connection has at most so many calls under way."""
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
+    """The part common to all frames."""
+
+
+class Attach(Frame, frozen=True, kw_only=True, tag="attach"):
+    """The first frame of a connection."""
+
+    protocol: int
+    job: str
+
+
+class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
+    """The agent serves this connection. `nats` is where queries about the job are answered."""
+
+    protocol: int
+    agent: str
+    incarnation: int
+    nats: str
+    credentials: str | None = None
+
+
+class Refused(Frame, frozen=True, kw_only=True, tag="refused"):
+    """The agent does not serve this connection, which ends."""
+
+    error: str
+    message: str
+
+
+class Call(Frame, frozen=True, kw_only=True):
+    """A question with a bound."""
+
+    call: int
+    timeout_s: float
+
+
+class RegisterCall(Call, frozen=True, kw_only=True, tag="register"):
+    """Bring a shard, or come back to it. `layout` is a Layout as zstd-compressed MessagePack."""
+
+    model: str
+    replica: str
+    shard: int
+    shards: int
+    spot: bool
+    layout: bytes
+
+
+class ShardCall(Call, frozen=True, kw_only=True):
+    """About a shard that this connection has registered; `handle` is what `Registered` said."""
+
+    handle: int
+
+
+class PublishCall(ShardCall, frozen=True, kw_only=True, tag="publish"):
+    """Publish what the shard's memory holds."""
+
+    version: int | None
+
+
+class UnpublishCall(ShardCall, frozen=True, kw_only=True, tag="unpublish"):
+    """Wait until the memory may be overwritten."""
+
+
+class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
+    """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound."""
+
+    want: Wish
+    wait_s: float | None = None
+
+
+class ReleaseCall(ShardCall, frozen=True, kw_only=True, tag="release"):
+    """Drain the shard and free it."""
+
+
+class Loaded(Frame, frozen=True, kw_only=True, tag="loaded"):
+    """The worker has copied its values in: the memory is whole again, though not published."""
+
+    handle: int
+
+
+class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
+    """The shard stands. `version`: what it holds published, then the memory wins over the worker's values."""
+
+    call: int
+    handle: int
+    nbytes: int
+    version: int | None
+    fresh: bool
+    """The segment is new: all zero."""
+
+
+class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source gave to a read."""
+
+    agent: str
+    replica: str
+    transport: str
+    nbytes: int
+    why: str
+
+
+class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a read went. `wire_s` is the time between the first piece asked for and the last verified."""
+
+    nbytes: int
+    wire_s: float
+    total_s: float
+    pieces: int
+    retried: int
+    kept: int
+    """Pieces that an earlier failed round of the same version had verified already."""
+    sources: tuple[SourceReport, ...]
+
+
+class Done(Frame, frozen=True, kw_only=True, tag="done"):
+    """The call's answer."""
+
+    call: int
+    version: int | None = None
+    report: ReadReport | None = None
+
+
+class Failed(Frame, frozen=True, kw_only=True, tag="failed"):
+    """The call raises this error."""
+
+    call: int
+    error: str
+    message: str
+
+
+class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
+    """How far a read is; sent a few times a second while it lasts."""
+
+    call: int
+    done_bytes: int
+    total_bytes: int
+
+
+class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
+    """What the shard's replica holds has changed."""
+
+    handle: int
+    version: int | None
+
+
+FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded
+FromAgent = Attached | Refused | Registered | Done | Failed | Progress | Holds

@@ -1,0 +1,248 @@
+"""The agent of one GPU within one job: its shards, its leases and its standing in the log. Pure.
+
+Everything that an agent decides is decided here and in the files that this one calls; `service.py` and the simulator only carry out
+what comes back. Each method takes what happened and the time, and returns effects.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Free, Key, Raise, Rejoin, Say, ShardNews
+from tensorhub_agent.operations import begin
+from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
+from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
+from tensorhub_common.errors import AgentUnavailable, MemoryExhausted, StaleSender
+from tensorhub_common.wire.commands import Holding, Join, Sender
+from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, CommandRejected
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
+
+SHARDS_MAX: Final = 1000
+"""An agent holds at most so many shards of one job; each has a lane of its own in the log."""
+
+
+class AgentCore:
+    """One agent's decisions in one job."""
+
+    def __init__(self, agent: str, limits: Limits) -> None:
+        """Begin with nothing; `adopt` what was found, then `join`."""
+        self.agent, self.limits = agent, limits
+        self.incarnation = 0
+        self.joined = False
+        self.table = LeaseTable()
+        self.shards: dict[Key, ShardCore] = {}
+        self._lanes: dict[Key, int] = {}
+        self._said: dict[int, int] = {}
+        self._host = self._site = ""
+
+    # Standing in the log.
+
+    def adopt(self, place: Place, held: Held) -> None:
+        """Take a shard that an earlier process of this agent left behind, before joining."""
+        self._add(place, held)
+
+    def join(self, incarnation: int, host: str, site: str, now: float) -> list[AnyEffect]:
+        """Speak under a new incarnation, and state what stands ready here."""
+        again = self.incarnation > 0
+        self.incarnation, self.joined = incarnation, False
+        self._host, self._site = host, site
+        self._said.clear()
+        holds = tuple(self._holding(core) for core in self.shards.values())
+        effects: list[AnyEffect] = [Say(Join(by=self._sender(0), host=host, site=site, holds=holds))]
+        if again:
+            for core in list(self.shards.values()):
+                core.rejoined(now)
+                effects += self._take(core)
+        return effects
+
+    def _holding(self, core: ShardCore) -> Holding:
+        key, held = core.key, core.held
+        ready = held.memory is Memory.READY
+        return Holding(
+            model=key.model,
+            replica=key.replica,
+            shard=key.shard,
+            version=held.version if ready else None,
+            root=held.root if ready else None,
+        )
+
+    def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
+        """Take the next event of the job's log."""
+        effects: list[AnyEffect] = []
+        if isinstance(event, AgentJoined) and event.agent == self.agent:
+            effects += self._on_joined(event, now)
+        elif isinstance(event, AgentLost) and event.agent == self.agent:
+            if event.incarnation == self.incarnation:
+                effects.append(Rejoin())
+        elif isinstance(event, CommandRejected) and event.error == StaleSender.__name__:
+            if event.by is not None and (event.by.process, event.by.incarnation) == (self.agent, self.incarnation):
+                effects.append(Rejoin())
+        for core in self._concerned(event):
+            core.on_event(event, now)
+            effects += self._take(core)
+        return effects
+
+    def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
+        if event.incarnation != self.incarnation:
+            # A process with this agent's name and a higher incarnation spoke; the log refuses what this one says.
+            return [Rejoin()] if event.incarnation > self.incarnation else []
+        self.joined = True
+        effects: list[AnyEffect] = []
+        for holding in event.dropped:
+            core = self.shards.get(Key(holding.model, holding.replica, holding.shard))
+            if core is not None:
+                effects += self._drop(core, now)
+        return effects
+
+    def _drop(self, core: ShardCore, now: float) -> list[AnyEffect]:
+        """The log gave the shard to another agent, or never knew it: let it go here."""
+
+        core.gone = True
+        for lease in self.table.forget(core.key):
+            core.out.append(BreakLease(lease, "the shard moved to another agent"))
+        core.fail(AgentUnavailable, f"{core.where} is no longer agent {self.agent!r}'s: register it again")
+        core.out.append(Free(core.key))
+        return self._take(core)
+
+    def _concerned(self, event: AnyEvent) -> list[ShardCore]:
+        model, replica = getattr(event, "model", None), getattr(event, "replica", None)
+        if event.by is not None and event.by.process == self.agent and "/" in event.by.lane:
+            lane = int(event.by.lane.partition("/")[2])
+            speaker = [core for key, core in self.shards.items() if self._lanes[key] == lane]
+        else:
+            speaker = []
+        if replica is None:
+            return speaker
+        group = [core for key, core in self.shards.items() if (key.model, key.replica) == (model, replica)]
+        return group + [core for core in speaker if core not in group]
+
+    # Shards and calls.
+
+    def register(self, place: Place, call: AnyCall, now: float) -> list[AnyEffect]:
+        """Bring a new shard whose segment stands already."""
+        if len(self.shards) >= SHARDS_MAX:
+            return [
+                Raise(
+                    call.call, MemoryExhausted.__name__, f"agent {self.agent!r} has {SHARDS_MAX} shards: release some"
+                )
+            ]
+        core = self._add(place, None)
+        core.session = call.session
+        core.called(call, now)
+        return self._take(core)
+
+    def called(self, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
+        """Begin a call on a shard."""
+        core = self.shards.get(key)
+        if core is None:
+            name = f"shard {key.shard} of {key.model}/{key.replica}"
+            return [
+                Raise(call.call, AgentUnavailable.__name__, f"{name} is not on agent {self.agent!r}: register it again")
+            ]
+        core.called(call, now)
+        return self._take(core)
+
+    def loaded(self, key: Key) -> list[AnyEffect]:
+        """The worker wrote values of its own: the memory is whole, and nothing of an earlier read is left."""
+        core = self.shards.get(key)
+        if core is None or core.held.memory is not Memory.EMPTY or core.operation is not None:
+            return []
+        core.become(Memory.EMPTY, partial=False, kept=None)
+        return self._take(core)
+
+    def worker_gone(self, session: int, now: float) -> list[AnyEffect]:
+        """A worker's connection ended."""
+        effects: list[AnyEffect] = []
+        for core in list(self.shards.values()):
+            core.worker_gone(session, now)
+            effects += self._take(core)
+        return effects
+
+    def on_news(self, news: ShardNews, now: float) -> list[AnyEffect]:
+        """Take what came of an effect."""
+        core = self.shards.get(news.key)
+        if core is None:
+            return []
+        core.on_news(news, now)
+        return self._take(core)
+
+    # Leases.
+
+    def lease_asked(
+        self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal:
+        """Answer a reader's agent."""
+        if (ask.source.agent, ask.source.incarnation) != (self.agent, self.incarnation):
+            return LeaseRefusal(reason=f"incarnation {ask.source.incarnation} of {ask.source.agent!r} is over")
+        return self.table.grant(ask, name, ticket, endpoint, now)
+
+    def redeemed(self, ticket: str, now: float) -> Lease | None:
+        """Take a ticket from the transport."""
+        return self.table.redeem(ticket, now)
+
+    def lease_ended(self, name: str, how: LeaseMove, now: float) -> list[AnyEffect]:
+        """A reader is done, or gone."""
+        key = self.table.finish(name, how)
+        core = self.shards.get(key) if key is not None else None
+        if core is None:
+            return []
+        core.readers_changed(now)
+        return self._take(core)
+
+    # Time.
+
+    def tick(self, now: float) -> list[AnyEffect]:
+        """Let time pass."""
+        effects: list[AnyEffect] = []
+        for lease in self.table.expire(now):
+            effects += self._lease_expired(lease, now)
+        for core in list(self.shards.values()):
+            when = core.deadline()
+            if when is not None and when <= now:
+                core.tick(now)
+                effects += self._take(core)
+        return effects
+
+    def _lease_expired(self, lease: Lease, now: float) -> list[AnyEffect]:
+
+        effects: list[AnyEffect] = [BreakLease(lease.name, "the reader was silent for too long")]
+        core = self.shards.get(lease.key)
+        if core is not None:
+            core.readers_changed(now)
+            effects += self._take(core)
+        return effects
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        times = [when for core in self.shards.values() if (when := core.deadline()) is not None]
+        lease = self.table.deadline()
+        return min([*times, lease] if lease is not None else times, default=None)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        self.table.check()
+        for core in self.shards.values():
+            core.check()
+
+    # How.
+
+    def _add(self, place: Place, held: Held | None) -> ShardCore:
+        taken = set(self._lanes.values())
+        lane = next(number for number in range(1, SHARDS_MAX + 1) if number not in taken)
+        self._lanes[place.key] = lane
+        sender: Callable[[], Sender] = lambda: self._sender(lane)  # noqa: E731 (one line says it)
+        core = ShardCore(place, self.table, self.limits, sender, begin, held)
+        self.shards[place.key] = core
+        return core
+
+    def _sender(self, lane: int) -> Sender:
+        self._said[lane] = self._said.get(lane, 0) + 1
+        name = f"{self.agent}/{lane}" if lane else self.agent
+        return Sender(lane=name, incarnation=self.incarnation, n=self._said[lane])
+
+    def _take(self, core: ShardCore) -> list[AnyEffect]:
+        """Take a core's effects, and forget the core if it is gone."""
+        out, core.out = core.out, []
+        if core.gone and self.shards.get(core.key) is core:
+            del self.shards[core.key]
+            del self._lanes[core.key]
+        return out

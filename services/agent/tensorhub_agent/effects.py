@@ -1,0 +1,252 @@
+"""What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
+
+The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect that takes
+time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
+"""
+
+import msgspec
+
+from tensorhub_common.wire.commands import AnyCommand, Wish
+from tensorhub_common.wire.events import Sibling
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share
+from tensorhub_common.wire.worker import ReadReport
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Names a shard within one job."""
+
+    model: str
+    replica: str
+    shard: int
+
+
+# Calls of workers. `call` is the driver's own number; every call is answered once, by Answer or Raise.
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker wants; `deadline` in the machine's time, `session` is the worker's connection."""
+
+    call: int
+    session: int
+    deadline: float
+
+
+class CallRegister(Call, frozen=True, kw_only=True):
+    """Bring a shard whose segment the driver has made already (or adopted)."""
+
+
+class CallPublish(Call, frozen=True, kw_only=True):
+    """Publish what the memory holds."""
+
+    version: int | None
+
+
+class CallUnpublish(Call, frozen=True, kw_only=True):
+    """Make the memory writable again."""
+
+
+class CallRead(Call, frozen=True, kw_only=True):
+    """Take part in the replica's round. `patience` is when a wish for newer stops waiting."""
+
+    want: Wish
+    patience: float
+
+
+class CallRelease(Call, frozen=True, kw_only=True):
+    """Drain the shard and free its memory."""
+
+
+AnyCall = CallRegister | CallPublish | CallUnpublish | CallRead | CallRelease
+
+
+# Effects.
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """Something for the driver to do."""
+
+
+class Say(Effect, frozen=True):
+    """Append the command to the log, after all earlier ones of its lane and as often as it takes."""
+
+    command: AnyCommand
+
+
+class Answer(Effect, frozen=True, kw_only=True):
+    """The call returns."""
+
+    call: int
+    version: int | None = None
+    report: ReadReport | None = None
+
+
+class Raise(Effect, frozen=True):
+    """The call raises."""
+
+    call: int
+    error: str
+    message: str
+
+
+class Hold(Effect, frozen=True):
+    """Tell the shard's worker which version its replica holds now."""
+
+    key: Key
+    version: int | None
+
+
+class Digest(Effect, frozen=True):
+    """Hash the shard's segment; answered by `Digested(number)`."""
+
+    key: Key
+    number: int
+
+
+class Save(Effect, frozen=True, kw_only=True):
+    """Write the shard's manifest, before any later effect of the same call is carried out."""
+
+    key: Key
+    state: str
+    partial: bool
+    version: int | None = None
+    root: str | None = None
+    digests: bytes = b""
+
+
+class CheckSiblings(Effect, frozen=True):
+    """Compare the layouts of one replica's shards; answered by `SiblingsChecked`."""
+
+    key: Key
+    siblings: tuple[Sibling, ...]
+
+
+class AskPlan(Effect, frozen=True):
+    """Ask the planner; answered by `PlanCame(number)`."""
+
+    key: Key
+    number: int
+    demand: Demand
+
+
+class OpenSource(Effect, frozen=True):
+    """Get a lease and open the transport with its ticket; answered by `SourceOpened` or `SourceLost`."""
+
+    key: Key
+    source: int
+    share: Share
+    version: int
+    root: str | None
+
+
+class Post(Effect, frozen=True):
+    """Bring these pieces from the source; answered by `BatchDone(batch)`, or by `SourceLost`."""
+
+    key: Key
+    source: int
+    batch: int
+    pieces: tuple[Range, ...]
+
+
+class Confirm(Effect, frozen=True):
+    """Ask the source whether the lease still holds; answered by `Confirmed`."""
+
+    key: Key
+    source: int
+
+
+class CloseSource(Effect, frozen=True):
+    """End the transport. `SourceClosed` follows only when no byte of it can be written into the destination any more."""
+
+    key: Key
+    source: int
+
+
+class BreakLease(Effect, frozen=True):
+    """Tell the reader that its lease is over."""
+
+    lease: str
+    reason: str
+
+
+class Free(Effect, frozen=True):
+    """Remove the shard's segment and manifest; the shard is gone from the agent."""
+
+    key: Key
+
+
+class Rejoin(Effect, frozen=True):
+    """The log does not know this incarnation any more: take a higher one and tell the core by `begin`."""
+
+
+# Events.
+
+
+class Digested(msgspec.Struct, frozen=True):
+    """The segment's piece digests (empty with digests off)."""
+
+    key: Key
+    number: int
+    digests: bytes
+
+
+class SiblingsChecked(msgspec.Struct, frozen=True):
+    """Why the siblings' layouts clash, or None."""
+
+    key: Key
+    mismatch: str | None
+
+
+class PlanCame(msgspec.Struct, frozen=True):
+    """The planner's answer; a planner that does not answer is a Refusal too."""
+
+    key: Key
+    number: int
+    answer: PlanAnswer
+
+
+class SourceOpened(msgspec.Struct, frozen=True):
+    """The lease stands and the transport is open. `digests` of all of the source's pieces."""
+
+    key: Key
+    source: int
+    digests: bytes
+
+
+class BatchDone(msgspec.Struct, frozen=True):
+    """The batch stands in the destination; `digests` were taken there (empty with digests off)."""
+
+    key: Key
+    source: int
+    batch: int
+    digests: bytes
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """Whether the lease still holds after the last byte."""
+
+    key: Key
+    source: int
+    holds: bool
+
+
+class SourceLost(msgspec.Struct, frozen=True):
+    """The source refused, broke the lease, or its connection ended."""
+
+    key: Key
+    source: int
+    reason: str
+
+
+class SourceClosed(msgspec.Struct, frozen=True):
+    """Nothing of the source can reach the destination any more."""
+
+    key: Key
+    source: int
+
+
+AnyEffect = (
+    Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | AskPlan | OpenSource | Post | Confirm
+    | CloseSource | BreakLease | Free | Rejoin
+)  # fmt: skip
+ReadEvent = PlanCame | SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed
+ShardNews = Digested | SiblingsChecked | ReadEvent

@@ -1,0 +1,165 @@
+"""Taking a shard back: unpublish, and release. Pure.
+
+The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are broken, and only then
+does the call return and the memory change.
+"""
+
+from tensorhub_agent.effects import AnyCall, BreakLease, CallRelease, CallUnpublish, Free, ShardNews
+from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
+from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable
+from tensorhub_common.wire.commands import Drained, Release, Sender, Unpublish
+from tensorhub_common.wire.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    ShardDrained,
+    ShardDraining,
+    ShardReleased,
+)
+
+
+class Draining:
+    """The common way down: stop granting, tell the log, wait for readers, tell the log."""
+
+    def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease) -> None:
+        """Take the call."""
+        self.core = core
+        self.call: AnyCall = call
+        # What has begun to drain goes on to its end, even if the worker is gone: nobody else would finish it.
+        self.reached = True
+        self._deadline = call.deadline
+        self._unpublish_by: Sender | None = None
+        self._drained_by: Sender | None = None
+        self._counted = False
+        self._bounded = False
+
+    def drain(self, now: float) -> None:
+        """Begin, or go on after a bound that was reached before."""
+        core, key = self.core, self.core.key
+        core.table.stop(key)
+        core.hold(None)
+        core.become(Memory.DRAINING)
+        self._unpublish_by = core.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take the log's word."""
+        if event.by is None:
+            return
+        if event.by == self._unpublish_by:
+            # A refusal means that the log counts the shard as gone already: it is no holder either way.
+            if isinstance(event, ShardDraining | CommandRejected | CommandRepeated):
+                self._counted = True
+                self._when_read_out(now)
+        elif event.by == self._drained_by and isinstance(event, ShardDrained | CommandRejected | CommandRepeated):
+            self.core.become(Memory.EMPTY)
+            self.core.table.forget(self.core.key)
+            self.drained(now)
+
+    def _when_read_out(self, now: float) -> None:
+        core, key = self.core, self.core.key
+        if self._counted and self._drained_by is None and core.table.reading(key) == 0:
+            self._drained_by = core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
+
+    def on_readers_gone(self, now: float) -> None:
+        """The last reader went."""
+        self._when_read_out(now)
+
+    def drained(self, now: float) -> None:
+        """Go on when the memory may be overwritten."""
+        raise NotImplementedError
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Nothing is asked for, so nothing comes."""
+
+    def tick(self, now: float) -> None:
+        """At the bound break the readers; when the log is silent, say so."""
+        if now < self._deadline:
+            return
+        core = self.core
+        if not self._bounded:
+            self._bounded = True
+            self._deadline = now + OUTCOME_S_MAX
+            for lease in core.table.break_all(core.key):
+                core.out.append(BreakLease(lease, "the bound of unpublish was reached"))
+            self._when_read_out(now)
+            return
+        core.fail(
+            RegistryUnavailable,
+            f"the registry did not say that {core.where} may be overwritten: don't, and call again",
+        )
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        return self._deadline
+
+    def abandon(self, now: float) -> None:
+        """Never called: draining goes on."""
+
+
+class UnpublishOperation(Draining):
+    """One unpublish call of one shard."""
+
+    def start(self, now: float) -> None:
+        """Refuse when nothing is published, else drain."""
+        if self.core.held.memory not in (Memory.READY, Memory.DRAINING):
+            self.core.fail(NotPublished, f"{self.core.where} has nothing published: publish or replicate first")
+        else:
+            self.drain(now)
+
+    def drained(self, now: float) -> None:
+        """The memory may be overwritten."""
+        self.core.finish()
+
+    def restart(self, now: float) -> None:
+        """The agent joined anew without stating this shard, so the log counts it as empty."""
+        self._counted = True
+        core = self.core
+        for lease in core.table.forget(core.key):
+            core.out.append(BreakLease(lease, "the agent joined anew"))
+        core.become(Memory.EMPTY)
+        core.finish()
+
+
+class ReleaseOperation(Draining):
+    """Drain if something is published, then let the log forget the shard, then free the memory."""
+
+    def __init__(self, core: ShardCore, call: CallRelease) -> None:
+        """Take the call."""
+        super().__init__(core, call)
+        self._release_by: Sender | None = None
+
+    def start(self, now: float) -> None:
+        """Drain first where there may be readers."""
+        if self.core.held.memory in (Memory.READY, Memory.DRAINING):
+            self.drain(now)
+        else:
+            self.drained(now)
+
+    def drained(self, now: float) -> None:
+        """Tell the log."""
+        key = self.core.key
+        self._release_by = self.core.say(Release(model=key.model, replica=key.replica, shard=key.shard))
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take the log's word on the release too."""
+        if self._release_by is not None and event.by == self._release_by:
+            if isinstance(event, ShardReleased | CommandRejected | CommandRepeated):
+                self._free()
+            return
+        super().on_event(event, now)
+
+    def _free(self) -> None:
+        core = self.core
+        core.table.forget(core.key)
+        core.gone = True
+        core.out.append(Free(core.key))
+        core.finish()
+
+    def restart(self, now: float) -> None:
+        """Try again from the start, under the new incarnation."""
+        core = self.core
+        for lease in core.table.forget(core.key):
+            core.out.append(BreakLease(lease, "the agent joined anew"))
+        if core.held.memory is not Memory.EMPTY:
+            core.become(Memory.EMPTY)
+        core.fail(AgentUnavailable, f"the agent was taken for lost while it released {core.where}: release it again")

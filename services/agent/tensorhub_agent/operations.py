@@ -1,0 +1,23 @@
+"""Which operation does which call. Pure."""
+
+from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish
+from tensorhub_agent.op_publish import PublishOperation
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.op_register import RegisterOperation
+from tensorhub_agent.op_unpublish import ReleaseOperation, UnpublishOperation
+from tensorhub_agent.shard import Operation, ShardCore
+
+
+def begin(core: ShardCore, call: AnyCall) -> Operation:
+    """Return the operation that does a call; it has not started."""
+    match call:
+        case CallRegister():
+            return RegisterOperation(core, call)
+        case CallPublish():
+            return PublishOperation(core, call)
+        case CallUnpublish():
+            return UnpublishOperation(core, call)
+        case CallRead():
+            return ReadOperation(core, call)
+        case CallRelease():
+            return ReleaseOperation(core, call)

@@ -1,0 +1,325 @@
+"""One shard in this agent's memory: what the memory is, and the one call that is under way on it. Pure.
+
+The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into memory that
+is offered to readers, and no call is answered while anything can still be written into the memory for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+from tensorhub_agent.effects import (
+    Answer,
+    AnyCall,
+    AnyEffect,
+    CallPublish,
+    Hold,
+    Key,
+    Raise,
+    Save,
+    Say,
+    ShardNews,
+)
+from tensorhub_agent.serving import LeaseTable
+from tensorhub_common.errors import ReplicaConflict, TensorHubError
+from tensorhub_common.wire.commands import AnyCommand, Drained, Sender, Unpublish
+from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady
+from tensorhub_common.wire.worker import ReadReport
+
+WISH_S_MAX: Final = 60.0
+"""A publication wished for from outside is given up after this."""
+
+OUTCOME_S_MAX: Final = 2.0
+"""After giving up, a call waits so long for the log's word before it is fenced and raises `RegistryUnavailable`."""
+
+
+NOBODY: Final = 0
+"""The number of a call that nobody waits for: a publication wished for from outside."""
+
+
+class Memory(StrEnum):
+    """What the segment is, as the agent knows it."""
+
+    EMPTY = "empty"
+    FILLING = "filling"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that the core works under."""
+
+    digests: bool = True
+    window_bytes: int = 128 * 1024 * 1024
+    stall_s: float = 5.0
+    sources_lost_s: float = 1.2
+    refill_drain_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Held:
+    """What stands in the memory."""
+
+    memory: Memory = Memory.EMPTY
+    partial: bool = False
+    version: int | None = None
+    root: str | None = None
+    digests: bytes = b""
+    kept: tuple[int, str, bytearray, bytes] | None = None
+    """Of a read that failed: its version and root, the pieces that are verified, and all digests."""
+
+
+class Operation(Protocol):
+    """A call under way. It ends by `core.finish`."""
+
+    @property
+    def call(self) -> AnyCall:
+        """What the worker asked for."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the operation has got so far that it goes on though its worker is gone."""
+
+    def start(self, now: float) -> None:
+        """Begin; may end at once."""
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take an event about this shard's replica, or an answer to what was said."""
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what came of an effect."""
+
+    def on_readers_gone(self, now: float) -> None:
+        """Take note that the shard's last reader went."""
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+
+    def abandon(self, now: float) -> None:
+        """Take note that the worker is gone; only called while `reached` is False."""
+
+    def restart(self, now: float) -> None:
+        """Take note that the agent has joined anew under a higher incarnation."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a shard belongs; what does not change while it is registered."""
+
+    key: Key
+    shards: int
+    spot: bool
+    layout: str
+    nbytes: Sequence[int]
+    """Bytes of each canonical piece."""
+
+
+Begin = Callable[["ShardCore", AnyCall], Operation]
+
+
+class ShardCore:
+    """The state of one shard. The operations beside this file do the work of calls."""
+
+    def __init__(
+        self,
+        place: Place,
+        table: LeaseTable,
+        limits: Limits,
+        sender: Callable[[], Sender],
+        begin: Begin,
+        held: Held | None = None,
+    ) -> None:
+        """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
+        self.place, self.key = place, place.key
+        self.table, self.limits = table, limits
+        self.held = held or Held()
+        self.replica_version: int | None = None
+        self.session: int | None = None
+        self.operation: Operation | None = None
+        self.queued: AnyCall | None = None
+        self.out: list[AnyEffect] = []
+        self.gone = False
+        self._sender, self._begin = sender, begin
+        self._numbers = 0
+        if self.held.memory is Memory.READY and self.held.root is not None:
+            self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
+
+    # What operations use.
+
+    def say(self, command: AnyCommand) -> Sender:
+        """Send a command on this shard's lane."""
+        by = self._sender()
+        self.out.append(Say(msgspec.structs.replace(command, by=by)))
+        return by
+
+    def number(self) -> int:
+        """Return a number that no other source, batch or question of this shard has."""
+        self._numbers += 1
+        return self._numbers
+
+    def numbers_up_to(self, last: int) -> None:
+        """Note that numbers below `last` are taken."""
+        self._numbers = max(self._numbers, last)
+
+    def hold(self, version: int | None) -> None:
+        """Note what the whole replica holds, and tell the worker."""
+        if version != self.replica_version:
+            self.replica_version = version
+            self.out.append(Hold(self.key, version))
+
+    def become(self, memory: Memory, **changes: object) -> None:
+        """Change what the memory is, and have the manifest say so before anything later is done."""
+        self.held.memory = memory
+        if memory in (Memory.EMPTY, Memory.FILLING):
+            self.held.version, self.held.root, self.held.digests = None, None, b""
+        for name, value in changes.items():
+            setattr(self.held, name, value)
+        self.out.append(
+            Save(
+                key=self.key,
+                state=str(memory),
+                partial=self.held.partial,
+                version=self.held.version,
+                root=self.held.root,
+                digests=self.held.digests,
+            )
+        )
+
+    def finish(self, *, version: int | None = None, report: ReadReport | None = None) -> None:
+        """Answer the call under way."""
+        call = self._ended()
+        if call != NOBODY:
+            self.out.append(Answer(call=call, version=version, report=report))
+
+    def fail(self, error: type[TensorHubError] | str, message: str) -> None:
+        """Let the call under way raise."""
+        call = self._ended()
+        if call != NOBODY:
+            name = error if isinstance(error, str) else error.__name__
+            self.out.append(Raise(call, name, message))
+
+    def _ended(self) -> int:
+        call = self.operation.call.call if self.operation is not None else NOBODY
+        self.operation = None
+        return call
+
+    @property
+    def where(self) -> str:
+        """Name the shard in a sentence."""
+        return f"shard {self.key.shard} of {self.key.model}/{self.key.replica}"
+
+    def is_mine(self, event: AnyEvent) -> bool:
+        """Tell whether an event is about this shard's replica."""
+        return getattr(event, "model", None) == self.key.model and getattr(event, "replica", None) == self.key.replica
+
+    # What happens.
+
+    def called(self, call: AnyCall, now: float) -> None:
+        """Begin a call, or refuse it at once."""
+        if self.operation is not None:
+            orphan = self.operation.call.session != call.session
+            if orphan and self.queued is None:
+                # A worker that died left this call behind; it ends within its bound, and then the new one begins.
+                self.queued = call
+                return
+            self.out.append(
+                Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
+            )
+            return
+        self.operation = self._begin(self, call)
+        self.operation.start(now)
+        self._begin_queued(now)
+
+    def worker_gone(self, session: int, now: float) -> None:
+        """The worker's connection ended: give up what it was waiting for, unless it has got far enough to be finished."""
+        if self.session == session:
+            self.session = None
+        if self.queued is not None and self.queued.session == session:
+            self.queued = None
+        operation = self.operation
+        if operation is not None and operation.call.session == session and not operation.reached:
+            operation.abandon(now)
+        self._begin_queued(now)
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take an event of the log that is about this shard's replica or answers its lane."""
+        if self.operation is not None:
+            self.operation.on_event(event, now)
+        else:
+            self._without_operation(event, now)
+        self._begin_queued(now)
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what came of an effect."""
+        if self.operation is not None:
+            self.operation.on_news(news, now)
+        self._begin_queued(now)
+
+    def readers_changed(self, now: float) -> None:
+        """A lease ended: somebody may be waiting for the last one."""
+        if self.operation is not None and self.table.reading(self.key) == 0:
+            self.operation.on_readers_gone(now)
+        self._begin_queued(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        if self.queued is not None and now >= self.queued.deadline:
+            self.out.append(
+                Raise(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
+            )
+            self.queued = None
+        if self.operation is not None:
+            self.operation.tick(now)
+        self._begin_queued(now)
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        times = [self.queued.deadline] if self.queued is not None else []
+        if self.operation is not None:
+            when = self.operation.deadline()
+            times += [when] if when is not None else []
+        return min(times, default=None)
+
+    def rejoined(self, now: float) -> None:
+        """The agent has a new incarnation: what was said by the old one may not have counted."""
+        if self.operation is not None:
+            self.operation.restart(now)
+        self._begin_queued(now)
+
+    def check(self) -> None:
+        """Raise AssertionError when memory and offers disagree."""
+        offered = self.table.offers.get(self.key)
+        granting = offered is not None and offered.granting
+        if self.held.memory is Memory.FILLING:
+            assert not granting, f"{self.where} is written while it grants leases"
+            assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
+        if self.held.memory is Memory.READY:
+            assert self.held.version is not None
+
+    def _begin_queued(self, now: float) -> None:
+        if self.operation is None and self.queued is not None and not self.gone:
+            call, self.queued = self.queued, None
+            self.called(call, now)
+
+    def _without_operation(self, event: AnyEvent, now: float) -> None:
+        if isinstance(event, PublishWished) and self.is_mine(event):
+            wish = CallPublish(call=NOBODY, session=NOBODY, deadline=now + WISH_S_MAX, version=event.version)
+            self.called(wish, now)
+        elif isinstance(event, ReplicaReady) and self.is_mine(event):
+            if self.held.memory is Memory.READY and self.held.version == event.version:
+                self.hold(event.version)
+            elif self.held.memory is Memory.EMPTY and event.round is None:
+                self._take_back()
+
+    def _take_back(self) -> None:
+        """The log published an offer that the caller was told nothing of (it was fenced): unpublish it in good order."""
+        key = self.key
+        self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
+        self.say(Drained(model=key.model, replica=key.replica, shard=key.shard))

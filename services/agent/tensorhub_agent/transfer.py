@@ -1,0 +1,485 @@
+"""One read of one shard: which piece comes from which source, and when a piece counts. Pure.
+
+Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it or is
+closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one that the
+log's root vouches for; without digests, when its source says after the last byte that the lease still held.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from tensorhub_common.digests import PIECE_DIGEST_BYTES, root_digest
+from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Plan, PlanAnswer, Range, Refusal, Share, SourceId
+
+BATCH_BYTES: Final = 32 * 1024 * 1024
+"""Pieces are posted in batches of about this size: large enough to keep every copying thread busy."""
+
+BATCH_PIECES_MAX: Final = 4096
+"""A batch of tiny tensors has at most so many pieces."""
+
+OPEN_S_MAX: Final = 2.0
+"""A source that has not granted a lease and opened a transport within this is left out."""
+
+PLAN_S_MAX: Final = 1.0
+"""A planner that has not answered within this is asked again."""
+
+PLAN_AGAIN_S: Final = 0.1
+"""How long to wait before asking the planner again after a refusal in mid-read."""
+
+PLANS_MAX: Final = 256
+"""One read is planned at most so often."""
+
+
+class Phase(StrEnum):
+    """How far a read is."""
+
+    LEASING = "leasing"
+    LEASED = "leased"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class SourcePhase(StrEnum):
+    """How far one source is."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class Reading:
+    """One source of the read."""
+
+    number: int
+    share: Share
+    phase: SourcePhase
+    since: float
+    queue: deque[Range] = field(default_factory=deque)
+    flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
+    unconfirmed: list[Range] = field(default_factory=list)
+    confirming: bool = False
+    got_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Todo:
+    """What the read wants of its driver now."""
+
+    plan: tuple[tuple[Range, ...], tuple[SourceId, ...]] | None = None
+    open: list[tuple[int, Share]] = field(default_factory=list)
+    post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
+    confirm: list[int] = field(default_factory=list)
+    close: list[int] = field(default_factory=list)
+
+
+class Transfer:
+    """A read in progress. Feed it what happens; after each feed take `todo()` and look at `phase`."""
+
+    def __init__(  # noqa: PLR0913 (what defines a read)
+        self,
+        *,
+        version: int,
+        root: str | None,
+        nbytes: Sequence[int],
+        verify: bool,
+        window_bytes: int,
+        stall_s: float,
+        sources_lost_s: float,
+        first_number: int,
+        now: float,
+        kept: tuple[bytearray, bytes] | None = None,
+    ) -> None:
+        """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified."""
+        self.version, self.root = version, root
+        self.verify = verify and root != NO_ROOT
+        self.phase = Phase.LEASING
+        self.error: tuple[str, str] | None = None
+        self.digests: bytes | None = None
+        self.done = bytearray(len(nbytes))
+        self.sources: dict[int, Reading] = {}
+        self.avoid: list[SourceId] = []
+        self.retried = 0
+        self.got_bytes = self.kept = 0
+        self.began, self.started, self.ended = now, now, now
+        self._nbytes = nbytes
+        self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
+        self._next = first_number
+        self._loose: list[Range] = []
+        self._planning = self._ending = self._damaged = False
+        self._plan_at: float | None = now
+        self._plan_sent = now
+        self._plans = 0
+        self._dry_since: float | None = None
+        if kept is not None and self.verify:
+            self.done, self.digests = bytearray(kept[0]), kept[1]
+            self.kept = sum(self.done)
+        self._loose = _missing_ranges(self.done)
+        self._todo = Todo()
+        if not self._loose:
+            self._plan_at = None
+            self.phase = Phase.LEASED
+
+    # What happens.
+
+    def planned(self, answer: PlanAnswer, now: float) -> None:
+        """Take the planner's answer."""
+        if not self._planning or self._ending:
+            return
+        self._planning = False
+        if isinstance(answer, Refusal):
+            self._no_plan(answer, now)
+            return
+        self._dry_since = None
+        self._spread(answer, now)
+
+    def opened(self, number: int, digests: bytes, now: float) -> None:
+        """Take a granted lease with an open transport."""
+        source = self.sources.get(number)
+        if source is None or source.phase is not SourcePhase.OPENING:
+            return
+        if self.verify and not self._vouched(digests):
+            self._damaged = True
+            self.lost(number, "its digests are not those of the log", now)
+            return
+        source.phase, source.since = SourcePhase.OPEN, now
+        self._advance(now)
+
+    def batch_done(self, number: int, batch: int, digests: bytes, now: float) -> None:
+        """Take a batch that stands in the destination, with the digests taken there."""
+        source = self.sources.get(number)
+        if source is None or batch not in source.flying:
+            return
+        ranges, nbytes = source.flying.pop(batch)
+        source.since = now
+        bad = False
+        if self.verify:
+            bad = not self._count(ranges, digests)
+        else:
+            source.unconfirmed.extend(ranges)
+        source.got_bytes += nbytes
+        self.got_bytes += nbytes
+        if bad:
+            self._damaged = True
+            self.lost(number, "its bytes did not match the digests of the log", now)
+        else:
+            self._advance(now)
+
+    def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
+        """Take the source's word on whether the lease held up to its last byte."""
+        source = self.sources.get(number)
+        if source is None or not source.confirming or source.phase is not SourcePhase.OPEN:
+            return
+        source.confirming, source.since = False, now
+        if not holds:
+            self.lost(number, "its lease did not hold to the end", now)
+            return
+        for first, count in source.unconfirmed:
+            self.done[first : first + count] = b"\x01" * count
+        source.unconfirmed.clear()
+        self._advance(now)
+
+    def lost(self, number: int, _reason: str, now: float) -> None:
+        """Leave a source out. What it has under way is asked for elsewhere only once it is closed."""
+        source = self.sources.get(number)
+        if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
+            return
+        self.avoid.append(source.share.source)
+        self._close(source)
+        self._advance(now)
+
+    def closed(self, number: int, now: float) -> None:
+        """Nothing more can come from the source."""
+        source = self.sources.get(number)
+        if source is None or source.phase is SourcePhase.CLOSED:
+            return
+        source.phase = SourcePhase.CLOSED
+        for ranges, _ in source.flying.values():
+            self.retried += sum(count for _, count in ranges)
+            self._loose.extend(ranges)
+        self._loose.extend(source.unconfirmed)
+        source.flying.clear()
+        source.unconfirmed.clear()
+        if self._loose and not self._ending and self._plan_at is None and not self._planning:
+            self._plan_at = now
+        self._advance(now)
+
+    def start(self, now: float) -> None:
+        """Write from now on: every shard of the replica has its leases."""
+        if self.phase is Phase.LEASED:
+            self.phase = Phase.RUNNING
+            self.started = now
+            self._advance(now)
+
+    def stop(self) -> None:
+        """End the read. `quiet` says when nothing can be written any more."""
+        self._ending = True
+        self._plan_at = None
+        for source in self.sources.values():
+            if source.phase in (SourcePhase.OPENING, SourcePhase.OPEN):
+                self._close(source)
+
+    def tick(self, now: float) -> None:
+        """Let time pass: leave out what stalls, ask the planner again."""
+        if self._ending:
+            return
+        for source in list(self.sources.values()):
+            if now - source.since >= self._patience(source):
+                self.lost(source.number, "it made no progress", now)
+        if self._planning and now - self._plan_sent >= PLAN_S_MAX:
+            self.planned(Refusal(error=VersionUnavailable.__name__, reason="no planner answered"), now)
+        self._advance(now)
+
+    # What follows.
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte can be written into the destination any more.
+
+        What a source has flying is forgotten only when it has answered for it or is closed.
+        """
+        return all(not source.flying for source in self.sources.values())
+
+    def todo(self) -> Todo:
+        """Take what is to be done; the next call returns only what is new."""
+        todo, self._todo = self._todo, Todo()
+        return todo
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        if self._ending:
+            return None
+        times = [s.since + self._patience(s) for s in self.sources.values() if self._patience(s) < _FOREVER]
+        if self._plan_at is not None:
+            times.append(self._plan_at)
+        if self._planning:
+            times.append(self._plan_sent + PLAN_S_MAX)
+        return min(times, default=None)
+
+    @property
+    def next_number(self) -> int:
+        """The first number that no source of this read has."""
+        return self._next
+
+    def done_bytes(self) -> int:
+        """Return how much stands verified or under way to be confirmed, for progress bars."""
+        return self.got_bytes
+
+    def keep(self) -> tuple[bytearray, bytes] | None:
+        """Return what a later read of the same bytes need not read again."""
+        if not self.verify or self.digests is None or not any(self.done):
+            return None
+        return bytearray(self.done), self.digests
+
+    def check(self) -> None:
+        """Raise AssertionError unless each missing piece is in exactly one place."""
+        places = [0] * len(self.done)
+        lists = [self._loose]
+        for source in self.sources.values():
+            lists += [list(source.queue), source.unconfirmed, *(list(ranges) for ranges, _ in source.flying.values())]
+        for ranges in lists:
+            for first, count in ranges:
+                for piece in range(first, first + count):
+                    places[piece] += 1
+        for piece, count in enumerate(places):
+            expected = 0 if self.done[piece] else 1
+            assert count == expected or self.phase is Phase.FAILED, f"piece {piece} is in {count} places"
+
+    # How.
+
+    def _patience(self, source: Reading) -> float:
+        if source.phase is SourcePhase.OPENING:
+            return OPEN_S_MAX
+        if source.phase is SourcePhase.OPEN and (source.flying or source.confirming):
+            return self._stall_s
+        return _FOREVER
+
+    def _no_plan(self, refusal: Refusal, now: float) -> None:
+        if refusal.error == LayoutMismatch.__name__:
+            self._fail(refusal.error, refusal.reason)
+            return
+        self._dry_since = now if self._dry_since is None else self._dry_since
+        leasing = self.phase is Phase.LEASING
+        if self._plans >= PLANS_MAX or now - self._dry_since >= (0 if leasing else self._sources_lost_s):
+            error = IntegrityError if self._damaged else VersionUnavailable
+            self._fail(error.__name__, refusal.reason)
+            return
+        self._plan_at = now + PLAN_AGAIN_S
+
+    def _fail(self, error: str, message: str) -> None:
+        self.phase, self.error = Phase.FAILED, (error, message)
+        self.stop()
+
+    def _spread(self, plan: Plan, now: float) -> None:
+        """Give the loose pieces to the plan's sources; what the plan left out stays loose."""
+        loose = bytearray(len(self.done))
+        for first, count in self._loose:
+            loose[first : first + count] = b"\x01" * count
+        for share in plan.shares:
+            number = self._next
+            self._next += 1
+            source = Reading(number, share, SourcePhase.OPENING, now)
+            for first, count in share.pieces:
+                source.queue.extend(_set_ranges(loose, first, first + count))
+                loose[first : first + count] = bytes(count)
+            self.sources[number] = source
+            self._todo.open.append((number, share))
+        self._loose = _set_ranges(loose, 0, len(loose))
+        self._advance(now)
+
+    def _vouched(self, digests: bytes) -> bool:
+        if len(digests) != len(self.done) * PIECE_DIGEST_BYTES:
+            return False
+        if self.digests is not None:
+            return digests == self.digests
+        if self.root is not None and root_digest(digests) != self.root:
+            return False
+        self.digests = digests
+        return True
+
+    def _count(self, ranges: tuple[Range, ...], digests: bytes) -> bool:
+        """Count the pieces whose digests are right; the others are loose again. True when all are."""
+        assert self.digests is not None
+        at, fine = 0, True
+        for first, count in ranges:
+            size = count * PIECE_DIGEST_BYTES
+            expected = self.digests[first * PIECE_DIGEST_BYTES : first * PIECE_DIGEST_BYTES + size]
+            if digests[at : at + size] == expected:
+                self.done[first : first + count] = b"\x01" * count
+            else:
+                fine = False
+                self._count_each(first, count, digests[at : at + size], expected)
+            at += size
+        return fine
+
+    def _count_each(self, first: int, count: int, found: bytes, expected: bytes) -> None:
+        for number in range(count):
+            cut = slice(number * PIECE_DIGEST_BYTES, (number + 1) * PIECE_DIGEST_BYTES)
+            if found[cut] == expected[cut]:
+                self.done[first + number] = 1
+            else:
+                self._loose.append((first + number, 1))
+                self.retried += 1
+
+    def _close(self, source: Reading) -> None:
+        source.phase = SourcePhase.CLOSING
+        source.confirming = False
+        self._loose.extend(source.queue)
+        source.queue.clear()
+        self._todo.close.append(source.number)
+
+    def _advance(self, now: float) -> None:
+        if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
+            return
+        if self._loose and not self._planning and self._plan_at is None and not self._is_closing():
+            self._plan_at = now
+        if self._plan_at is not None and now >= self._plan_at and not self._planning and not self._is_closing():
+            self._ask_plan(now)
+        if self.phase is Phase.LEASING and not self._loose and not self._planning and self._all_open():
+            self.phase = Phase.LEASED
+        if self.phase is Phase.RUNNING:
+            self._pump()
+            if all(self.done):
+                self.phase, self.ended = Phase.DONE, now
+                self.stop()
+
+    def _is_closing(self) -> bool:
+        return any(source.phase is SourcePhase.CLOSING for source in self.sources.values())
+
+    def _all_open(self) -> bool:
+        return all(s.phase in (SourcePhase.OPEN, SourcePhase.CLOSED) for s in self.sources.values())
+
+    def _ask_plan(self, now: float) -> None:
+        self._plan_at = None
+        if not self._loose:
+            return
+        self._planning, self._plan_sent = True, now
+        self._plans += 1
+        self._loose = _merged(self._loose)
+        self._todo.plan = (tuple(self._loose), tuple(self.avoid))
+
+    def _pump(self) -> None:
+        flying = sum(nbytes for source in self.sources.values() for _, nbytes in source.flying.values())
+        for source in self.sources.values():
+            if source.phase is not SourcePhase.OPEN or source.confirming:
+                continue
+            if not source.queue and not source.flying:
+                self._take_over(source)
+            while source.queue and flying < self._window_bytes:
+                ranges, nbytes = self._cut_batch(source.queue)
+                source.flying[self._next_batch()] = (ranges, nbytes)
+                self._todo.post.append((source.number, self._next - 1, ranges))
+                flying += nbytes
+            if source.unconfirmed and not source.queue and not source.flying:
+                source.confirming = True
+                self._todo.confirm.append(source.number)
+
+    def _next_batch(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _take_over(self, idle: Reading) -> None:
+        """Let an idle source take the later half of what the busiest has not asked for yet."""
+        busiest = max(self.sources.values(), key=lambda s: sum(count for _, count in s.queue))
+        waiting = sum(count for _, count in busiest.queue)
+        if busiest is idle or waiting < 2:  # noqa: PLR2004 (half of one piece is nothing)
+            return
+        wanted = waiting // 2
+        while wanted > 0:
+            first, count = busiest.queue.pop()
+            taken = min(count, wanted)
+            if taken < count:
+                busiest.queue.append((first, count - taken))
+            idle.queue.appendleft((first + count - taken, taken))
+            wanted -= taken
+
+    def _cut_batch(self, queue: deque[Range]) -> tuple[tuple[Range, ...], int]:
+        ranges: list[Range] = []
+        nbytes = pieces = 0
+        while queue and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
+            first, count = queue.popleft()
+            taken = 0
+            while taken < count and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
+                nbytes += self._nbytes[first + taken]
+                taken += 1
+                pieces += 1
+            ranges.append((first, taken))
+            if taken < count:
+                queue.appendleft((first + taken, count - taken))
+        return tuple(ranges), nbytes
+
+
+_FOREVER: Final = float("inf")
+
+
+def _set_ranges(marks: bytearray, start: int, stop: int) -> list[Range]:
+    """Return the runs of set marks in [start, stop)."""
+    runs = []
+    at = marks.find(1, start, stop)
+    while at != -1:
+        end = marks.find(0, at, stop)
+        end = stop if end == -1 else end
+        runs.append((at, end - at))
+        at = marks.find(1, end, stop)
+    return runs
+
+
+def _missing_ranges(done: bytearray) -> list[Range]:
+    return _set_ranges(bytearray(1 - mark for mark in done), 0, len(done))
+
+
+def _merged(ranges: list[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for first, count in sorted(ranges):
+        if merged and merged[-1][0] + merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], merged[-1][1] + count)
+        else:
+            merged.append((first, count))
+    return merged
