@@ -22,6 +22,7 @@ from tensorhub_common.catalog.state import (
     root_key,
 )
 from tensorhub_common.catalog.table import ShardMove, ShardState
+from tensorhub_common.catalog.wellformed import checked_digest
 from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict
 from tensorhub_common.wire.commands import (
     NO_ROOT,
@@ -57,10 +58,14 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
             "register all of them before publishing",
         )
     wished = command.version
-    if wished is None or not all(holds(model, replica, index, wished) for index in range(replica.shards)):
-        for shard in replica.members.values():
-            _check_publishable(model, replica, shard, command.version, None)
-    out.append(PublishWished(model=model.name, replica=replica.name, version=command.version, shards=replica.shards))
+    for shard in _in_order(replica):
+        if wished is not None and holds(model, replica, shard.index, wished):
+            continue
+        _check_free(model, replica, shard, wished)
+        why = _not_newer(model, replica, shard, wished, None)
+        if why is not None:
+            raise Refused(VersionConflict, why)
+    out.append(PublishWished(model=model.name, replica=replica.name, version=wished, shards=replica.shards))
 
 
 def ready(catalog: Catalog, command: Ready, out: Out) -> None:
@@ -69,11 +74,15 @@ def ready(catalog: Catalog, command: Ready, out: Out) -> None:
     if shard.state is ShardState.READY and (command.version, command.root) == (shard.version, shard.root):
         out.append(_stands(model, replica, shard))
         return
-    _check_publishable(model, replica, shard, command.version, command.root)
-    replica.offers[shard.index] = Offer(command.version, command.root)
-    clash = _clashing_numbers(replica)
-    if clash:
-        _fail(model, replica, f"the shards name versions {clash}; all shards must publish one", out)
+    checked_digest("root", command.root)
+    _check_free(model, replica, shard, command.version)
+    offers = {**replica.offers, shard.index: Offer(command.version, command.root)}
+    why = _clash(offers) or _not_newer(model, replica, shard, command.version, command.root)
+    if why is not None and len(offers) == 1:
+        raise Refused(VersionConflict, why)
+    replica.offers = offers
+    if why is not None:
+        _fail(model, replica, why, out)
         return
     missing = _missing(model, replica)
     if missing:
@@ -91,8 +100,8 @@ def _stands(model: Model, replica: Replica, shard: Shard) -> PublishStands:
     return PublishStands(model=model.name, replica=replica.name, shard=shard.index, version=shard.version)
 
 
-def _check_publishable(model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None) -> None:
-    """Refuse an offer that can't become a version. `root` is None for a wish, whose bytes nobody has digested yet."""
+def _check_free(model: Model, replica: Replica, shard: Shard, version: int | None) -> None:
+    """Refuse a shard that can't publish now, and a number that no version has."""
     where = f"{model.name}/{replica.name} shard {shard.index}"
     if shard.state is ShardState.READY:
         raise Refused(
@@ -100,32 +109,38 @@ def _check_publishable(model: Model, replica: Replica, shard: Shard, version: in
         )
     if shard.state is not ShardState.EMPTY or (replica.round is not None and shard.index in replica.round.wants):
         raise Refused(ReplicaConflict, f"{where} is busy ({shard.state}): wait until its other call has ended")
-    if version is None:
-        return
-    if not 0 <= version <= VERSION_MAX:
+    if version is not None and not 0 <= version <= VERSION_MAX:
         raise Refused(VersionConflict, f"version {version} is out of range: take 0 to {VERSION_MAX}")
-    if model.last is None or version > model.last:
-        return
-    if version == model.last and (root is None or _equal_bytes(model, replica, shard, version, root)):
-        return
-    raise Refused(VersionConflict, _not_newer(model, version))
+
+
+def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None, root: str | None) -> str | None:
+    """Say why an offer can't become a version, or None. A wish has no root: nobody has digested its bytes yet."""
+    last = model.last
+    if last is None or (version is not None and version > last):
+        return None
+    if version is None:
+        name = model.name
+        return (
+            None if last < VERSION_MAX else f"no version above {last} is possible: publish {name!r} under another name"
+        )
+    same = ""
+    if version == last:
+        if root is None or _equal_bytes(model, replica, shard, version, root):
+            return None
+        same = f", and with other bytes than these (version {version} is taken)"
+    return (
+        f"version {version} of model {model.name!r} is not newer than the last published one, {last}{same}: "
+        f"publish {last + 1} or higher"
+    )
 
 
 def _equal_bytes(model: Model, replica: Replica, shard: Shard, version: int, root: str) -> bool:
     return root != NO_ROOT and root == known_root(model, replica, shard, version)
 
 
-def _not_newer(model: Model, version: int) -> str:
-    same = f", and with other bytes than these (version {version} is taken)" if version == model.last else ""
-    return (
-        f"version {version} of model {model.name!r} is not newer than the last published one, {model.last}{same}: "
-        f"publish {(model.last or 0) + 1} or higher"
-    )
-
-
-def _clashing_numbers(replica: Replica) -> list[int]:
-    numbers = sorted({offer.version for offer in replica.offers.values() if offer.version is not None})
-    return numbers if len(numbers) > 1 else []
+def _clash(offers: Mapping[int, Offer]) -> str | None:
+    numbers = sorted({offer.version for offer in offers.values() if offer.version is not None})
+    return f"the shards name versions {numbers}; all shards must publish one" if len(numbers) > 1 else None
 
 
 def _target(model: Model, offers: Mapping[int, Offer]) -> int:
@@ -146,19 +161,20 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     """Every shard has come: publish, or fail for all of them."""
     version = _target(model, replica.offers)
     offers = dict(replica.offers)
-    if model.last is not None and version <= model.last:
-        # Another replica published this number since the first shard offered: equal bytes make a holder, others fail.
-        equal = version == model.last and all(
-            _equal_bytes(model, replica, replica.members[index], version, offer.root) for index, offer in offers.items()
-        )
-        if not equal:
-            _fail(model, replica, _not_newer(model, version), out)
-            return
-    else:
+    # Another replica may have published since the first shard offered: equal bytes make a holder, others fail.
+    refusals = [_not_newer(model, replica, replica.members[i], version, offer.root) for i, offer in offers.items()]
+    why = next((each for each in refusals if each is not None), None)
+    if why is not None:
+        _fail(model, replica, why, out)
+        return
+    if model.last is None or version > model.last:
         keys = [root_key(replica.shards, shard.index, shard.layout) for shard in _in_order(replica)]
         roots = [offers[index].root for index in range(replica.shards)]
         model.versions[version] = Version(
-            number=version, time=catalog.time, publisher=replica.name, roots=dict(zip(keys, roots, strict=True))
+            number=version,
+            time=catalog.time,
+            publisher=replica.name,
+            roots=dict(zip(keys, roots, strict=True)),
         )
         model.last = version
         out.append(VersionPublished(model=model.name, version=version, replica=replica.name, roots=tuple(roots)))
