@@ -1,7 +1,7 @@
 """Which names may stand in a NATS subject.
 
-Jobs, models, replicas, agents and sites appear as subject tokens, so anything but letters, digits, `_` and `-` is refused
-before it reaches NATS. Names that begin with `_` are the hub's own.
+Jobs, models, replicas, agents and sites appear as subject tokens, so anything but letters, digits, `_` and `-` is
+refused before it reaches NATS. Names that begin with `_` are the hub's own.
 """
 
 import re

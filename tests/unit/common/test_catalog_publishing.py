@@ -44,7 +44,7 @@ def two() -> World:
     return world
 
 
-# ----------------------------------------------------------------------------------------------------------- publish
+# -------------------------------------------------------------------------------------------------------------- publish
 
 
 def test_a_version_exists_once_all_shards_of_one_replica_are_ready(two: World) -> None:
@@ -174,7 +174,7 @@ def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() 
     assert isinstance(events[0], VersionPublished)
 
 
-# ------------------------------------------------------------------------------------------------- another publisher
+# ---------------------------------------------------------------------------------------------------- another publisher
 
 
 def test_another_replica_may_publish_the_last_version_with_an_equal_root_and_becomes_a_holder(one: World) -> None:
@@ -258,7 +258,7 @@ def test_a_replica_that_lost_one_shard_is_made_whole_by_that_shard_alone(two: Wo
     assert kinds(two.ready("trainer", 12, shard=1)) == ["version.available", "replica.ready"]
 
 
-# ---------------------------------------------------------------------------------------------------------- withdraw
+# ------------------------------------------------------------------------------------------------------------- withdraw
 
 
 def test_a_shard_that_waits_may_withdraw_and_learns_who_was_missing(two: World) -> None:
@@ -291,7 +291,7 @@ def test_a_withdrawn_shard_may_come_again_and_meets_its_sibling(two: World) -> N
     assert isinstance(two.ready("trainer", 12, shard=0)[0], VersionPublished)
 
 
-# ------------------------------------------------------------------------------------------------ wishes from outside
+# -------------------------------------------------------------------------------------------------- wishes from outside
 
 
 def test_publish_from_outside_is_a_wish_that_changes_nothing(two: World) -> None:
@@ -345,7 +345,7 @@ def test_a_wish_while_a_round_runs_is_refused(one: World) -> None:
     refused(one.wish("trainer", 1), "ReplicaConflict")
 
 
-# --------------------------------------------------------------------------------------------------------- unpublish
+# ------------------------------------------------------------------------------------------------------------ unpublish
 
 
 def test_unpublish_ends_the_version_and_the_memory_is_free_only_when_drained(one: World) -> None:

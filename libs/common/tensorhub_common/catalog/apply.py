@@ -1,7 +1,7 @@
 """The fold: one command and JetStream's time of it in, one group of events out.
 
-The same on every machine. Exactly one group per command: a repeat (same lane, incarnation and n) is answered with what it
-was answered before, an older one is refused, and a refused command changes nothing but the memory of having refused it.
+The same on every machine. Exactly one group per command: a repeat (same lane, incarnation and n) is answered with what
+it was answered before, an older one is refused, and a refused command changes nothing but the memory of its refusal.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,9 @@ import msgspec
 
 from tensorhub_common.catalog import membership, publishing, rounds
 from tensorhub_common.catalog.refusal import Refused
-from tensorhub_common.catalog.state import LANES_MAX, Catalog, Remembered
-from tensorhub_common.errors import BadCommand
+from tensorhub_common.catalog.state import Catalog, Remembered
+from tensorhub_common.catalog.wellformed import check_sender, is_sender
+from tensorhub_common.errors import BadCommand, StaleSender
 from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
     AnyCommand,
@@ -64,63 +65,60 @@ def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreada
         raise ValueError(f"command {seq} was folded before: the catalog is at {catalog.seq}")
     catalog.seq, catalog.time = seq, time
     by = None if isinstance(command, Unreadable) else command.by
-    out: list[Event] = []
     try:
-        if isinstance(command, Unreadable):
-            raise Refused(BadCommand, command.reason)
-        known = _repeated(catalog, by, command)
-        if known is not None:
-            return _numbered((known,), seq, time, by)
-        _HANDLERS[type(command)](catalog, command, out)
+        out = _decide(catalog, command)
     except Refused as no:
         out = [_rejection(command, no)]
-    events = _numbered(tuple(out), seq, time, by)
+    events = _numbered(out, seq, time, by)
     if by is not None:
         _remember(catalog, by, events[0])
     return events
 
 
-def _repeated(catalog: Catalog, by: Sender | None, command: AnyCommand) -> CommandRepeated | None:
+def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
+    """Answer what is no command or no news, and hand everything else to its handler."""
+    if isinstance(command, Unreadable):
+        raise Refused(BadCommand, command.reason)
+    if command.by is not None:
+        check_sender(command.by)
+        known = _repeated(catalog, command.by, command)
+        if known is not None:
+            return [known]
+    out: list[Event] = []
+    _HANDLERS[type(command)](catalog, command, out)
+    return out
+
+
+def _repeated(catalog: Catalog, by: Sender, command: AnyCommand) -> CommandRepeated | None:
     """Return the answer to a repeat, or None for a new command. Refuses one that is older than the lane's last."""
-    if by is None:
-        return None
     last = catalog.lanes.get(by.lane)
     if last is None or (by.incarnation, by.n) > (last.incarnation, last.n):
         return None
     if (by.incarnation, by.n) < (last.incarnation, last.n):
-        raise _Stale(
-            BadCommand,
-            f"lane {by.lane!r} has said ({last.incarnation}, {last.n}) already, so ({by.incarnation}, {by.n}) is too late",
+        said = f"({last.incarnation}, {last.n})"
+        raise Refused(
+            StaleSender if by.incarnation < last.incarnation else BadCommand,
+            f"lane {by.lane!r} has said {said} already, so ({by.incarnation}, {by.n}) comes too late",
         )
     return CommandRepeated(
         of=last.seq, outcome=last.outcome, error=last.error, message=last.message, model=_model_token(command)
     )
 
 
-class _Stale(Refused):
-    """A refusal that must not take the place of the lane's newer outcome; `_remember` sees to that by order."""
-
-
 def _remember(catalog: Catalog, by: Sender, outcome: Event) -> None:
+    """Keep a live agent's last outcome on the lane. An older word or a repeat never takes its place.
+
+    Registries are not kept: their `Expire` names an incarnation, so that a repeat finds it lost already.
+    """
+    agent = catalog.agents.get(by.process)
+    if agent is None or agent.incarnation != by.incarnation or not is_sender(by):
+        return
     last = catalog.lanes.get(by.lane)
     if last is not None and (by.incarnation, by.n) <= (last.incarnation, last.n):
-        return
-    if not _may_be_remembered(catalog, by):
         return
     error = outcome.error if isinstance(outcome, CommandRejected) else None
     message = outcome.message if isinstance(outcome, CommandRejected) else None
     catalog.lanes[by.lane] = Remembered(by.incarnation, by.n, outcome.cmd, kind_of(outcome), error, message)
-
-
-def _may_be_remembered(catalog: Catalog, by: Sender) -> bool:
-    """Keep the table bounded: lanes of known senders only, and so many of each."""
-    process, _, lane = by.lane.partition("/")
-    if not is_name(process) or (lane and not (lane.isascii() and lane.isdigit() and int(lane) < LANES_MAX)):
-        return False
-    agent = catalog.agents.get(process)
-    if agent is None:
-        return process.startswith("_") and not lane
-    return by.incarnation == agent.incarnation
 
 
 def _rejection(command: AnyCommand | Unreadable, no: Refused) -> CommandRejected:
@@ -136,10 +134,10 @@ def _rejection(command: AnyCommand | Unreadable, no: Refused) -> CommandRejected
 def _model_token(command: AnyCommand) -> str:
     """Return the model for the event's subject; a name that can't stand in a subject is the hub's matter."""
     model = getattr(command, "model", None)
-    return model if is_name(model) and isinstance(model, str) else HUB_MODEL
+    return model if isinstance(model, str) and is_name(model) and not model.startswith("_") else HUB_MODEL
 
 
-def _numbered(events: tuple[Event, ...], seq: int, time: float, by: Sender | None) -> tuple[Event, ...]:
+def _numbered(events: list[Event], seq: int, time: float, by: Sender | None) -> tuple[Event, ...]:
     return tuple(
         msgspec.structs.replace(event, cmd=seq, i=number, k=len(events), time=time, by=by)
         for number, event in enumerate(events, start=1)

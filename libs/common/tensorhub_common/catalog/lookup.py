@@ -57,10 +57,10 @@ def owned_shard(catalog: Catalog, command: ShardCommand) -> tuple[Model, Replica
     model, replica = the_replica(catalog, command.model, command.replica)
     shard = replica.members.get(command.shard)
     if shard is None or shard.agent != agent.name:
-        where = "is not registered" if shard is None else f"stands on agent {shard.agent!r}"
+        why = "is not registered" if shard is None else f"stands on agent {shard.agent!r}"
         raise Refused(
             BadCommand,
-            f"shard {command.shard} of {command.model}/{command.replica} {where}: agent {agent.name!r} can't speak for it",
+            f"shard {command.shard} of {command.model}/{command.replica} {why}: {agent.name!r} can't speak for it",
         )
     return model, replica, shard
 

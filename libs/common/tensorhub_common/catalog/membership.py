@@ -1,7 +1,7 @@
 """Who is there: agents that join and are lost, shards that are registered and released.
 
-An agent speaks for the shards in its memory. What an older incarnation says is refused, and a shard moves to another agent only
-once its own is lost or has released it.
+An agent speaks for the shards in its memory. What an older incarnation says is refused, and a shard moves to another
+agent only once its own is lost or has released it.
 """
 
 from tensorhub_common.catalog import rounds
@@ -21,6 +21,7 @@ from tensorhub_common.catalog.state import (
     known_root,
 )
 from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
+from tensorhub_common.catalog.wellformed import checked_number
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, StaleSender
 from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
 from tensorhub_common.wire.events import (
@@ -38,8 +39,8 @@ _DIGEST_CHARS_MAX = 128
 def join(catalog: Catalog, command: Join, out: Out) -> None:
     """Let an agent's new incarnation speak, and believe what the log can vouch for of what it says it holds."""
     by = command.by
-    if by is None or by.process.startswith("_"):
-        raise Refused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
+    if by is None:
+        raise Refused(BadCommand, "an agent must join under its own name: this command must name its sender")
     checked_name("host", command.host)
     checked_name("site", command.site)
     agent = catalog.agents.get(by.process)
@@ -101,16 +102,22 @@ def _restate(
         holding = stated.get((model_name, replica_name, index))
         if holding is None:
             _remove(catalog, model, replica, shard)
-        elif holding.version is not None and holding.root is not None:
-            if known_root(model, replica, shard, holding.version) == holding.root:
-                shift(shard, ShardMove.RESTATED, holding.version, holding.root)
+        elif _is_vouched_for(model, replica, shard, holding):
+            shift(shard, ShardMove.RESTATED, holding.version, holding.root)
     for model_name, replica_name in touched:
         found = catalog.models.get(model_name)
         if found is not None:
-            _settle(catalog, found, replica_name, "lost", out)
+            _settle(found, replica_name, "lost", out)
 
 
-def _settle(catalog: Catalog, model: Model, replica_name: str, reason: str, out: Out) -> None:
+def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holding) -> bool:
+    """Tell whether the log keeps this root for the shard at this version, so that what is stated can be believed."""
+    if holding.version is None or holding.root is None:
+        return False
+    return known_root(model, replica, shard, holding.version) == holding.root
+
+
+def _settle(model: Model, replica_name: str, reason: str, out: Out) -> None:
     """After shards went: bring the replica's version up to date, and drop the replica when none is left."""
     replica = model.replicas[replica_name]
     refresh(model, replica, reason, out)
@@ -140,7 +147,10 @@ def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> N
 
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:
-    """Count an agent as lost, on the word of the highest leader's term seen."""
+    """Count an agent as lost, on the word of the highest leader's term seen. No agent's word does that."""
+    if command.by is None or command.by.process in catalog.agents:
+        raise Refused(BadCommand, "only a registry may say that an agent is lost")
+    checked_number("term", command.term)
     if command.term < catalog.term:
         raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
     agent = catalog.agents.get(command.agent)
@@ -160,7 +170,7 @@ def expire(catalog: Catalog, command: Expire, out: Out) -> None:
             model, replica, replica.members[index], f"agent {agent.name!r}, which owns shard {index}, was lost", out
         )
     for model_name, replica_name in touched:
-        _settle(catalog, catalog.models[model_name], replica_name, "lost", out)
+        _settle(catalog.models[model_name], replica_name, "lost", out)
 
 
 def register(catalog: Catalog, command: Register, out: Out) -> None:
@@ -172,7 +182,8 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
     if not 1 <= command.shards <= SHARDS_MAX or not 0 <= command.shard < command.shards:
         raise Refused(
             LayoutMismatch,
-            f"shard {command.shard} of {command.shards} of {where} is out of range: shards count from 0, up to {SHARDS_MAX}",
+            f"shard {command.shard} of {command.shards} of {where} is out of range: shards count from 0, at most "
+            f"{SHARDS_MAX}",
         )
     if command.nbytes < 0 or not 0 < len(command.layout) <= _DIGEST_CHARS_MAX:
         raise Refused(BadCommand, f"the layout digest or size of {where} shard {command.shard} is malformed")
@@ -224,7 +235,8 @@ def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command:
     elif catalog.agents[old.agent].state is AgentState.LIVE:
         raise Refused(
             ReplicaConflict,
-            f"shard {command.shard} of {where} stands on agent {old.agent!r}: release it there, or use another replica name",
+            f"shard {command.shard} of {where} stands on agent {old.agent!r}: release it there, or use another "
+            "replica name",
         )
 
 
@@ -254,4 +266,4 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
     _take_out(model, replica, shard, f"shard {shard.index} was released", out)
     _remove(catalog, model, replica, shard)
     out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))
-    _settle(catalog, model, replica.name, "released", out)
+    _settle(model, replica.name, "released", out)

@@ -3,7 +3,7 @@
 from tensorhub_common.errors import TensorHubError
 
 
-class Refused(Exception):  # noqa: N818 (not an error of the program: an answer)
+class Refused(Exception):
     """The command changes nothing; its sender is told this error."""
 
     def __init__(self, error: type[TensorHubError], message: str) -> None:

@@ -1,8 +1,8 @@
 """Rounds: one answer for all shards of a replica (TensorHub paper, model-parallel consistency).
 
-Every shard joins with what it wants; when the last has joined the fold decides once for all of them. Each shard asking for
-"latest" by itself is the bug that this prevents. Nothing is drained or overwritten before every lease of every shard is
-granted.
+Every shard joins with what it wants; when the last has joined the fold decides once for all of them. Each shard asking
+for "latest" by itself is the bug that this prevents. Nothing is drained or overwritten before every lease of every
+shard is granted.
 """
 
 from collections.abc import Mapping
@@ -190,9 +190,7 @@ def _complete(model: Model, replica: Replica, current: Round, version: int, out:
     wake(model, out)
 
 
-def end(  # noqa: PLR0913 (one way for every round to end)
-    model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "", message: str = ""
-) -> None:
+def end(model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "", message: str = "") -> None:
     """End the replica's round for all its shards; what was being filled goes back to empty."""
     current = replica.round
     if current is None:
@@ -327,7 +325,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
 
 
 def _went_in_good_order(model: Model, current: Round) -> bool:
-    """Tell whether the version was given up, not lost, or a newer one stands, so that "latest" can go on with another."""
+    """Tell whether the version was given up, not lost, or a newer one stands: "latest" can go on with another."""
     if any(isinstance(wish, int) for wish in current.wants.values()) or current.attempt >= ATTEMPTS_MAX:
         return False
     assert current.version is not None

@@ -16,9 +16,8 @@ def story(events: Iterable[AnyEvent], model: str, version: int | None = None) ->
     """
     rounds: set[int] = set()
     for event in events:
-        if isinstance(event, AgentJoined | AgentLost):
-            yield line(event)
-        elif model_of(event) == model and (version is None or _is_about(event, version, rounds)):
+        is_told = model_of(event) == model and (version is None or _is_about(event, version, rounds))
+        if is_told or isinstance(event, AgentJoined | AgentLost):
             yield line(event)
 
 

@@ -7,11 +7,37 @@ subjects, digests are short (one event names those of all shards), and numbers a
 from typing import Final
 
 from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import LANES_MAX
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.names import is_name
+from tensorhub_common.wire.commands import Sender
 
 NUMBER_MAX: Final = 2**53 - 1
 """The largest number that every JSON reader keeps exact."""
+
+_LANE_CHARS_MAX: Final = len(str(LANES_MAX))
+
+
+def is_sender(by: Sender) -> bool:
+    """Tell whether the sender's word can be remembered: else its commands would count, and their repeats again."""
+    process, slash, lane = by.lane.partition("/")
+    named = is_name(process) and not process.startswith("_") and (not slash or _is_lane(lane))
+    return named and 0 <= by.incarnation <= NUMBER_MAX and 0 <= by.n <= NUMBER_MAX
+
+
+def check_sender(by: Sender) -> None:
+    """Refuse a sender that is none."""
+    if not is_sender(by):
+        raise Refused(
+            BadCommand,
+            f"({by.lane!r:.80}, {by.incarnation}, {by.n}) is no sender: take a process's name, or with '/' its lane "
+            f"0 to {LANES_MAX - 1}, and numbers from 0 to {NUMBER_MAX}",
+        )
+
+
+def _is_lane(text: str) -> bool:
+    short = 0 < len(text) <= _LANE_CHARS_MAX and text.isascii() and text.isdecimal()
+    return short and text == str(int(text)) and int(text) < LANES_MAX
 
 
 def checked_digest(what: str, text: str) -> str:
