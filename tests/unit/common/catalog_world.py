@@ -42,7 +42,7 @@ from tensorhub_common.wire.events import CommandRejected, Event, kind_of, model_
 JOB = "run-7"
 MODEL = "policy"
 EVENT_BYTES_MAX = 1024 * 1024
-REGISTRY = "registry-0"
+REGISTRY = "_registry"
 _MAY_CHANGE_WHEN_REFUSED = frozenset({"seq", "time", "lanes"})
 
 
@@ -148,7 +148,8 @@ class World:
     def expire(self, agent: str, term: int = 1, incarnation: int | None = None) -> tuple[Event, ...]:
         """Let the registry's leader count an agent as lost."""
         which = self.catalog.agents[agent].incarnation if incarnation is None else incarnation
-        return self.say(Expire(by=self.by(REGISTRY), agent=agent, incarnation=which, term=term))
+        self._said += 1
+        return self.say(Expire(by=Sender(REGISTRY, term, self._said), agent=agent, incarnation=which, term=term))
 
     # Shards.
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, REGISTRY, World, kinds, root
 
 from tensorhub_common.catalog.apply import MESSAGE_CHARS_MAX, apply
-from tensorhub_common.catalog.state import LANES_MAX, Catalog
+from tensorhub_common.catalog.state import HUB_LANES_MAX, LANES_MAX, Catalog
 from tensorhub_common.wire.commands import (
     VERSION_MAX,
     Drained,
@@ -210,6 +210,7 @@ def test_lanes_of_older_incarnations_are_forgotten(world: World) -> None:
         f"a/{LANES_MAX}",
         "a/" + "9" * 5000,
         "a b",
+        "_registry/0",
         "a/" + "x" * 100_000,
     ],
 )
@@ -298,11 +299,13 @@ def test_a_folder_takes_no_sequence_twice() -> None:
 def test_an_expiry_carries_the_leaders_term_and_a_lower_one_is_refused(world: World) -> None:
     world.join("b")
     world.expire("a", term=7)
-    assert "term 6 is over" in rejected(world.expire("b", term=6)).message
+    late = Expire(by=Sender("_other", 9, 1), agent="b", incarnation=1, term=6)
+    assert "term 6 is over" in rejected(world.say(late)).message
+    rejected(world.expire("b", term=6), "StaleSender")
     assert kinds(world.expire("b", term=7)) == ["agent.lost"]
 
 
-def test_a_repeated_expiry_is_refused(world: World) -> None:
+def test_an_expiry_that_is_said_again_is_refused(world: World) -> None:
     world.expire("a", term=7)
     rejected(world.expire("a", term=7), "BadCommand")
 
@@ -317,6 +320,7 @@ def test_an_expiry_of_an_older_incarnation_is_refused(world: World) -> None:
 def test_an_agents_word_never_expires_an_agent(world: World) -> None:
     world.join("b")
     rejected(world.say(Expire(by=world.by("b"), agent="a", incarnation=1, term=99)), "BadCommand")
+    rejected(world.say(Expire(by=Sender("registry-0", 1, 1), agent="a", incarnation=1, term=99)), "BadCommand")
     assert world.catalog.term == 0
 
 
@@ -325,6 +329,21 @@ def test_a_term_that_can_not_be_counted_is_refused(world: World, term: int) -> N
     rejected(world.expire("a", term=term))
 
 
-def test_a_registry_is_no_agent(world: World) -> None:
-    assert kinds(world.say(Expire(by=Sender(REGISTRY, 3, 1), agent="a", incarnation=1, term=1)))[0] == "agent.lost"
+def test_the_hub_is_no_agent(world: World) -> None:
+    rejected(world.join("_registry"), "BadCommand")
+    rejected(world.say(register_by(Sender(REGISTRY, 1, 10_000))), "StaleSender")
     assert REGISTRY not in world.catalog.agents
+
+
+def test_a_repeated_expiry_is_answered_like_any_repeat(world: World) -> None:
+    command = Expire(by=Sender(REGISTRY, 3, 1), agent="a", incarnation=1, term=3)
+    world.say(command)
+    (again,) = world.say(command)
+    assert isinstance(again, CommandRepeated)
+    assert again.outcome == "agent.lost"
+
+
+def test_lanes_of_the_hub_are_bounded(world: World) -> None:
+    for number in range(2 * HUB_LANES_MAX):
+        world.say(Expire(by=Sender(f"_registry-{number}", 1, 1), agent="a", incarnation=5, term=1))
+    assert sum(lane.startswith("_") for lane in world.catalog.lanes) == HUB_LANES_MAX

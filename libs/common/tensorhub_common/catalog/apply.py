@@ -11,8 +11,8 @@ import msgspec
 
 from tensorhub_common.catalog import membership, publishing, rounds
 from tensorhub_common.catalog.refusal import Refused
-from tensorhub_common.catalog.state import Catalog, Remembered
-from tensorhub_common.catalog.wellformed import check_sender, is_sender
+from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
+from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
 from tensorhub_common.errors import BadCommand, StaleSender
 from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
@@ -106,19 +106,23 @@ def _repeated(catalog: Catalog, by: Sender, command: AnyCommand) -> CommandRepea
 
 
 def _remember(catalog: Catalog, by: Sender, outcome: Event) -> None:
-    """Keep a live agent's last outcome on the lane. An older word or a repeat never takes its place.
-
-    Registries are not kept: their `Expire` names an incarnation, so that a repeat finds it lost already.
-    """
-    agent = catalog.agents.get(by.process)
-    if agent is None or agent.incarnation != by.incarnation or not is_sender(by):
-        return
+    """Keep the lane's last outcome. An older word or a repeat never takes its place."""
     last = catalog.lanes.get(by.lane)
+    if not is_sender(by) or not _has_room(catalog, by):
+        return
     if last is not None and (by.incarnation, by.n) <= (last.incarnation, last.n):
         return
     error = outcome.error if isinstance(outcome, CommandRejected) else None
     message = outcome.message if isinstance(outcome, CommandRejected) else None
     catalog.lanes[by.lane] = Remembered(by.incarnation, by.n, outcome.cmd, kind_of(outcome), error, message)
+
+
+def _has_room(catalog: Catalog, by: Sender) -> bool:
+    """Keep the table bounded: lanes of live incarnations, and a few of the hub's own."""
+    if is_hub(by):
+        return by.lane in catalog.lanes or sum(lane.startswith("_") for lane in catalog.lanes) < HUB_LANES_MAX
+    agent = catalog.agents.get(by.process)
+    return agent is not None and agent.incarnation == by.incarnation
 
 
 def _rejection(command: AnyCommand | Unreadable, no: Refused) -> CommandRejected:

@@ -21,7 +21,7 @@ from tensorhub_common.catalog.state import (
     known_root,
 )
 from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
-from tensorhub_common.catalog.wellformed import checked_number
+from tensorhub_common.catalog.wellformed import checked_number, is_hub
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, StaleSender
 from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
 from tensorhub_common.wire.events import (
@@ -39,8 +39,8 @@ _DIGEST_CHARS_MAX = 128
 def join(catalog: Catalog, command: Join, out: Out) -> None:
     """Let an agent's new incarnation speak, and believe what the log can vouch for of what it says it holds."""
     by = command.by
-    if by is None:
-        raise Refused(BadCommand, "an agent must join under its own name: this command must name its sender")
+    if by is None or is_hub(by):
+        raise Refused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
     checked_name("host", command.host)
     checked_name("site", command.site)
     agent = catalog.agents.get(by.process)
@@ -148,7 +148,7 @@ def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> N
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:
     """Count an agent as lost, on the word of the highest leader's term seen. No agent's word does that."""
-    if command.by is None or command.by.process in catalog.agents:
+    if command.by is None or not is_hub(command.by):
         raise Refused(BadCommand, "only a registry may say that an agent is lost")
     checked_number("term", command.term)
     if command.term < catalog.term:

@@ -28,6 +28,9 @@ AGENTS_MAX: Final = 8192
 LANES_MAX: Final = 1024
 """An agent has at most so many lanes; each costs the catalog one remembered outcome."""
 
+HUB_LANES_MAX: Final = 16
+"""So many lanes of the hub's own are remembered; all registries speak on one."""
+
 ATTEMPTS_MAX: Final = 64
 """A round is planned again at most so often before it fails."""
 

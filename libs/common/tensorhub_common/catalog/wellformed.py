@@ -18,10 +18,15 @@ NUMBER_MAX: Final = 2**53 - 1
 _LANE_CHARS_MAX: Final = len(str(LANES_MAX))
 
 
+def is_hub(by: Sender) -> bool:
+    """Tell whether the hub itself speaks (a registry): its names begin with `_`, which no agent's may."""
+    return by.lane.startswith("_")
+
+
 def is_sender(by: Sender) -> bool:
     """Tell whether the sender's word can be remembered: else its commands would count, and their repeats again."""
     process, slash, lane = by.lane.partition("/")
-    named = is_name(process) and not process.startswith("_") and (not slash or _is_lane(lane))
+    named = is_name(process) and (not slash or (_is_lane(lane) and not is_hub(by)))
     return named and 0 <= by.incarnation <= NUMBER_MAX and 0 <= by.n <= NUMBER_MAX
 
 
