@@ -7,7 +7,7 @@ what comes back. Each method takes what happened and the time, and returns effec
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Free, Key, Raise, Rejoin, Say, ShardNews
+from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Fenced, Free, Key, Raise, Rejoin, Say, ShardNews
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
@@ -84,13 +84,18 @@ class AgentCore:
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
             # A process with this agent's name and a higher incarnation spoke; the log refuses what this one says.
-            return [Rejoin()] if event.incarnation > self.incarnation else []
+            return [Fenced()] if event.incarnation > self.incarnation else []
         self.joined = True
         effects: list[AnyEffect] = []
         for holding in event.dropped:
             core = self.shards.get(Key(holding.model, holding.replica, holding.shard))
             if core is not None:
                 effects += self._drop(core, now)
+        for holding in event.kept:
+            core = self.shards.get(Key(holding.model, holding.replica, holding.shard))
+            if core is not None:
+                core.believed(holding.version, holding.root)
+                effects += self._take(core)
         return effects
 
     def _drop(self, core: ShardCore, now: float) -> list[AnyEffect]:

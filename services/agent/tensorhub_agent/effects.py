@@ -178,6 +178,10 @@ class Rejoin(Effect, frozen=True):
     """The log does not know this incarnation any more: take a higher one and tell the core by `begin`."""
 
 
+class Fenced(Effect, frozen=True):
+    """Another process speaks under this agent's name with a higher incarnation: end, with one clear error."""
+
+
 # Events.
 
 
@@ -246,7 +250,7 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | AskPlan | OpenSource | Post | Confirm
-    | CloseSource | BreakLease | Free | Rejoin
+    | CloseSource | BreakLease | Free | Rejoin | Fenced
 )  # fmt: skip
 ReadEvent = PlanCame | SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed
 ShardNews = Digested | SiblingsChecked | ReadEvent

@@ -15,6 +15,7 @@ from tensorhub_agent.effects import (
     Answer,
     AnyCall,
     AnyEffect,
+    BreakLease,
     CallPublish,
     Hold,
     Key,
@@ -292,6 +293,15 @@ class ShardCore:
         if self.operation is not None:
             self.operation.restart(now)
         self._begin_queued(now)
+
+    def believed(self, version: int | None, root: str | None) -> None:
+        """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
+        if self.held.memory is Memory.READY and root != self.held.root:
+            for lease in self.table.forget(self.key):
+                self.out.append(BreakLease(lease, "the log does not know what stands here"))
+            self.become(Memory.EMPTY)
+            version = None
+        self.hold(version)
 
     def check(self) -> None:
         """Raise AssertionError when memory and offers disagree."""

@@ -57,24 +57,25 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
     _forget_lanes(catalog, agent.name, by.incarnation)
     stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
-    kept, dropped = _sort_holdings(agent, command.holds)
-    out.append(
-        AgentJoined(
-            agent=agent.name,
-            incarnation=agent.incarnation,
-            host=agent.host,
-            site=agent.site,
-            kept=kept,
-            dropped=dropped,
-        )
-    )
+    dropped = tuple(h for h in command.holds if (h.model, h.replica, h.shard) not in agent.shards)
     _restate(catalog, agent, before, stated, out)
+    joined = AgentJoined(
+        agent=agent.name,
+        incarnation=agent.incarnation,
+        host=agent.host,
+        site=agent.site,
+        kept=tuple(_believed(catalog, key) for key in agent.shards),
+        dropped=dropped,
+    )
+    out.insert(0, joined)
 
 
-def _sort_holdings(agent: AgentRecord, holds: tuple[Holding, ...]) -> tuple[tuple[Holding, ...], tuple[Holding, ...]]:
-    kept = tuple(h for h in holds if (h.model, h.replica, h.shard) in agent.shards)
-    dropped = tuple(h for h in holds if (h.model, h.replica, h.shard) not in agent.shards)
-    return kept, dropped
+def _believed(catalog: Catalog, key: tuple[str, str, int]) -> Holding:
+    """Say what the log takes the shard to hold: its root, and its version if all of its replica has it."""
+    model_name, replica_name, index = key
+    replica = catalog.models[model_name].replicas[replica_name]
+    root = replica.members[index].root
+    return Holding(model=model_name, replica=replica_name, shard=index, version=replica.version, root=root)
 
 
 def _forget_lanes(catalog: Catalog, agent: str, incarnation: int) -> None:

@@ -49,7 +49,11 @@ class RoundEvent(ReplicaEvent, frozen=True, kw_only=True):
 
 
 class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
-    """The agent's new incarnation counts. `dropped` stood in its memory but is not (or no longer) its own."""
+    """The agent's new incarnation counts.
+
+    `kept` are its shards as the log takes them to be: `root` None means empty, `version` None that not all of the replica holds
+    one. `dropped` stood in its memory but is not, or no longer, its own.
+    """
 
     agent: str
     incarnation: int

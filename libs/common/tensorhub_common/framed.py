@@ -1,0 +1,183 @@
+"""Frames over a unix socket, with file descriptors beside them.
+
+A frame is four bytes of length (big endian) and its body. A descriptor travels with the first byte of its frame. Both sides of
+a connection between a worker and its agent, and between two agents of one host, use this.
+
+Always true: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole frame;
+descriptors that nobody takes are closed with the connection.
+"""
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tensorhub_common.errors import TensorHubError
+
+LENGTH: Final = struct.Struct("!I")
+READ_BYTES: Final = 256 * 1024
+FDS_MAX: Final = 16
+"""So many descriptors may arrive with one read, and wait to be taken."""
+
+_PEER: Final = struct.Struct("3i")
+
+
+class FrameTooLarge(TensorHubError):
+    """The other side announced a frame over the bound."""
+
+
+class PeerGone(TensorHubError):
+    """The connection has ended."""
+
+
+class Framed:
+    """One connected, non-blocking unix socket that carries frames."""
+
+    def __init__(self, sock: socket.socket, frame_bytes_max: int) -> None:
+        """Take over the socket."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._fds: deque[int] = deque()
+        self._writing = asyncio.Lock()
+        self._closed = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    async def send(self, body: bytes, fd: int | None = None) -> None:
+        """Send one frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
+        data = LENGTH.pack(len(body)) + body
+        async with self._writing:
+            try:
+                if fd is not None:
+                    data = data[await self._send_fd(data, fd) :]
+                elif not self._closed:
+                    # Most frames fit into the socket's buffer, and then no turn of the event loop is needed.
+                    with contextlib.suppress(BlockingIOError, InterruptedError):
+                        data = data[self._sock.send(data) :]
+                if data:
+                    await self._loop.sock_sendall(self._sock, data)
+            except (OSError, ValueError) as why:
+                raise PeerGone(f"the connection has ended: {why}") from None
+
+    async def _send_fd(self, data: bytes, fd: int) -> int:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        while True:
+            try:
+                return self._sock.sendmsg([data], rights)
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+
+    async def _writable(self) -> None:
+        await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def receive(self) -> bytes:
+        """Return the next frame's body. Raises `PeerGone` at the end, `FrameTooLarge` for what is too long."""
+        while True:
+            body = self._cut()
+            if body is not None:
+                return body
+            await self._read_more()
+
+    def take_fd(self) -> int:
+        """Return the descriptor that came with the frame just received; it is the caller's now."""
+        if not self._fds:
+            raise PeerGone("the other side sent no descriptor where one belongs")
+        return self._fds.popleft()
+
+    def _cut(self) -> bytes | None:
+        if len(self._buffer) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack_from(self._buffer)
+        if length > self._frame_bytes_max:
+            raise FrameTooLarge(f"a frame of {length} bytes was announced; at most {self._frame_bytes_max} are taken")
+        end = LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(memoryview(self._buffer)[LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+    async def _read_more(self) -> None:
+        while True:
+            if self._closed:
+                raise PeerGone("the connection was closed")
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, READ_BYTES, FDS_MAX)
+            except (BlockingIOError, InterruptedError):
+                await self._readable()
+                continue
+            except OSError as why:
+                raise PeerGone(f"the connection has ended: {why}") from None
+            for fd in fds:
+                os.set_inheritable(fd, False)
+                self._fds.append(fd)
+            if len(self._fds) > FDS_MAX:
+                raise FrameTooLarge(f"more than {FDS_MAX} descriptors came that nobody asked for")
+            if not data:
+                raise PeerGone("the other side has closed the connection")
+            self._buffer += data
+            return
+
+    async def _readable(self) -> None:
+        await self._ready(self._loop.add_reader, self._loop.remove_reader)
+
+    async def _ready(
+        self, add: Callable[..., None], remove: Callable[[socket.socket], bool]
+    ) -> None:
+        """Wait until the socket is ready, or closed by us."""
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(ready)
+        add(self._sock, _wake, ready)
+        try:
+            await ready
+        finally:
+            self._waiting.discard(ready)
+            if not self._closed:
+                remove(self._sock)
+
+    def close(self) -> None:
+        """End the connection. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        for ready in self._waiting:
+            _wake(ready)
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return (pid, uid) of the process at the other end, as the kernel knows them."""
+    pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid), int(uid)
+
+
+async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
+    """Connect to a unix socket. Raises `PeerGone` when nobody listens there within the bound."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(sock, str(path))
+    except (OSError, TimeoutError) as why:
+        sock.close()
+        raise PeerGone(f"nobody answers on {path}: {why or 'time-out'}") from None
+    return Framed(sock, frame_bytes_max)
