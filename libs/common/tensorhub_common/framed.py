@@ -1,10 +1,10 @@
 """Frames over a unix socket, with file descriptors beside them.
 
-A frame is four bytes of length (big endian) and its body. A descriptor travels with the first byte of its frame. Both sides of
-a connection between a worker and its agent, and between two agents of one host, use this.
+A frame is four bytes of length (big endian) and its body. A descriptor travels with the first byte of its frame. Both
+sides of a connection between a worker and its agent, and between two agents of one host, use this.
 
-Always true: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole frame;
-descriptors that nobody takes are closed with the connection.
+Always true: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole
+frame; descriptors that nobody takes are closed with the connection.
 """
 
 import array
@@ -41,7 +41,7 @@ class Framed:
 
     def __init__(self, sock: socket.socket, frame_bytes_max: int) -> None:
         """Take over the socket."""
-        sock.setblocking(False)
+        sock.setblocking(False)  # noqa: FBT003 (the library's own form)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._frame_bytes_max = frame_bytes_max
@@ -117,7 +117,7 @@ class Framed:
             except OSError as why:
                 raise PeerGone(f"the connection has ended: {why}") from None
             for fd in fds:
-                os.set_inheritable(fd, False)
+                os.set_inheritable(fd, False)  # noqa: FBT003 (the library's own form)
                 self._fds.append(fd)
             if len(self._fds) > FDS_MAX:
                 raise FrameTooLarge(f"more than {FDS_MAX} descriptors came that nobody asked for")
@@ -129,9 +129,7 @@ class Framed:
     async def _readable(self) -> None:
         await self._ready(self._loop.add_reader, self._loop.remove_reader)
 
-    async def _ready(
-        self, add: Callable[..., None], remove: Callable[[socket.socket], bool]
-    ) -> None:
+    async def _ready(self, add: Callable[..., None], remove: Callable[[socket.socket], bool]) -> None:
         """Wait until the socket is ready, or closed by us."""
         ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(ready)
@@ -173,11 +171,11 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
     """Connect to a unix socket. Raises `PeerGone` when nobody listens there within the bound."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    sock.setblocking(False)
+    sock.setblocking(False)  # noqa: FBT003 (the library's own form)
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.get_running_loop().sock_connect(sock, str(path))
     except (OSError, TimeoutError) as why:
         sock.close()
-        raise PeerGone(f"nobody answers on {path}: {why or 'time-out'}") from None
+        raise PeerGone(f"nobody answers on {path}: {why!r}") from None
     return Framed(sock, frame_bytes_max)

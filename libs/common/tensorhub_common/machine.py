@@ -1,7 +1,8 @@
 """The shape of every decision core: events and time in, effects out, no I/O.
 
 Production and the simulator are two drivers of the same machines. A driver's duties: give time that never goes back;
-carry out the effects of one call in their order, and before the next call's; call `handle` with a `Tick` at `deadline()`.
+carry out the effects of one call in their order, and before the next call's; call `handle` with a `Tick` at
+`deadline()`.
 """
 
 from typing import Protocol, TypeVar

@@ -31,6 +31,7 @@ from tensorhub_common.catalog.table import (
     VersionState,
     move,
 )
+from tensorhub_common.catalog.wellformed import checked_digest
 from tensorhub_common.errors import (
     BadCommand,
     IntegrityError,
@@ -40,7 +41,7 @@ from tensorhub_common.errors import (
     VersionUnavailable,
     from_code,
 )
-from tensorhub_common.wire.commands import Filled, GiveUp, Granted, Replan, Settle, Want, Wish
+from tensorhub_common.wire.commands import VERSION_MAX, Filled, GiveUp, Granted, Replan, Settle, Want, Wish
 from tensorhub_common.wire.events import (
     ReplicaReady,
     RoundDecided,
@@ -107,8 +108,8 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     """Let a shard join its replica's round, and decide when it was the last."""
     model, replica, shard = owned_shard(catalog, command)
     where = f"shard {shard.index} of {model.name}/{replica.name}"
-    if isinstance(command.want, int) and command.want < 0:
-        raise Refused(VersionUnavailable, f"version {command.want} can't exist: versions are 0 or higher")
+    if isinstance(command.want, int) and not 0 <= command.want <= VERSION_MAX:
+        raise Refused(VersionUnavailable, f"version {command.want} can't exist: versions are 0 to {VERSION_MAX}")
     if shard.index in replica.offers:
         raise Refused(ReplicaConflict, f"{where} is being published: wait until that call has ended")
     if shard.state not in (ShardState.EMPTY, ShardState.READY):
@@ -144,8 +145,8 @@ def wake(model: Model, out: Out) -> None:
 
 def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> None:
     complete = len(current.wants) == replica.shards
-    held = replica.version
-    decision = decide(model, current.wants, all(current.patient.values()), held)
+    patient = current.started or all(current.patient.values())
+    decision = decide(model, current.wants, patient, replica.version)
     if isinstance(decision, Fail):
         # Two clashing numbers fail at once; a number that is gone fails once all have joined.
         if complete or decision.error is VersionConflict:
@@ -250,6 +251,7 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
         )
         return
     current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
+    current.started = True
     out.append(
         RoundStarted(
             model=model.name,
@@ -345,6 +347,7 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     if shard.state is not ShardState.FILLING:
         raise Refused(BadCommand, f"shard {shard.index} of round {current.number} is {shard.state}, not filling")
     record = model.versions.get(command.version)
+    checked_digest("root", command.root)
     known = known_root(model, replica, shard, command.version)
     if record is None or (known is not None and known != command.root):
         raise Refused(

@@ -66,6 +66,8 @@ class Round:
     patient: dict[int, bool] = field(default_factory=dict)
     attempt: int = 0
     version: int | None = None
+    started: bool = False
+    """It was started once: memory was overwritten, so "go on with what you hold" is no answer any more."""
     granted: set[int] = field(default_factory=set)
     filled: set[int] = field(default_factory=set)
 

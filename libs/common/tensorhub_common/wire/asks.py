@@ -1,7 +1,7 @@
 """Questions by NATS request and reply, and the beat. Nothing here changes the catalog.
 
-`ask.<what>` in a job is answered by the registry, except `ask.plan`, which is the planner's. A reply is one JSON object: the answer, or
-an `Error`.
+`ask.<what>` in a job is answered by the registry, except `ask.plan`, which is the planner's. A reply is one JSON
+object: the answer, or an `Error`.
 """
 
 from typing import Final

@@ -1,8 +1,9 @@
 """Commands: what somebody wants to happen, as it stands in a job's log.
 
-A command says its verb in its subject and in its body. `by` names the sender so that a repeat is recognised for ever, not
-only within JetStream's duplicate window: the catalog keeps, per lane, the last `n` and its outcome. Anyone with the job's
-credentials may send `Publish` without `by`; every other command comes from the agent (or registry) that its subject names.
+A command says its verb in its subject and in its body. `by` names the sender so that a repeat is recognised for ever,
+not only within JetStream's duplicate window: the catalog keeps, per lane, the last `n` and its outcome. Anyone with
+the job's credentials may send `Publish` without `by`; every other command comes from the agent (or registry) that its
+subject names.
 """
 
 from typing import Final, Literal
@@ -26,7 +27,8 @@ class Sender(msgspec.Struct, frozen=True):
     """Who sent a command. Order over (incarnation, n) of one lane is the order in which its commands count."""
 
     lane: str
-    """An agent's or registry's id, or "<agent>/<k>": the k-th of its lanes, each with one command under way at a time."""
+    """An agent's or registry's id, or "<agent>/<k>": the k-th of its lanes, each with one command under way at a
+    time."""
     incarnation: int
     n: int
 
@@ -132,7 +134,8 @@ class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):
 class GiveUp(ShardCommand, frozen=True, kw_only=True, tag="give_up"):
     """The shard leaves the round, with the error that its caller should see.
 
-    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the number says so.
+    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the
+    number says so.
     """
 
     round: int | None

@@ -1,7 +1,7 @@
 """Events: what happened, as the registry's leader writes it into a job's log.
 
-Each command has one group of k >= 1 events, numbered by (cmd, i of k), the first of which is its outcome. `by` repeats the command's
-sender, so a lane finds its own outcomes in the stream of all.
+Each command has one group of k >= 1 events, numbered by (cmd, i of k), the first of which is its outcome. `by`
+repeats the command's sender, so a lane finds its own outcomes in the stream of all.
 """
 
 from typing import Final
@@ -51,8 +51,8 @@ class RoundEvent(ReplicaEvent, frozen=True, kw_only=True):
 class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
     """The agent's new incarnation counts.
 
-    `kept` are its shards as the log takes them to be: `root` None means empty, `version` None that not all of the replica holds
-    one. `dropped` stood in its memory but is not, or no longer, its own.
+    `kept` are its shards as the log takes them to be: `root` None means empty, `version` None that not all of the
+    replica holds one. `dropped` stood in its memory but is not, or no longer, its own.
     """
 
     agent: str

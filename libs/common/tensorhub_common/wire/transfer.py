@@ -1,7 +1,8 @@
 """What reader, planner and source say to each other about one read.
 
-A reader's agent asks the planner with a `Demand` and gets a `Plan` or a `Refusal`. It asks each source's agent for a lease with a
-`LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the source's pieces.
+A reader's agent asks the planner with a `Demand` and gets a `Plan` or a `Refusal`. It asks each source's agent for a
+lease with a `LeaseAsk`; the grant carries a single-use ticket, which opens the transport, and the digests of the
+source's pieces.
 """
 
 from typing import Final, Literal

@@ -1,7 +1,7 @@
 """What a worker (a trainer or an engine with the SDK) and its agent say to each other over the agent's unix socket.
 
-Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's; every call gets
-exactly one `Done`, `Registered` or `Failed`. `Registered` travels with the segment's file descriptor.
+Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's;
+every call gets exactly one `Done`, `Registered` or `Failed`. `Registered` travels with the segment's file descriptor.
 """
 
 from typing import Final

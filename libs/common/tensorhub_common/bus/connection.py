@@ -1,0 +1,396 @@
+"""One process's connection to NATS.
+
+It is made once and kept for good: whatever becomes of the server, the connection comes back, with all its
+subscriptions, within about a tenth of a second of the server. Always true: no call waits without a bound; a request
+that is under way when the connection breaks fails at once with `NoBus` and doesn't wait for its time-out; while there
+is no connection nothing is kept to be sent later, so what was given up is not said after all.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+
+from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
+from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.message import Message, header_bytes
+from tensorhub_common.bus.subscription import NO_HEADERS, OnMessage, Service, Subscription
+from tensorhub_common.errors import RegistryUnavailable
+
+CONNECT_TIMEOUT_S: Final = 5.0
+RECONNECT_WAIT_S: Final = 0.1
+REQUEST_TIMEOUT_S: Final = 5.0
+CLOSE_TIMEOUT_S: Final = 2.0
+
+PING_EVERY_S: Final = 1.0
+PINGS_OUTSTANDING_MAX: Final = 2
+"""A server that answers no ping for about three seconds counts as gone, though its socket be open."""
+
+API_LEVEL_MIN: Final = 2
+"""JetStream's API level of nats-server 2.12, the oldest that the hub was built for. Servers silently ignore headers
+that they don't know: below level 1 (2.11) a lease that is given with `Nats-TTL` would never end."""
+
+NO_RESPONDERS: Final = "503"
+Watcher = Callable[[bool], None]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Bus:
+    """The connection. Make it with `connect`; use it in the event loop that made it."""
+
+    def __init__(self, url: str, name: str, credentials: Path | None) -> None:
+        self.url = url
+        self.name = name
+        self._credentials = credentials
+        self._client = Client()
+        self._closing = False
+        self._closer: asyncio.Task[Any] | None = None
+        self._closing_late: asyncio.Task[None] | None = None
+        self._connected_since: float | None = None
+        self._connected = asyncio.Event()
+        self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._last_error = "no answer"
+        self._subscriptions: list[Subscription] = []
+        self._services: list[Service] = []
+        self._watchers: list[Watcher] = []
+        self._tokens: Iterator[int] = count()
+        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        self._inbox = self._client.new_inbox()
+        self._revival: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------------- state
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached, as far as is known."""
+        return self._connected_since is not None
+
+    @property
+    def connected_since(self) -> float | None:
+        """Since when (`time.monotonic`) the connection has stood without a pause; None while there is none."""
+        return self._connected_since
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Return once there is a connection. Raises `NoBus` when there is none within the bound."""
+        if self._connected_since is not None:
+            return
+        if not self._closing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._connected.wait()
+                    return
+        raise NoBus(f"there is no connection to NATS at {shown(self.url)}: start it, or wait until it is back")
+
+    # ---------------------------------------------------------------------------------------- messages
+
+    def new_inbox(self) -> str:
+        """Return a subject that nobody else uses."""
+        return self._client.new_inbox()
+
+    async def publish(
+        self, subject: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS, reply: str = ""
+    ) -> None:
+        """Send a message and don't wait for anything. Raises `NoBus` while there is no connection."""
+        if self._connected_since is None:
+            raise NoBus(f"there is no connection to NATS at {shown(self.url)}, so nothing was sent on {subject}")
+        size = len(body) + header_bytes(headers)
+        if size > self._client.max_payload:
+            # Sent all the same, it would make the server cut the connection.
+            raise MessageTooLarge(
+                f"a message of {size} bytes for {subject} is over NATS's limit of {self._client.max_payload}: "
+                "put what is large into the blob store and send its digest"
+            )
+        try:
+            await self._client.publish(subject, body, reply=reply, headers=dict(headers) or None)
+        except (nats.errors.Error, OSError) as error:
+            raise NoBus(f"nothing could be sent on {subject}: {error}") from None
+
+    async def request(
+        self,
+        subject: str,
+        body: bytes = b"",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> bytes:
+        """Ask and return the answer, or raise the error that the answering side raised.
+
+        Raises `NoResponder` when nobody listens, `NoAnswer` after `timeout_s`, `NoBus` without a connection.
+        """
+        return answer_or_raise(await self.request_message(subject, body, timeout_s, headers))
+
+    async def request_message(
+        self,
+        subject: str,
+        body: bytes = b"",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Message:
+        """Ask and return the whole answer, headers and all, as it came."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await self.wait_connected(timeout_s)
+        token = str(next(self._tokens))
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = answer
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.publish(subject, body, headers, f"{self._inbox}.{token}")
+                message = await answer
+        except TimeoutError:
+            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
+        finally:
+            del self._waiting[token]
+        if message.status == NO_RESPONDERS:
+            raise NoResponder(f"nobody answers on {subject}: the service is not running")
+        return message
+
+    async def subscribe(self, subject: str, on_message: OnMessage, queue: str = "") -> Subscription:
+        """Call `on_message` for each message, one after the other; of one `queue` group one member takes each."""
+        subscription = Subscription(subject, queue, on_message, self._forget)
+        self._subscriptions.append(subscription)
+        if self._revival is None or self._revival.done():
+            await subscription.attach(self._client)
+        return subscription
+
+    async def serve(
+        self,
+        subject: str,
+        handler: Handler,
+        *,
+        queue: str = "",
+        concurrent_max: int = CONCURRENT_MAX,
+        pending_max: int = PENDING_MAX,
+    ) -> Service:
+        """Answer the questions on a subject with what `handler` returns, or with the error that it raises."""
+
+        async def respond(question: Message, body: bytes, headers: Mapping[str, str]) -> None:
+            await self.publish(question.reply, body, headers)
+
+        answering = Answering(handler, respond, concurrent_max=concurrent_max, pending_max=pending_max)
+        service = Service(await self.subscribe(subject, answering.take, queue), answering)
+        self._services = [each for each in self._services if not each.is_closed]
+        self._services.append(service)
+        return service
+
+    # -------------------------------------------------------------------------------------- connecting
+
+    async def start(self, timeout_s: float) -> None:
+        """Connect for the first time. Only `connect` calls it."""
+        dialling = asyncio.create_task(self._dial())
+        waited: set[asyncio.Future[Any]] = {dialling, self._refused}
+        try:
+            await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not dialling.done():
+                self._closing, self._closer = True, asyncio.current_task()
+                dialling.cancel()
+                await asyncio.wait({dialling})
+                await self._end()
+        if self._closing:
+            why = self._refused.result() if self._refused.done() else f"within {timeout_s:g} s: {self._last_error}"
+            raise RegistryUnavailable(
+                f"NATS at {shown(self.url)} can't be reached ({why}): start the hub with `tensorhub up`, "
+                "or say where it is with TENSORHUB_NATS"
+            )
+        try:
+            dialling.result()
+        except (nats.errors.Error, OSError, ValueError, ImportError) as error:
+            raise RegistryUnavailable(f"{shown(self.url)} can't be used as the address of NATS: {error}") from None
+        await self.subscribe(f"{self._inbox}.*", self._take_answer)
+        await self._on_connected()
+
+    async def _dial(self) -> None:
+        await self._client.connect(
+            self.url,
+            name=self.name,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_connected,
+            closed_cb=self._on_closed,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # It takes fractions of a second as well.
+            ping_interval=PING_EVERY_S,  # type: ignore[arg-type]
+            max_outstanding_pings=PINGS_OUTSTANDING_MAX,
+            **_login(self._credentials),
+        )
+
+    async def _revive(self) -> None:
+        """Take a new client where the old one has given up, which nats-py does at some errors that the server sends."""
+        _log.warning("NATS ended the connection of %s (%s); connecting anew", self.name, self._last_error)
+        for subscription in self._subscriptions:
+            subscription.detach()
+        while True:
+            await asyncio.sleep(RECONNECT_WAIT_S)
+            self._client = Client()
+            try:
+                await self._dial()
+                break
+            except (RegistryUnavailable, nats.errors.Error, OSError) as error:
+                self._last_error = str(error)
+                _log.warning("%s can't connect to NATS yet: %s", self.name, error)
+        # Others may subscribe meanwhile, so look again until none is left.
+        while loose := [each for each in self._subscriptions if not each.is_attached]:
+            for subscription in loose:
+                await subscription.attach(self._client)
+        await self._on_connected()
+
+    def _forget(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    async def close(self) -> None:
+        """End everything, within `CLOSE_TIMEOUT_S`. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing, self._closer = True, asyncio.current_task()
+        if self._revival is not None:
+            self._revival.cancel()
+        await self._end()
+        self._note(connected=False)
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                for service in self._services:
+                    await service.close()
+                for subscription in list(self._subscriptions):
+                    await subscription.close()
+                # It flushes what it has kept, which fails when the connection is gone; there is nothing to do about it.
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await self._client.close()
+        except TimeoutError:
+            _log.warning("the connection of %s to NATS did not close within %g s", self.name, CLOSE_TIMEOUT_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -------------------------------------------------------------------------- what nats-py tells us
+
+    def _note(self, *, connected: bool) -> None:
+        if connected == self.is_connected:
+            return
+        if connected:
+            self._connected_since = time.monotonic()
+            self._connected.set()
+        else:
+            self._connected_since = None
+            self._connected.clear()
+            for answer in self._waiting.values():
+                if not answer.done():
+                    broke = NoBus(
+                        "the connection to NATS broke while an answer was awaited: whether it was done is unknown"
+                    )
+                    answer.set_exception(broke)
+        for watcher in list(self._watchers):
+            watcher(connected)
+
+    async def _take_answer(self, message: Message) -> None:
+        answer = self._waiting.get(message.subject.rpartition(".")[2])
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    async def _on_connected(self) -> None:
+        if self._closing:
+            # It was about to come back when `close` was called, and the cancellation was lost (see `_on_error`).
+            self._closing_late = asyncio.create_task(self._client.close())
+        else:
+            self._note(connected=True)
+
+    async def _on_disconnected(self) -> None:
+        self._note(connected=False)
+
+    async def _on_closed(self) -> None:
+        if not self._closing:
+            self._revival = asyncio.create_task(self._revive())
+
+    async def _on_error(self, error: Exception) -> None:
+        if self._closing and asyncio.current_task() is not self._closer:
+            # `wait_for` of Python 3.11 loses a cancellation that comes together with a refused connection, and then
+            # nats-py would dial for ever. Here every round of its dialling comes by.
+            raise asyncio.CancelledError
+        self._last_error = str(error) or type(error).__name__
+        if "authorization violation" in self._last_error.lower() and not self._refused.done():
+            self._refused.set_result("it refuses the credentials")
+        if isinstance(error, nats.errors.SlowConsumerError):
+            _log.warning("%s reads %s too slowly: messages are dropped", self.name, error.subject)
+        elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            _log.debug("NATS at %s: %s", shown(self.url), self._last_error)
+        else:
+            _log.error("a message could not be handled", exc_info=error)
+
+
+async def connect(url: str, *, name: str, credentials: Path | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> Bus:
+    """Connect to NATS and check that it can do what the hub needs. Raises `RegistryUnavailable` within the bound.
+
+    `credentials` is a file: NATS's own `.creds`, or one line "user:password".
+    """
+    bus = Bus(url, name, credentials)
+    await bus.start(timeout_s)
+    try:
+        await _check_server(bus, timeout_s)
+    except BaseException:
+        await bus.close()
+        raise
+    return bus
+
+
+async def _check_server(bus: Bus, timeout_s: float) -> None:
+    try:
+        info = json.loads(await bus.request("$JS.API.INFO", b"", timeout_s))
+    except (NoResponder, NoAnswer):
+        info = {"error": {}}
+    if "error" in info:
+        why = info["error"].get("description", "JetStream does not answer")
+        raise RegistryUnavailable(f"NATS at {shown(bus.url)} has no JetStream for us ({why}): start it with -js")
+    level = int(info.get("api", {}).get("level", 0))
+    if level < API_LEVEL_MIN:
+        raise RegistryUnavailable(
+            f"NATS at {shown(bus.url)} is too old (JetStream API level {level}, and {API_LEVEL_MIN} is needed): leases "
+            "would never end on it. Run nats-server 2.12 or newer"
+        )
+
+
+def shown(url: str) -> str:
+    """Return an address without the secret that may stand in it."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.hostname else url.rpartition("@")[2]
+    except ValueError:
+        return url.rpartition("@")[2]
+
+
+def _login(credentials: Path | None) -> dict[str, Any]:
+    if credentials is None:
+        return {}
+    try:
+        text = credentials.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryUnavailable(f"the credentials for NATS in {credentials} can't be read: {error}") from None
+    if "BEGIN NATS USER JWT" in text:
+        return {"user_credentials": str(credentials)}
+    user, colon, password = text.strip().partition(":")
+    if not user or not colon or "\n" in password:
+        raise RegistryUnavailable(
+            f"{credentials} holds no credentials for NATS: it must be a .creds file or one line user:password"
+        )
+    return {"user": user, "password": password}

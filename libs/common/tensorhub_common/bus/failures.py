@@ -1,0 +1,72 @@
+"""How the bus can fail, as errors of our own.
+
+No caller above the bus ever sees an exception of nats-py. What is uncertain is said to be so: after `NoBus` and
+`NoAnswer` the other side may have done what was asked, so whoever tries again must be able to repeat itself
+harmlessly.
+"""
+
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+
+
+class NoBus(RegistryUnavailable):
+    """There is no connection to NATS, or it broke while an answer was awaited."""
+
+
+class NoResponder(TensorHubError):
+    """Nobody listens on the subject that was asked."""
+
+
+class NoAnswer(TensorHubError):
+    """Somebody listens, but no answer came within the bound."""
+
+
+class Busy(TensorHubError):
+    """The other side has as many questions waiting as it takes. Ask again a little later."""
+
+
+class MessageTooLarge(TensorHubError):
+    """The message is longer than NATS takes; large things go by digest, through the blob store."""
+
+
+class StreamFailure(TensorHubError):
+    """JetStream refused a request. `err_code` is its number, 0 when it gave none."""
+
+    def __init__(self, message: str, err_code: int = 0) -> None:
+        super().__init__(message)
+        self.err_code = err_code
+
+
+class WrongLastSequence(TensorHubError):
+    """Somebody else has written since. `last_seq` is the sequence that stands there; None when NATS does not say."""
+
+    def __init__(self, message: str, last_seq: int | None) -> None:
+        super().__init__(message)
+        self.last_seq = last_seq
+
+
+class LogFull(TensorHubError):
+    """The stream has reached its stated limits, or NATS has no more room. Nothing was written."""
+
+
+class LogMissing(TensorHubError):
+    """The job has no log: nobody has opened the job, or its log was deleted."""
+
+
+class LogGap(TensorHubError):
+    """Entries that were asked for are no longer in the log."""
+
+
+class LogShorter(TensorHubError):
+    """The log ends before what was read from it: it is not the log that it was. Stop, and don't go on folding."""
+
+
+class StreamMismatch(TensorHubError):
+    """A stream of the expected name exists, but with other properties than the hub relies on."""
+
+
+class BlobMissing(TensorHubError):
+    """The blob store doesn't hold the blob."""
+
+
+class BlobTooLarge(TensorHubError):
+    """The blob is longer than the store takes."""

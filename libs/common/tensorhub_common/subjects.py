@@ -1,0 +1,224 @@
+"""Every subject and stream name that the hub uses, in one place.
+
+A subject is built here or nowhere, and each token of it has been checked, so that no name from outside can widen into a
+wildcard or reach another job's subjects. `parse` is the way back: it takes exactly what the functions above it make.
+
+    tensorhub.v1.<job>.cmd.<verb>[.<agent>]          in the job's log
+    tensorhub.v1.<job>.event.<model>.<noun>.<what>   in the job's log
+    tensorhub.v1.<job>.blob.<digest>.<i>             in the job's blob stream
+    tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
+    tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
+    tensorhub.v1._hub.agent.<agent>.<what>           request and reply: that agent answers
+    tensorhub.v1._hub.beat.<agent>                   an agent lives
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import InvalidName
+from tensorhub_common.names import check_name, is_name
+
+PREFIX: Final = "tensorhub.v1"
+HUB: Final = "_hub"
+"""Stands in the job's place for what belongs to the hub as a whole, and in the model's for what belongs to no model."""
+
+LOG_STREAM_PREFIX: Final = "TENSORHUB_"
+BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
+_JOB_OF_BLOBS: Final = "BLOBS_"
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
+
+
+class CommandSubject(msgspec.Struct, frozen=True):
+    """What the subject of a command says. `agent` is the process that alone may publish on it, or None: anyone."""
+
+    job: str
+    verb: str
+    agent: str | None = None
+
+
+class EventSubject(msgspec.Struct, frozen=True):
+    """What the subject of an event says."""
+
+    job: str
+    model: str
+    noun: str
+    what: str
+
+
+class BlobSubject(msgspec.Struct, frozen=True):
+    """What the subject of one chunk of a blob says."""
+
+    job: str
+    digest: str
+    index: int
+
+
+class AskSubject(msgspec.Struct, frozen=True):
+    """What the subject of a question says. `job` is None where the hub as a whole is asked."""
+
+    job: str | None
+    what: str
+
+
+class AgentAskSubject(msgspec.Struct, frozen=True):
+    """What the subject of a question to one agent says."""
+
+    agent: str
+    what: str
+
+
+class BeatSubject(msgspec.Struct, frozen=True):
+    """What the subject of a beat says."""
+
+    agent: str
+
+
+Subject = CommandSubject | EventSubject | BlobSubject | AskSubject | AgentAskSubject | BeatSubject
+
+
+def cmd(job: str, verb: str, agent: str | None = None) -> str:
+    """Return the subject of a command; with `agent`, the one on which that process alone may publish."""
+    subject = f"{_job(job)}.cmd.{_token('verb', verb)}"
+    return subject if agent is None else f"{subject}.{check_name('agent', agent)}"
+
+
+def commands_of(job: str) -> str:
+    """Return the wildcard over all commands of a job."""
+    return f"{_job(job)}.cmd.>"
+
+
+def event(job: str, model: str, noun: str, what: str) -> str:
+    """Return the subject of an event; `model` is `HUB` where the event belongs to no model."""
+    token = model if model == HUB else check_name("model", model)
+    return f"{_job(job)}.event.{token}.{_token('noun', noun)}.{_token('event', what)}"
+
+
+def events_of(job: str, model: str | None = None) -> str:
+    """Return the wildcard over all events of a job, or of one of its models."""
+    if model is None:
+        return f"{_job(job)}.event.>"
+    return f"{_job(job)}.event.{check_name('model', model)}.>"
+
+
+def blob(job: str, digest: str, index: int) -> str:
+    """Return the subject of chunk number `index` of the blob with this digest."""
+    return f"{_job(job)}.blob.{check_digest(digest)}.{index:d}"
+
+
+def blobs_of(job: str) -> str:
+    """Return the wildcard over all chunks of all blobs of a job."""
+    return f"{_job(job)}.blob.>"
+
+
+def ask(job: str, what: str) -> str:
+    """Return the subject of a question about a job; `what` is one name or several with dots between."""
+    return f"{_job(job)}.ask.{_dotted(what)}"
+
+
+def asks_of_all_jobs(what: str) -> str:
+    """Return the wildcard under which one service answers `ask(job, what)` for every job."""
+    return f"{PREFIX}.*.ask.{_dotted(what)}"
+
+
+def hub_ask(what: str) -> str:
+    """Return the subject of a question to the hub as a whole."""
+    return f"{PREFIX}.{HUB}.ask.{_dotted(what)}"
+
+
+def ping(process: str) -> str:
+    """Return the subject on which the process with this id answers that it lives."""
+    return hub_ask(f"ping.{check_name('process', process)}")
+
+
+def agent_ask(agent: str, what: str) -> str:
+    """Return the subject of a question to one agent."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_dotted(what)}"
+
+
+def beat(agent: str) -> str:
+    """Return the subject of an agent's beats."""
+    return f"{PREFIX}.{HUB}.beat.{check_name('agent', agent)}"
+
+
+def beats() -> str:
+    """Return the wildcard over the beats of all agents."""
+    return f"{PREFIX}.{HUB}.beat.*"
+
+
+def log_stream(job: str) -> str:
+    """Return the name of the stream that is the job's log."""
+    return f"{LOG_STREAM_PREFIX}{check_job(job)}"
+
+
+def blob_stream(job: str) -> str:
+    """Return the name of the stream that holds the job's blobs."""
+    return f"{BLOB_STREAM_PREFIX}{check_job(job)}"
+
+
+def job_of_log(stream: str) -> str | None:
+    """Return the job whose log this stream is, or None when it is something else."""
+    job = stream.removeprefix(LOG_STREAM_PREFIX)
+    if job == stream or stream.startswith(BLOB_STREAM_PREFIX) or not is_name(job) or job.startswith("_"):
+        return None
+    return job
+
+
+def check_job(job: str) -> str:
+    """Return `job` if a job may be called so; raise `InvalidName` otherwise."""
+    if check_name("job", job).startswith(_JOB_OF_BLOBS):
+        # Its log would be called as the blob stream of another job.
+        raise InvalidName(
+            f"job name {job!r} begins with {_JOB_OF_BLOBS!r}, which names a stream of the hub: choose another"
+        )
+    return job
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is 64 lower-case hexadecimal digits; raise `InvalidName` otherwise."""
+    if _DIGEST.fullmatch(digest) is None:
+        raise InvalidName(f"{digest!r:.80} is no digest: take the 64 lower-case hexadecimal digits that `put` returned")
+    return digest
+
+
+def parse(subject: str) -> Subject:
+    """Say what a subject means. Raises `InvalidName` for what the functions above can't have made."""
+    root = f"{PREFIX}."
+    if subject.startswith(root):
+        job, _, rest = subject.removeprefix(root).partition(".")
+        match rest.split("."):
+            case ["agent", agent, *what] if job == HUB:
+                return AgentAskSubject(check_name("agent", agent), _dotted(".".join(what)))
+            case ["beat", agent] if job == HUB:
+                return BeatSubject(check_name("agent", agent))
+            case ["ask", *what]:
+                return AskSubject(None if job == HUB else check_job(job), _dotted(".".join(what)))
+            case ["cmd", verb]:
+                return CommandSubject(check_job(job), _token("verb", verb))
+            case ["cmd", verb, agent]:
+                return CommandSubject(check_job(job), _token("verb", verb), check_name("agent", agent))
+            case ["event", model, noun, what]:
+                token = model if model == HUB else check_name("model", model)
+                return EventSubject(check_job(job), token, _token("noun", noun), _token("event", what))
+            case ["blob", digest, index] if _INDEX.fullmatch(index):
+                return BlobSubject(check_job(job), check_digest(digest), int(index))
+    raise InvalidName(f"{subject!r:.200} is no subject of the hub: they begin with {root!r} and a job's name")
+
+
+def _job(job: str) -> str:
+    return f"{PREFIX}.{check_job(job)}"
+
+
+def _token(what: str, text: str) -> str:
+    if not is_name(text):
+        raise InvalidName(f"{what} {text!r:.80} can't stand in a subject: take letters, digits, '_' or '-'")
+    return text
+
+
+def _dotted(what: str) -> str:
+    for token in what.split("."):
+        _token("question", token)
+    return what

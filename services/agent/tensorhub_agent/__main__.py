@@ -1,0 +1,5 @@
+"""`python -m tensorhub_agent`."""
+
+from tensorhub_agent.main import main
+
+main()

@@ -1,0 +1,75 @@
+"""The agent's beat.
+
+It comes from a thread and a connection of its own, so that neither copying nor a busy event loop can hold it up. If the
+agent's main loop stops turning altogether, the beat stops too: an agent that answers nobody is lost.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.failures import NoBus
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import beat
+from tensorhub_common.wire.asks import Beat
+
+MAIN_SILENT_S_MAX: Final = 10.0
+"""The main loop must have turned within this for the beat to go on."""
+
+CONNECT_AGAIN_S: Final = 0.2
+JOIN_S_MAX: Final = 3.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class BeatThread:
+    """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread."""
+
+    def __init__(self, agent: str, url: str, credentials: Path | None, beat_s: float) -> None:
+        """Prepare; `start` begins."""
+        self.incarnation = 0
+        self._turned = time.monotonic()
+        self._agent, self._url, self._credentials, self._beat_s = agent, url, credentials, beat_s
+        self._thread = threading.Thread(target=self._run, name="tensorhub-beat", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = threading.Event()
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def turned(self) -> None:
+        """Note that the main loop turns."""
+        self._turned = time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread, within a bound."""
+        self._stop.set()
+        self._thread.join(JOIN_S_MAX)
+
+    def _run(self) -> None:
+        asyncio.run(self._beats())
+
+    async def _beats(self) -> None:
+        subject = beat(self._agent)
+        while not self._stop.is_set():
+            try:
+                bus = await connect(self._url, name=f"{self._agent}-beat", credentials=self._credentials)
+            except TensorHubError as why:
+                _log.debug("no beat yet: %s", why)
+                await asyncio.sleep(CONNECT_AGAIN_S)
+                continue
+            async with bus:
+                while not self._stop.is_set():
+                    if self.incarnation and time.monotonic() - self._turned < MAIN_SILENT_S_MAX:
+                        body = msgspec.json.encode(Beat(agent=self._agent, incarnation=self.incarnation))
+                        with contextlib.suppress(NoBus):
+                            await bus.publish(subject, body)
+                    await asyncio.sleep(self._beat_s)

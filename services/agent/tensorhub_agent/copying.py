@@ -1,0 +1,368 @@
+"""Copying and hashing on native threads: the hot path of the agent.
+
+A batch of spans goes from one view to another, and comes back with the digest of each piece as it stands in the
+destination *after* the copy. Hashing the source first would vouch for bytes that a source which moves on in the middle
+has not sent. A piece is copied part by part and each part is hashed while it is still in the core's cache: hashing from
+memory would take of the bandwidth that copying is short of.
+
+Always true:
+- A job ends only when none of its threads writes any more, also when it was stopped, failed, or its awaiting task was
+  cancelled. Until then nobody else may write into its destination, nor can it be unmapped (the job holds both views).
+- Nothing outside the batch's spans is written. Spans that don't fit are refused before the first byte.
+- A job costs one wake-up of the event loop, however many pieces it has.
+- Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another.
+
+Calls through ctypes, and xxhash on more than 100 KB, let go of the GIL; slice assignment between memoryviews doesn't.
+Whoever lets go must win the GIL back, and waits for it up to `sys.getswitchinterval()` while the event loop computes:
+that is why parts are not smaller, and why an agent sets a short interval.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout import PieceTable
+
+THREADS_MAX: Final = 4
+"""More threads than this don't make memory faster."""
+
+PART_BYTES: Final = 512 * 1024
+"""So much is copied, then hashed. Half of a usual L2 cache; above it, glibc may store past the cache."""
+
+TASK_BYTES_MAX: Final = 16 * 1024 * 1024
+TASK_BYTES_MIN: Final = 1024 * 1024
+TASKS_PER_THREAD: Final = 4
+"""A batch is cut into so many tasks for each thread, within the two bounds: the last ones end nearly together."""
+
+PIECE_COST_BYTES: Final = 16 * 1024
+"""What a piece costs beside its bytes, in bytes: with it tasks of tiny pieces are as long as the others."""
+
+JOBS_MAX: Final = 4096
+"""A pool has at most so many jobs under way; the windows of all reads together stay far below it."""
+
+JOIN_S: Final = 5.0
+
+_Columns = npt.NDArray[np.int64]
+_memmove: Final = ctypes.CDLL(None).memmove
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove.restype = None
+
+
+class CopyStopped(TensorHubError):
+    """The job was stopped before its end: what stands in the destination is undefined."""
+
+
+class CopyPoolFull(TensorHubError):
+    """More than `JOBS_MAX` jobs are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Pieces by column: `nbytes[i]` bytes go from byte `origin[i]` of the source to byte `to[i]` of the destination."""
+
+    to: Sequence[int]
+    origin: Sequence[int]
+    nbytes: Sequence[int]
+
+    @classmethod
+    def of(cls, table: PieceTable, ranges: Sequence[tuple[int, int]] | None = None) -> "Spans":
+        """Return canonical pieces of a layout that stands at both ends; `ranges` of (first, count), None means all."""
+        if ranges is None:
+            return cls(table.at, table.at, table.nbytes)
+        at = [start for first, count in ranges for start in table.at[first : first + count]]
+        nbytes = [size for first, count in ranges for size in table.nbytes[first : first + count]]
+        return cls(at, at, nbytes)
+
+
+class CopyJob:
+    """A batch under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
+
+    def __init__(self, destination: memoryview, source: memoryview | None, spans: Spans, digests: bytearray) -> None:
+        """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._views: tuple[memoryview, memoryview | None] | None = (destination, source)
+        self._to_address = _address(destination)
+        self._from_address = None if source is None else _address(source)
+        self._spans = spans
+        self._digests = digests
+        self._bounds: list[int] = []
+        self._next_task = 0
+        self._turns = 0
+        self._stopped = False
+        self._failure: Exception | None = None
+
+    def stop(self) -> None:
+        """Begin no further task. The job ends when the tasks under way have (each takes some milliseconds)."""
+        self._stopped = True
+
+    async def ended(self) -> None:
+        """Return once no thread touches the views any more.
+
+        A cancelled caller stops the job, and is still kept here until the job has ended: that is the whole point. The
+        wait is bounded by the tasks under way, which are some milliseconds of computing.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over.done():
+            try:
+                await asyncio.shield(self._over)
+            except asyncio.CancelledError as why:
+                self.stop()
+                cancelled = why
+        if cancelled is not None:
+            raise cancelled
+
+    async def result(self) -> bytes:
+        """Wait for the end; return the pieces' digests one after another (empty with digests off).
+
+        Raises `CopyStopped` when it was stopped before all was done.
+        """
+        await self.ended()
+        if self._failure is not None:
+            raise self._failure
+        return bytes(self._digests)
+
+    def begin(self, bounds: list[int], threads: int) -> int:
+        """Take the cut into tasks: task i is the pieces from bound i to bound i + 1. Return how many threads to use."""
+        self._bounds = bounds
+        self._turns = min(threads, len(bounds) - 1)
+        if not self._turns:
+            self._views = None
+            self._over.set_result(None)
+        return self._turns
+
+    def run_task(self, hasher: xxhash.xxh3_128) -> bool:
+        """Do the next task, in a thread of the pool. False: none is left, and the thread is done with the job."""
+        with self._lock:
+            number = self._next_task
+            claimed = number < len(self._bounds) - 1
+            if claimed and self._stopped:
+                claimed = False
+                self._failure = self._failure or CopyStopped("the copy was stopped; ask for its pieces again")
+            if claimed:
+                self._next_task += 1
+            else:
+                self._turns -= 1
+            ended = not self._turns
+        if claimed:
+            self._run(self._bounds[number], self._bounds[number + 1], hasher)
+        elif ended:
+            self._end()
+        return claimed
+
+    def add_done_callback(self, callback: Callable[["CopyJob"], None]) -> None:
+        """Call back in the loop's thread once the job has ended."""
+        self._over.add_done_callback(lambda _: callback(self))
+
+    def _run(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+        try:
+            if self._digests:
+                self._copy_and_digest(first, last, hasher)
+            else:
+                self._copy(first, last)
+        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must hear it)
+            self._failure = self._failure or why
+            self._stopped = True
+
+    def _end(self) -> None:
+        self._views = None
+        try:
+            self._loop.call_soon_threadsafe(self._tell)
+        except RuntimeError:
+            return  # The loop is closed: nobody waits any more.
+
+    def _tell(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _copy(self, first: int, last: int) -> None:
+        spans, to_address, from_address = self._spans, self._to_address, self._from_address
+        assert from_address is not None
+        for piece in range(first, last):
+            _memmove(to_address + spans.to[piece], from_address + spans.origin[piece], spans.nbytes[piece])
+
+    def _copy_and_digest(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+        views = self._views
+        assert views is not None
+        nbytes, piece = self._spans.nbytes, first
+        while piece < last:
+            if nbytes[piece] > PART_BYTES:
+                self._one_by_parts(piece, views[0], hasher)
+                piece += 1
+            else:
+                piece = self._several_at_once(piece, last, views[0])
+
+    def _one_by_parts(self, piece: int, view: memoryview, hasher: xxhash.xxh3_128) -> None:
+        """Copy and hash a piece that is larger than a part."""
+        spans = self._spans
+        to, size, end = spans.to[piece], spans.nbytes[piece], spans.to[piece] + spans.nbytes[piece]
+        to_address = self._to_address
+        offset = None if self._from_address is None else self._from_address + spans.origin[piece] - to
+        hasher.reset()
+        for at in range(to, to + size, PART_BYTES):
+            stop = min(at + PART_BYTES, end)
+            if offset is not None:
+                _memmove(to_address + at, offset + at, stop - at)
+            hasher.update(view[at:stop])
+        self._digests[piece * PIECE_DIGEST_BYTES : (piece + 1) * PIECE_DIGEST_BYTES] = hasher.digest()
+
+    def _several_at_once(self, piece: int, last: int, view: memoryview) -> int:
+        """Copy pieces that follow one another at both ends in one go, a part at most; then hash each."""
+        to, origin, nbytes = self._spans.to, self._spans.origin, self._spans.nbytes
+        begin, size, after = piece, nbytes[piece], piece + 1
+        while (
+            after < last
+            and to[after] == to[begin] + size
+            and origin[after] == origin[begin] + size
+            and size + nbytes[after] <= PART_BYTES
+        ):
+            size += nbytes[after]
+            after += 1
+        if self._from_address is not None:
+            _memmove(self._to_address + to[begin], self._from_address + origin[begin], size)
+        digest, at = xxhash.xxh3_128_digest, to[begin]
+        for number in range(begin, after):
+            stop = at + nbytes[number]
+            self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest(view[at:stop])
+            at = stop
+        return after
+
+
+class CopyPool:
+    """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop."""
+
+    def __init__(self, threads: int = 0) -> None:
+        """Start the threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
+        self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
+        self._turns: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._jobs: set[CopyJob] = set()
+        self._workers = [
+            # Daemons, so that an exit never hangs on a copy that is under way.
+            threading.Thread(target=_work, args=(self._turns,), name=f"copy-{number}", daemon=True)
+            for number in range(self.threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def copy_and_digest(
+        self, destination: memoryview, source: memoryview, spans: Spans, *, digests: bool = True
+    ) -> CopyJob:
+        """Copy the spans; with `digests` the result is the digest of each piece, taken in the destination.
+
+        Raises ValueError, and copies nothing, when a span does not fit into one of the views.
+        """
+        to, origin, nbytes = _columns(spans)
+        _check_fits("source", len(source), origin, nbytes)
+        _check_fits("destination", len(destination), to, nbytes)
+        if destination.readonly:
+            raise ValueError("the destination can't be written")
+        if digests:
+            job = CopyJob(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
+        else:
+            to, origin, nbytes = _split(*_merged(to, origin, nbytes))
+            job = CopyJob(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
+        return self._start(job, nbytes)
+
+    def digest(self, view: memoryview, spans: Spans) -> CopyJob:
+        """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
+        to, _, nbytes = _columns(spans)
+        _check_fits("view", len(view), to, nbytes)
+        return self._start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
+
+    def close(self) -> None:
+        """Stop the jobs under way and let the threads end."""
+        for job in self._jobs:
+            job.stop()
+        for _ in self._workers:
+            self._turns.put(None)
+        for worker in self._workers:
+            worker.join(JOIN_S)
+
+    def _start(self, job: CopyJob, nbytes: _Columns) -> CopyJob:
+        if len(self._jobs) >= JOBS_MAX:
+            raise CopyPoolFull(f"{JOBS_MAX} copies are under way already; post less at a time")
+        turns = job.begin(_task_bounds(nbytes, self.threads), self.threads)
+        if turns:
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+        for _ in range(turns):
+            self._turns.put(job)
+        return job
+
+
+def _work(turns: "SimpleQueue[CopyJob | None]") -> None:
+    hasher = xxhash.xxh3_128()
+    while (job := turns.get()) is not None:
+        if job.run_task(hasher):
+            turns.put(job)
+        # A thread that waits must not keep the last job's memory mapped.
+        del job
+    # The pool closes. What was put back behind the None must still hear its end.
+    with contextlib.suppress(Empty):
+        while True:
+            job = turns.get_nowait()
+            if job is None:
+                turns.put(None)
+                return
+            while job.run_task(hasher):
+                pass
+
+
+def _address(view: memoryview) -> int:
+    # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
+
+
+def _columns(spans: Spans) -> tuple[_Columns, _Columns, _Columns]:
+    to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
+    if not len(to) == len(origin) == len(nbytes):
+        raise ValueError("the columns of spans have different lengths")
+    return to, origin, nbytes
+
+
+def _check_fits(what: str, size: int, at: _Columns, nbytes: _Columns) -> None:
+    # Compared without adding the two columns, which could overflow.
+    if np.any(nbytes < 0) or np.any(at < 0) or np.any(nbytes > size) or np.any(at > size - nbytes):
+        raise ValueError(f"a span does not fit into the {what} of {size} bytes")
+
+
+def _merged(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns, _Columns, _Columns]:
+    """Join spans that follow one another at both ends: long copies are faster, and need less of the GIL."""
+    if not len(nbytes):
+        return to, origin, nbytes
+    apart = (to[1:] != to[:-1] + nbytes[:-1]) | (origin[1:] != origin[:-1] + nbytes[:-1])
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    return to[first], origin[first], np.add.reduceat(nbytes, first)
+
+
+def _split(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns, _Columns, _Columns]:
+    """Cut spans to the length of a task."""
+    parts = np.maximum(1, -(-nbytes // TASK_BYTES_MAX))
+    number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    offset = number * TASK_BYTES_MAX
+    size = np.minimum(TASK_BYTES_MAX, np.repeat(nbytes, parts) - offset)
+    return np.repeat(to, parts) + offset, np.repeat(origin, parts) + offset, size
+
+
+def _task_bounds(nbytes: _Columns, threads: int) -> list[int]:
+    """Cut pieces into tasks of about equal work; task i is the pieces from bound i to bound i + 1."""
+    if not len(nbytes):
+        return [0]
+    cost = np.cumsum(nbytes + PIECE_COST_BYTES)
+    wanted = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, int(cost[-1]) // (threads * TASKS_PER_THREAD)))
+    task_of_piece = (cost - 1) // wanted
+    inner: list[int] = (np.flatnonzero(np.diff(task_of_piece)) + 1).tolist()
+    return [0, *inner, len(nbytes)]

@@ -1,0 +1,226 @@
+"""Where workers' frames become calls of the cores: attach, register, publish, read, release."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish, Key
+from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent, Waiting
+from tensorhub_agent.manifest import unpack_layout
+from tensorhub_agent.op_register import RegisterOperation
+from tensorhub_agent.shard import Place
+from tensorhub_agent.workers import Worker
+from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
+from tensorhub_common.layout import Layout, difference, layout_digest
+from tensorhub_common.names import check_name
+from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.worker import (
+    Attach,
+    Attached,
+    Failed,
+    FromWorker,
+    Holds,
+    Loaded,
+    PublishCall,
+    ReadCall,
+    RegisterCall,
+    ReleaseCall,
+    ShardCall,
+    UnpublishCall,
+)
+
+TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
+"""A call's bound is cut to a week."""
+
+HANDLES_MAX: Final = 1000
+"""One connection has at most so many shards."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Session:
+    """One worker's shards, by the handles that its frames use."""
+
+    def __init__(self, worker: Worker, job: JobAgent) -> None:
+        """Begin with no shard."""
+        self.worker, self.job = worker, job
+        self.handles: dict[int, Key] = {}
+        self.registering: set[asyncio.Task[None]] = set()
+
+    def handle_of(self, key: Key) -> int | None:
+        """Return the handle of a shard, or None."""
+        return next((handle for handle, mine in self.handles.items() if mine == key), None)
+
+
+class Desk:
+    """Serves the workers of all jobs."""
+
+    def __init__(self, job_of: Callable[[str], Awaitable[JobAgent]], attached: Callable[[], Attached]) -> None:
+        """Find or open jobs by `job_of`."""
+        self._job_of, self._attached = job_of, attached
+        self._sessions: dict[int, Session] = {}
+        self._registering: set[tuple[str, Key]] = set()
+
+    async def attach(self, worker: Worker, attach: Attach) -> None:
+        """Begin to serve a connection."""
+        check_name("job", attach.job)
+        job = await self._job_of(attach.job)
+        self._sessions[worker.number] = Session(worker, job)
+        worker.tell(msgspec.structs.replace(self._attached(), protocol=PROTOCOL))
+
+    def gone(self, worker: Worker) -> None:
+        """A connection has ended."""
+        session = self._sessions.pop(worker.number, None)
+        if session is not None:
+            for task in session.registering:
+                task.cancel()
+            session.job.worker_gone(worker)
+
+    def holds(self, number: int, key: Key, version: int | None) -> None:
+        """Tell a worker what its replica holds now."""
+        session = self._sessions.get(number)
+        handle = session.handle_of(key) if session is not None else None
+        if session is not None and handle is not None:
+            session.worker.tell(Holds(handle=handle, version=version))
+
+    async def frame(self, worker: Worker, frame: FromWorker) -> None:
+        """Take one frame."""
+        session = self._sessions[worker.number]
+        if isinstance(frame, RegisterCall):
+            task = asyncio.create_task(self._register(session, frame))
+            session.registering.add(task)
+            task.add_done_callback(session.registering.discard)
+        elif isinstance(frame, Loaded):
+            key = session.handles.get(frame.handle)
+            if key is not None:
+                session.job.carry_out(session.job.core.loaded(key))
+        elif isinstance(frame, ShardCall):
+            self._call(session, frame)
+        else:
+            raise BadCommand("'attach' may be said once only")
+
+    def _call(self, session: Session, frame: ShardCall) -> None:
+        key = session.handles.get(frame.handle)
+        if key is None:
+            session.worker.tell(
+                Failed(call=frame.call, error=BadCommand.__name__, message=f"no shard has handle {frame.handle} here")
+            )
+            return
+        job = session.job
+        number = job.begin_call(Waiting(session.worker, frame.call, frame.handle))
+        now = asyncio.get_running_loop().time()
+        call = _core_call(frame, number, session.worker.number, now)
+        job.carry_out(job.core.called(key, call, now))
+
+    async def _register(self, session: Session, frame: RegisterCall) -> None:
+        try:
+            async with asyncio.timeout(_bound(frame.timeout_s)):
+                await self._do_register(session, frame)
+        except TensorHubError as why:
+            session.worker.tell(Failed(call=frame.call, error=why.code, message=str(why)))
+        except TimeoutError:
+            message = f"registering {frame.model}/{frame.replica} took longer than {frame.timeout_s:g} s: allow more"
+            session.worker.tell(Failed(call=frame.call, error="RegistryUnavailable", message=message))
+        except Exception as why:  # noqa: BLE001 (the worker must hear of a fault of ours)
+            _log.exception("a registration failed")
+            message = f"the agent failed with {type(why).__name__}; its log says where"
+            session.worker.tell(Failed(call=frame.call, error="TensorHubError", message=message))
+
+    async def _do_register(self, session: Session, frame: RegisterCall) -> None:
+        check_name("model", frame.model)
+        check_name("replica", frame.replica)
+        if not 0 <= frame.shard < frame.shards:
+            raise LayoutMismatch(f"shard {frame.shard} is out of range for shards={frame.shards}: count from 0")
+        if len(session.handles) >= HANDLES_MAX:
+            raise ReplicaConflict(f"one connection registers at most {HANDLES_MAX} shards: use another connect()")
+        key, job = Key(frame.model, frame.replica, frame.shard), session.job
+        layout, data = await asyncio.to_thread(_read_layout, frame.layout)
+        await job.wait_joined(min(frame.timeout_s, JOIN_S_MAX))
+        if (job.job, key) in self._registering:
+            raise ReplicaConflict(
+                f"shard {key.shard} of {key.model}/{key.replica} is being registered by another worker"
+            )
+        self._registering.add((job.job, key))
+        try:
+            if key in job.core.shards:
+                await self._attach_again(session, frame, key, layout)
+            else:
+                await self._bring(session, frame, key, layout, data)
+        finally:
+            self._registering.discard((job.job, key))
+
+    async def _attach_again(self, session: Session, frame: RegisterCall, key: Key, layout: Layout) -> None:
+        """A worker comes back to a shard that stands here."""
+        job = session.job
+        core = job.core.shards[key]
+        where = f"shard {key.shard} of {key.model}/{key.replica}"
+        if core.session is not None:
+            raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
+        place = job.shelf.places[key]
+        if place.digest != layout_digest(layout):
+            raise LayoutMismatch(
+                f"{where} stands with other tensors: {difference(place.layout, layout)}; give the same, or "
+                "release it first"
+            )
+        if (core.place.shards, core.place.spot) != (frame.shards, frame.spot):
+            raise LayoutMismatch(
+                f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}: give the same"
+            )
+        if isinstance(core.operation, RegisterOperation):
+            raise ReplicaConflict(f"{where} is still being registered for a worker that is gone: try again")
+        core.session = session.worker.number
+        handle = self._new_handle(session, key)
+        job.tell_registered(Waiting(session.worker, frame.call, handle), key)
+
+    async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
+        """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
+        job = session.job
+        digest = await job.keep_layout(data)
+        place = await job.shelf.make(
+            key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation
+        )
+        handle = self._new_handle(session, key)
+        number = job.begin_call(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
+        now = asyncio.get_running_loop().time()
+        call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
+        core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes)
+        job.carry_out(job.core.register(core_place, call, now))
+        if key not in job.core.shards:
+            session.handles.pop(handle, None)
+
+    def _new_handle(self, session: Session, key: Key) -> int:
+        old = session.handle_of(key)
+        if old is not None:
+            del session.handles[old]
+        handle = max(session.handles, default=0) + 1
+        session.handles[handle] = key
+        return handle
+
+
+def _bound(timeout_s: float) -> float:
+    return min(max(timeout_s, 0.0), TIMEOUT_S_MAX)
+
+
+def _core_call(frame: ShardCall, number: int, session: int, now: float) -> AnyCall:
+    deadline = now + _bound(frame.timeout_s)
+    match frame:
+        case PublishCall():
+            return CallPublish(call=number, session=session, deadline=deadline, version=frame.version)
+        case UnpublishCall():
+            return CallUnpublish(call=number, session=session, deadline=deadline)
+        case ReadCall():
+            wait_s = frame.timeout_s if frame.wait_s is None else min(frame.wait_s, frame.timeout_s)
+            patience = now + _bound(wait_s)
+            return CallRead(call=number, session=session, deadline=deadline, want=frame.want, patience=patience)
+        case ReleaseCall():
+            return CallRelease(call=number, session=session, deadline=deadline)
+    raise BadCommand(f"{type(frame).__name__} is no call about a shard")
+
+
+def _read_layout(packed: bytes) -> tuple[Layout, bytes]:
+    """Unpack and check a layout as a worker sent it. Raises `LayoutMismatch`."""
+    layout = unpack_layout(packed)
+    return layout, msgspec.msgpack.encode(layout)

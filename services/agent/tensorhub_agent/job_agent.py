@@ -1,0 +1,382 @@
+"""The agent within one job: drives an `AgentCore` with the log, the workers, the planner and the transports.
+
+All decisions are the core's. This file carries out its effects in their order and brings it what comes of them.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import (
+    Answer,
+    AnyEffect,
+    AskPlan,
+    BreakLease,
+    CheckSiblings,
+    CloseSource,
+    Confirm,
+    Digest,
+    Digested,
+    Fenced,
+    Free,
+    Hold,
+    Key,
+    OpenSource,
+    PlanCame,
+    Post,
+    Raise,
+    Rejoin,
+    Save,
+    Say,
+    ShardNews,
+    SiblingsChecked,
+)
+from tensorhub_agent.lanes import Lanes
+from tensorhub_agent.manifest import Adopted
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.shelf import Shelf
+from tensorhub_agent.sources import Sources
+from tensorhub_agent.surroundings import Surroundings
+from tensorhub_agent.transport import LeaseOpened
+from tensorhub_agent.workers import Worker
+from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
+from tensorhub_common.layout import Layout, shared_mismatch
+from tensorhub_common.subjects import ask, events_of, hub_ask
+from tensorhub_common.wire.asks import OpenJob
+from tensorhub_common.wire.codec import decode_event
+from tensorhub_common.wire.events import AgentJoined, Sibling
+from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, PlanAnswer, Refusal, SourceId
+from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered
+
+OPEN_ASK_S: Final = 5.0
+JOIN_S_MAX: Final = 10.0
+"""How long a worker's first call waits for the agent to have joined the job."""
+
+PLAN_ASK_S: Final = 0.9
+"""A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
+
+PROGRESS_S: Final = 0.25
+FOLLOW_AGAIN_S: Final = 0.2
+
+_log: Final = logging.getLogger(__name__)
+_plans: Final[msgspec.json.Decoder[PlanAnswer]] = msgspec.json.Decoder(PlanAnswer)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Who waits for a call of the core's: a worker's call, or the registration of a shard."""
+
+    worker: Worker
+    call: int
+    handle: int
+    registers: Key | None = None
+    fresh: bool = False
+
+
+class JobAgent:
+    """One job's share of the agent."""
+
+    def __init__(self, job: str, around: Surroundings, rejoin_all: Callable[[], None]) -> None:
+        """Prepare; `start` opens the job and joins it.
+
+        `rejoin_all` raises the incarnation, and has all jobs join anew.
+        """
+        self.job = job
+        self._around, self._rejoin_all = around, rejoin_all
+        self._loop = asyncio.get_running_loop()
+        self.core = AgentCore(around.agent, around.limits)
+        self.shelf: Shelf = around.shelf_of(job)
+        self._joblog = JobLog(around.bus, job)
+        self._lanes = Lanes(self._joblog, self._open_job)
+        self._sources = Sources(job, around.bus, around.transport, self._news)
+        self._waiting: dict[int, Waiting] = {}
+        self._calls = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._joined = asyncio.Event()
+        self._progress: asyncio.Task[None] | None = None
+
+    # Standing in the log.
+
+    def start(self) -> None:
+        """Open the job, follow its log, and join; goes on in the background."""
+        self._spawn(self._follow())
+
+    async def wait_joined(self, timeout_s: float) -> None:
+        """Return once the log has taken this agent's word. Raises `RegistryUnavailable`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._joined.wait()
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f"no registry let agent {self._around.agent!r} into job {self.job!r} within {timeout_s:g} s: is one "
+                "running? ('tensorhub status', 'tensorhub doctor')"
+            ) from None
+
+    async def _open_job(self) -> None:
+        await self._around.bus.request(hub_ask("open"), msgspec.json.encode(OpenJob(job=self.job)), OPEN_ASK_S)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._open_job()
+                start = await self._joblog.last_seq() + 1
+                self.rejoin(self._around.incarnation.number)
+                async with contextlib.aclosing(self._joblog.follow(start, events_of(self.job))) as entries:
+                    async for entry in entries:
+                        self._on_entry(entry.data)
+            except (LogGap, LogShorter, LogMissing) as why:
+                _log.error("the log of job %s is not what it was (%s); joining it anew", self.job, why)
+            except TensorHubError as why:
+                _log.warning("job %s can't be followed yet: %s", self.job, why)
+            await asyncio.sleep(FOLLOW_AGAIN_S)
+
+    def adopt(self, adopted: list[Adopted]) -> None:
+        """Take back the shards that an earlier process of this agent held, before `start`."""
+        for each in adopted:
+            manifest = each.manifest
+            key = Key(manifest.model, manifest.replica, manifest.shard)
+            place = Place(
+                key, manifest.shards, manifest.spot, manifest.layout_digest, self.shelf.places[key].table.nbytes
+            )
+            held = Held(partial=manifest.partial)
+            if each.whole:
+                held.memory, held.version, held.root = Memory.READY, manifest.version, manifest.root
+                held.digests = manifest.digests or b""
+            self.core.adopt(place, held)
+
+    def rejoin(self, incarnation: int) -> None:
+        """Speak under this incarnation from now on; the log must not have heard it in this job before."""
+        self._joined.clear()
+        self._lanes.forget()
+        if incarnation <= self.core.incarnation:
+            # This job's log began anew: the others are not concerned, but a number is used once.
+            self._rejoin_all()
+            return
+        around = self._around
+        self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time()))
+
+    def _on_entry(self, data: bytes) -> None:
+        try:
+            event = decode_event(data)
+        except msgspec.MsgspecError as why:
+            _log.warning("an entry of the log is no event that this agent knows: %s", why)
+            return
+        self.carry_out(self.core.on_event(event, self._loop.time()))
+        if isinstance(event, AgentJoined) and self.core.joined and not self._joined.is_set():
+            self._around.joined(self.core.incarnation)
+            self._joined.set()
+
+    # Effects.
+
+    def carry_out(self, effects: list[AnyEffect]) -> None:
+        """Do what the core wants, in order."""
+        for effect in effects:
+            self._do(effect)
+        self._set_timer()
+
+    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912 (one line for each effect)
+        match effect:
+            case Say():
+                self._lanes.say(effect.command)
+            case Answer() | Raise():
+                self._answer(effect)
+            case Hold():
+                self._hold(effect)
+            case Digest():
+                self._spawn(self._digest(effect))
+            case Save():
+                self.shelf.save(effect)
+            case CheckSiblings():
+                self._spawn(self._check_siblings(effect.key, effect.siblings))
+            case AskPlan():
+                self._spawn(self._plan(effect))
+            case OpenSource():
+                me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
+                self._sources.open(effect, me)
+                self._show_progress()
+            case Post():
+                place = self.shelf.places[effect.key]
+                self._sources.post(effect, place.segment, place.table, digests=self.core.limits.digests)
+            case Confirm():
+                self._sources.confirm(effect)
+            case CloseSource():
+                self._sources.close(effect)
+            case BreakLease():
+                self._around.transport.break_lease(effect.lease, effect.reason)
+            case Free():
+                self.shelf.free(effect.key)
+            case Rejoin():
+                self._rejoin_all()
+            case Fenced():
+                self._around.fenced()
+
+    def _news(self, news: ShardNews) -> None:
+        self.carry_out(self.core.on_news(news, self._loop.time()))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self.core.deadline()
+        if when is not None:
+            self._timer = self._loop.call_at(when, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.carry_out(self.core.tick(self._loop.time()))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001 (a fault of ours must not end the agent)
+            _log.exception("a task of job %s failed", self.job)
+
+    async def _digest(self, effect: Digest) -> None:
+        place = self.shelf.places[effect.key]
+        digests = b""
+        if self.core.limits.digests:
+            digests = await self._around.pool.digest(place.segment.view, Spans.of(place.table)).result()
+        self._news(Digested(effect.key, effect.number, digests))
+
+    async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
+        mine = self.shelf.places[key].layout
+        mismatch = None
+        for sibling in siblings:
+            try:
+                data = await self._around.blobs.get(self.job, sibling.layout)
+                other = msgspec.msgpack.decode(data, type=Layout)
+            except (TensorHubError, msgspec.MsgspecError) as why:
+                _log.warning("the layout of sibling %d can't be compared: %s", sibling.shard, why)
+                continue
+            mismatch = await asyncio.to_thread(shared_mismatch, mine, other)
+            if mismatch is not None:
+                break
+        self._news(SiblingsChecked(key, mismatch))
+
+    async def _plan(self, effect: AskPlan) -> None:
+        self._news(PlanCame(effect.key, effect.number, await self._ask_plan(effect.demand)))
+
+    async def _ask_plan(self, demand: Demand) -> PlanAnswer:
+        try:
+            body = await self._around.bus.request(ask(self.job, "plan"), msgspec.json.encode(demand), PLAN_ASK_S)
+            return _plans.decode(body)
+        except (TensorHubError, msgspec.MsgspecError) as why:
+            return Refusal(error=VersionUnavailable.__name__, reason=f"no planner answered: {why}")
+
+    async def keep_layout(self, data: bytes) -> str:
+        """Put a layout where everybody of the job finds it by its digest, which is returned."""
+        return await self._around.blobs.put(self.job, data)
+
+    # Workers.
+
+    def begin_call(self, waiting: Waiting) -> int:
+        """Number a call of the core's; `waiting` says who is told of its end."""
+        self._calls += 1
+        self._waiting[self._calls] = waiting
+        return self._calls
+
+    def _answer(self, effect: Answer | Raise) -> None:
+        waiting = self._waiting.pop(effect.call, None)
+        if waiting is None:
+            return
+        if isinstance(effect, Raise):
+            waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
+        elif waiting.registers is not None:
+            self.tell_registered(waiting, waiting.registers)
+        else:
+            waiting.worker.tell(Done(call=waiting.call, version=effect.version, report=effect.report))
+
+    def tell_registered(self, waiting: Waiting, key: Key) -> None:
+        """Hand a shard's segment to its worker."""
+        core = self.core.shards[key]
+        segment = self.shelf.places[key].segment
+        ready = str(core.held.memory) == "ready"
+        waiting.worker.tell(
+            Registered(
+                call=waiting.call,
+                handle=waiting.handle,
+                nbytes=segment.nbytes,
+                version=core.held.version if ready else None,
+                fresh=waiting.fresh,
+            ),
+            segment.open_writable(),
+        )
+        if core.replica_version is not None:
+            waiting.worker.tell(Holds(handle=waiting.handle, version=core.replica_version))
+
+    def _hold(self, effect: Hold) -> None:
+        core = self.core.shards.get(effect.key)
+        if core is not None and core.session is not None:
+            self._around.tell_holds(core.session, self.job, effect.key, effect.version)
+
+    def worker_gone(self, worker: Worker) -> None:
+        """A worker's connection ended."""
+        self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
+
+    def _show_progress(self) -> None:
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.create_task(self._tell_progress())
+
+    async def _tell_progress(self) -> None:
+        """Tell each reading worker how far its read is, a few times a second, while there is one."""
+        busy = True
+        while busy:
+            await asyncio.sleep(PROGRESS_S)
+            busy = False
+            for core in self.core.shards.values():
+                operation = core.operation
+                if isinstance(operation, ReadOperation) and operation.transfer is not None:
+                    busy = True
+                    waiting = self._waiting.get(operation.call.call)
+                    if waiting is not None:
+                        done, total = operation.transfer.got_bytes, sum(core.place.nbytes)
+                        waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
+
+    # Readers.
+
+    def lease_asked(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer:
+        """Answer a reader's agent."""
+        endpoint = self._around.transport.endpoint
+        answer = self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        self._set_timer()
+        return answer
+
+    def redeem(self, ticket: str) -> LeaseOpened | None:
+        """Take a ticket from the transport, once."""
+        lease = self.core.redeemed(ticket, self._loop.time())
+        self._set_timer()
+        return None if lease is None else LeaseOpened(lease.name, self.shelf.places[lease.key].segment)
+
+    def lease_ended(self, lease: str, how: LeaseMove) -> None:
+        """A reader is done, or gone."""
+        self.carry_out(self.core.lease_ended(lease, how, self._loop.time()))
+
+    async def stop(self) -> None:
+        """End: nothing is written any more when this returns."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._tasks, *([self._progress] if self._progress is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._sources.stop()
+        await self._lanes.close()

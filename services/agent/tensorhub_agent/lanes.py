@@ -1,0 +1,102 @@
+"""Lanes: how an agent's commands reach the log, in the order in which they were said.
+
+A lane has one command under way. It is appended with the same id until the log has acknowledged it, however long that
+takes, and only then the next one is tried: so the order on a lane is the order in the log, and a command that was
+said is never lost while the agent lives. The catalog recognises what came twice.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from tensorhub_common.bus.failures import LogMissing, MessageTooLarge
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import cmd
+from tensorhub_common.telemetry import inject
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import AnyCommand
+
+WAITING_MAX: Final = 256
+"""So many commands may wait on one lane; a core says far fewer before it waits for the log's word."""
+
+AGAIN_S: Final = 0.2
+"""How long to wait after the log could not be reached within an append's own bound."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Lanes:
+    """All lanes of one agent in one job."""
+
+    def __init__(self, joblog: JobLog, reopen: Callable[[], Awaitable[None]]) -> None:
+        """Append to this log; `reopen` asks a registry to make it when it is missing."""
+        self._joblog, self._reopen = joblog, reopen
+        self._waiting: dict[str, deque[tuple[AnyCommand, dict[str, str]]]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def say(self, command: AnyCommand) -> None:
+        """Append the command after all earlier ones of its lane."""
+        by = command.by
+        if by is None:
+            raise ValueError(f"an agent's command must name its sender: {command}")
+        queue = self._waiting.setdefault(by.lane, deque())
+        if len(queue) >= WAITING_MAX:
+            _log.error("lane %s has %d commands waiting; %s is dropped", by.lane, len(queue), command)
+            return
+        queue.append((command, inject({})))
+        if by.lane not in self._tasks:
+            self._tasks[by.lane] = asyncio.create_task(self._run(by.lane, queue))
+
+    def forget(self) -> None:
+        """Drop what waits: an older incarnation said it, and would be refused."""
+        for queue in self._waiting.values():
+            queue.clear()
+        for task in self._tasks.values():
+            task.cancel()
+        self._tasks.clear()
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End all lanes."""
+        tasks = list(self._tasks.values())
+        self.forget()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, lane: str, queue: deque[tuple[AnyCommand, dict[str, str]]]) -> None:
+        while queue:
+            command, headers = queue[0]
+            await self._append(command, headers)
+            if queue and queue[0][0] is command:
+                queue.popleft()
+        if self._tasks.get(lane) is asyncio.current_task():
+            del self._tasks[lane]
+
+    async def _append(self, command: AnyCommand, headers: dict[str, str]) -> None:
+        by = command.by
+        assert by is not None
+        verb = str(command.__struct_config__.tag)
+        subject = cmd(self._joblog.job, verb, by.process)
+        body = encode(command)
+        msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
+        while True:
+            try:
+                await self._joblog.append(subject, body, msg_id, headers)
+            except LogMissing:
+                await self._try_reopen()
+            except MessageTooLarge:
+                _log.exception("a command is larger than a message can be, and was dropped")
+                return
+            except TensorHubError as why:
+                _log.warning("the log did not take %s yet: %s", verb, why)
+            else:
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _try_reopen(self) -> None:
+        try:
+            await self._reopen()
+        except TensorHubError as why:
+            _log.warning("job %s has no log, and no registry makes one: %s", self._joblog.job, why)

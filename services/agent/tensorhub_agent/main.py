@@ -1,0 +1,35 @@
+"""`tensorhub-agent`: one agent, until SIGTERM or SIGINT."""
+
+import asyncio
+import os
+import signal
+import sys
+
+from tensorhub_agent.service import AgentService
+from tensorhub_common import settings as settings_of
+from tensorhub_common import telemetry
+from tensorhub_common.errors import TensorHubError
+
+SWITCH_S = 0.0005
+"""Threads that copy give up the GIL for long calls and win it back sooner with this; see copying.py."""
+
+
+def main() -> None:
+    """Run the agent that the environment describes."""
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        settings = settings_of.load(os.environ)
+        telemetry.start("tensorhub-agent", settings.agent_id, settings)
+        asyncio.run(_run(AgentService(settings)))
+    except TensorHubError as why:
+        sys.stderr.write(f"tensorhub-agent: {why}\n")
+        raise SystemExit(1) from None
+    finally:
+        telemetry.shutdown()
+
+
+async def _run(service: AgentService) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.end)
+    await service.run()

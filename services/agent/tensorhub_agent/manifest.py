@@ -1,0 +1,210 @@
+"""Manifests: what an agent that restarts must know to take its segments back.
+
+Beside each segment stands `<segment>.json`. It is written whole under another name and then renamed, so a reader finds
+the old one or the new one. It is no promise about the bytes: an agent may die between two writes, so adoption believes
+only what it has hashed again.
+
+Always true of what `adopt` returns:
+- `whole` shards hold exactly the bytes of their manifest's root; every other comes back as empty, and as partial if
+  something was written into it.
+- A segment without a manifest that fits it is gone, and so is everything else with a name of this agent's segments.
+"""
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+import zstandard
+
+from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.segments import (
+    MANIFEST_SUFFIX,
+    SEGMENT_MODE,
+    SEGMENT_SUFFIX,
+    TEMPORARY_SUFFIX,
+    ForeignSegment,
+    Segment,
+    SegmentStore,
+)
+from tensorhub_common.digests import root_digest
+from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
+from tensorhub_common.layout import Layout, layout_digest, layout_of, pieces, segment_bytes
+
+MANIFEST_VERSION: Final = 1
+"""A manifest of another version is foreign: the segment is given up, and filled anew."""
+
+MANIFEST_BYTES_MAX: Final = 256 * 1024 * 1024
+LAYOUT_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""A layout takes at most so many bytes when it is uncompressed: a million tensors with long names."""
+
+_log: Final = logging.getLogger(__name__)
+
+SegmentState = Literal["empty", "filling", "ready"]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in a segment."""
+
+    manifest_version: int = MANIFEST_VERSION
+    incarnation: int
+    """Of the agent that wrote this."""
+    job: str
+    model: str
+    replica: str
+    shard: int
+    shards: int
+    spot: bool
+    layout: bytes
+    """As `pack_layout` makes it."""
+    layout_digest: str
+    segment: str
+    nbytes: int
+    state: SegmentState
+    partial: bool
+    """Some of it was overwritten since it was last whole, so it can't be published as it is."""
+    version: int | None = None
+    root: str | None = None
+    digests: bytes | None = None
+    """Of all pieces, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """No manifest of ours, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A segment that was taken back."""
+
+    manifest: Manifest
+    segment: Segment
+    layout: Layout
+    whole: bool
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """Return the layout as zstd-compressed MessagePack."""
+    return zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(layout))
+
+
+def unpack_layout(packed: bytes) -> Layout:
+    """Turn `pack_layout` back. Raises `LayoutMismatch` when it is none, or one that is not well formed."""
+    try:
+        if not 0 <= zstandard.frame_content_size(packed) <= LAYOUT_BYTES_MAX:
+            raise LayoutMismatch(f"a layout takes more than {LAYOUT_BYTES_MAX} bytes; use more shards")
+        layout = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(packed), type=Layout)
+    except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError) as why:
+        raise LayoutMismatch(f"the layout can't be read ({why}); send it as zstd-compressed MessagePack") from why
+    checked = layout_of(layout.tensors)
+    if checked != layout:
+        raise LayoutMismatch("the layout's tensors are not sorted by name; build it with layout_of")
+    return layout
+
+
+def manifest_path(store: SegmentStore, segment: str) -> Path:
+    """Return where the manifest of a segment stands."""
+    return store.shm_dir / f"{segment}{MANIFEST_SUFFIX}"
+
+
+def save(store: SegmentStore, manifest: Manifest) -> None:
+    """Write the manifest of a segment. Raises `MemoryExhausted` when there is no room; the old one stays then."""
+    path = manifest_path(store, manifest.segment)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, SEGMENT_MODE)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(manifest))
+        temporary.replace(path)
+    except OSError as why:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise MemoryExhausted(
+            f"the manifest of {manifest.segment} can't be written ({why.strerror}): make room in {store.shm_dir}"
+        ) from why
+
+
+def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
+    """Read the manifest of a segment."""
+    path = manifest_path(store, segment)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MANIFEST_BYTES_MAX + 1)
+        if len(data) > MANIFEST_BYTES_MAX:
+            return Foreign(f"it is larger than {MANIFEST_BYTES_MAX} bytes")
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except OSError as why:
+        return Foreign(f"it can't be read: {why.strerror}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        return Foreign(f"it is no manifest: {why}"[:500])
+    if manifest.manifest_version != MANIFEST_VERSION:
+        return Foreign(f"it has version {manifest.manifest_version}, and this agent reads {MANIFEST_VERSION}")
+    if manifest.segment != segment:
+        return Foreign(f"it speaks of segment {manifest.segment}")
+    return manifest
+
+
+def remove(store: SegmentStore, segment: Segment) -> None:
+    """Remove a segment and its manifest; the manifest first, since a segment without one is removed by the next run."""
+    manifest_path(store, segment.name).unlink(missing_ok=True)
+    store.remove(segment)
+
+
+async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
+    """Take back the segments that an earlier run left, and remove everything else that has a name of this agent's.
+
+    What was ready is hashed again, about 0.03 s a GiB; bytes that are not those of the root are empty and partial.
+    """
+    adopted = []
+    for name in [name for name in store.stray() if name.endswith(SEGMENT_SUFFIX)]:
+        found = _open(store, name)
+        if isinstance(found, Foreign):
+            _log.warning("segment %s is removed, for its manifest does not serve: %s", name, found.reason)
+            continue
+        manifest, segment, layout = found
+        whole = await _is_whole(manifest, segment, layout, pool)
+        if not whole:
+            touched = manifest.partial or manifest.state != "empty"
+            manifest = msgspec.structs.replace(
+                manifest, state="empty", partial=touched, version=None, root=None, digests=None
+            )
+            with contextlib.suppress(MemoryExhausted):
+                # Without room the old one stays, and the next run comes to the same end by hashing once more.
+                save(store, manifest)
+        adopted.append(Adopted(manifest, segment, layout, whole))
+    for name in store.stray():
+        store.remove_stray(name)
+    return adopted
+
+
+def _open(store: SegmentStore, name: str) -> tuple[Manifest, Segment, Layout] | Foreign:
+    """Open a segment with its manifest, if the two fit together."""
+    manifest = load(store, name)
+    if isinstance(manifest, Foreign):
+        return manifest
+    try:
+        layout = unpack_layout(manifest.layout)
+        if layout_digest(layout) != manifest.layout_digest:
+            return Foreign("its layout has another digest than it says")
+        segment = store.open(name)
+    except (LayoutMismatch, ForeignSegment, MemoryExhausted) as why:
+        return Foreign(str(why))
+    if segment.nbytes == manifest.nbytes and segment_bytes(layout) <= segment.nbytes:
+        return manifest, segment, layout
+    store.remove(segment)
+    return Foreign(f"the segment has {segment.nbytes} bytes, and it says {manifest.nbytes}")
+
+
+async def _is_whole(manifest: Manifest, segment: Segment, layout: Layout, pool: CopyPool) -> bool:
+    if manifest.state != "ready" or manifest.partial or manifest.root is None or manifest.digests is None:
+        return False
+    if root_digest(manifest.digests) != manifest.root:
+        return False
+    return await pool.digest(segment.view, Spans.of(pieces(layout))).result() == manifest.digests

@@ -1,0 +1,302 @@
+"""Segments: named shared memory in which the tensors of shards stand.
+
+A segment is a file in a memory file system, so it outlives the worker that writes it and the agent that owns it, and
+any process of the host that is handed its descriptor can map it. The agent alone creates and removes segments.
+
+Always true:
+- Every byte of a segment is reserved before anybody maps it, so a full file system is `MemoryExhausted`, never SIGBUS.
+- A segment never shrinks. Removing it takes away its name only: whoever has it mapped keeps valid memory.
+- A failed `create` leaves no file, no mapping and no byte on the account behind.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tensorhub_common.errors import MemoryExhausted, TensorHubError
+from tensorhub_common.names import check_name
+
+SEGMENT_MODE: Final = 0o600
+SEGMENT_SUFFIX: Final = ".seg"
+MANIFEST_SUFFIX: Final = ".json"
+TEMPORARY_SUFFIX: Final = ".tmp"
+RANDOM_BYTES: Final = 4
+
+RESERVE_STEP_BYTES: Final = 256 * 1024 * 1024
+"""Memory is reserved in steps: a signal undoes one step of `fallocate`, not the whole of a segment of many GiB."""
+
+MEMORY_SPARED_BYTES: Final = 256 * 1024 * 1024
+"""So much of the machine's memory is left to others, because reserving the last page wakes the kernel's OOM killer."""
+
+SHARE_OF_FILE_SYSTEM: Final = 0.8
+
+_MADV_POPULATE_WRITE: Final = 23
+_MEMINFO: Final = Path("/proc/meminfo")
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+_NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})
+_FULL: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG})
+
+# ctypes lets go of the GIL; `mmap` with MAP_POPULATE and `mmap.madvise` of CPython 3.11 do not, and so they would stop
+# the whole agent, its beat too, for about a second a GiB.
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_madvise: Final = _libc.madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise.restype = ctypes.c_int
+
+
+class ForeignSegment(TensorHubError):
+    """A file that should be a segment is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One region of agent-owned memory. `nbytes` is what stands: whole pages, and at least one."""
+
+    name: str
+    path: Path
+    nbytes: int
+    fd: int
+    view: memoryview
+    """All of the segment, writable. It keeps the mapping alive, also after the segment was removed."""
+
+    def open_writable(self) -> int:
+        """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""
+        return self._reopen(os.O_RDWR)
+
+    def open_readonly(self) -> int:
+        """Return a new descriptor that can't be mapped writable, for readers. The caller closes it."""
+        return self._reopen(os.O_RDONLY)
+
+    def _reopen(self, flags: int) -> int:
+        # Going through /proc gives an open file description of its own, with its own access mode, also after unlink.
+        return os.open(f"/proc/self/fd/{self.fd}", flags | os.O_CLOEXEC)
+
+
+def segment_prefix(hub: str, agent: str) -> str:
+    """Return how the names of an agent's segments begin. `hub` has no '-', so that no two agents share a beginning."""
+    check_name("agent", agent)
+    if "-" in check_name("hub", hub):
+        raise ValueError(f"the hub's id {hub!r} has a '-'")
+    return f"tensorhub-{hub}-{agent}-"
+
+
+class SegmentStore:
+    """All segments of one agent. Its methods may be called from any thread; `create` takes about 0.6 s a GiB."""
+
+    def __init__(self, shm_dir: Path, prefix: str, bytes_max: int) -> None:
+        """Keep segments named `prefix…` in `shm_dir`, at most `bytes_max` bytes of them together."""
+        self.shm_dir = shm_dir
+        self.prefix = prefix
+        self.bytes_max = bytes_max
+        self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(SEGMENT_SUFFIX))
+        self._segments: dict[str, Segment] = {}
+        self._total_bytes = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, shm_dir: Path, hub_dir: Path, agent: str, bytes_max: int) -> "SegmentStore":
+        """Return the store of one agent of the hub that keeps its state in `hub_dir`.
+
+        `bytes_max` 0 means `SHARE_OF_FILE_SYSTEM` of the memory file system.
+        """
+        hub = hashlib.blake2b(os.fsencode(hub_dir.resolve()), digest_size=4).hexdigest()
+        if not bytes_max:
+            about = os.statvfs(shm_dir)
+            bytes_max = int(about.f_blocks * about.f_frsize * SHARE_OF_FILE_SYSTEM)
+        return cls(shm_dir, segment_prefix(hub, agent), bytes_max)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all segments that were created or opened and not removed."""
+        return self._total_bytes
+
+    def create(self, nbytes: int) -> Segment:
+        """Make a segment of at least `nbytes` zero bytes, populated. Raises `MemoryExhausted`."""
+        whole = _whole_pages(nbytes)
+        with self._charged(whole):
+            name = f"{self.prefix}{secrets.token_hex(RANDOM_BYTES)}{SEGMENT_SUFFIX}"
+            path = self.shm_dir / name
+            with self._full_is_exhausted(whole), _removed_on_error(path):
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, SEGMENT_MODE)
+                with _closed_on_error(fd):
+                    self._reserve(fd, whole)
+                    view = _map(fd, whole)
+                    _populate(view)
+        segment = Segment(name, path, whole, fd, view)
+        with self._lock:
+            self._segments[name] = segment
+        return segment
+
+    def open(self, name: str) -> Segment:
+        """Take over a segment that an earlier run of this agent left.
+
+        It counts on the account but is not refused for the limit: what stands in it may be a version's last copy.
+        Raises `ForeignSegment` when the file is not a segment of this agent.
+        """
+        if self._ours.fullmatch(name) is None:
+            raise ForeignSegment(f"{name!r} is not named like a segment of this agent; leave it to its owner")
+        with self._lock:
+            if name in self._segments:
+                return self._segments[name]
+        path = self.shm_dir / name
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as why:
+            raise ForeignSegment(f"segment {path} can't be opened ({why.strerror}); remove it") from why
+        with _closed_on_error(fd):
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
+                raise ForeignSegment(f"{path} is not a file that only this user may open; remove it")
+            if about.st_size == 0 or about.st_size != _whole_pages(about.st_size):
+                raise ForeignSegment(f"{path} has {about.st_size} bytes, which are not whole pages; remove it")
+            with self._full_is_exhausted(about.st_size):
+                # A run that was killed while it reserved may have left holes; filling them now keeps SIGBUS out.
+                self._reserve(fd, about.st_size)
+                view = _map(fd, about.st_size)
+        segment = Segment(name, path, about.st_size, fd, view)
+        with self._lock:
+            self._segments[name] = segment
+            self._total_bytes += segment.nbytes
+        return segment
+
+    def remove(self, segment: Segment) -> None:
+        """Take a segment's name away and close its descriptor. What is mapped stays valid; once more is harmless."""
+        with self._lock:
+            if self._segments.pop(segment.name, None) is None:
+                return
+            self._total_bytes -= segment.nbytes
+        segment.path.unlink(missing_ok=True)
+        os.close(segment.fd)
+
+    def close(self) -> None:
+        """Close all descriptors and leave the segments where they stand, for the next run to adopt."""
+        with self._lock:
+            left, self._segments, self._total_bytes = self._segments, {}, 0
+        for segment in left.values():
+            os.close(segment.fd)
+
+    def held(self, name: str) -> bool:
+        """Tell whether the segment was created or opened here and not removed."""
+        return name in self._segments
+
+    def stray(self) -> list[str]:
+        """Return this agent's files that belong to no segment in use: segments, manifests and temporary files."""
+        suffixes = (MANIFEST_SUFFIX + TEMPORARY_SUFFIX, MANIFEST_SUFFIX)
+        found = []
+        with os.scandir(self.shm_dir) as entries:
+            names = sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
+        for name in names:
+            segment = next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)
+            if self._ours.fullmatch(segment) is not None and segment not in self._segments:
+                found.append(name)
+        return found
+
+    def remove_stray(self, name: str) -> None:
+        """Remove one of `stray()`."""
+        (self.shm_dir / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _charged(self, nbytes: int) -> Iterator[None]:
+        with self._lock:
+            if self._total_bytes + nbytes > self.bytes_max:
+                raise MemoryExhausted(
+                    f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at "
+                    f"most {self.bytes_max} bytes; raise TENSORHUB_MEMORY_BYTES_MAX or release a shard"
+                )
+            self._total_bytes += nbytes
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._total_bytes -= nbytes
+            raise
+
+    def _reserve(self, fd: int, nbytes: int) -> None:
+        """Reserve every byte; what is reserved already costs nothing."""
+        missing = nbytes - os.fstat(fd).st_blocks * 512
+        spare = _memory_spare(fd)
+        if spare is not None and missing > spare:
+            raise self._exhausted(nbytes, f"the machine has {max(0, spare)} bytes of memory to spare")
+        for at in range(0, nbytes, RESERVE_STEP_BYTES):
+            os.posix_fallocate(fd, at, min(RESERVE_STEP_BYTES, nbytes - at))
+
+    @contextlib.contextmanager
+    def _full_is_exhausted(self, nbytes: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as why:
+            if why.errno not in _FULL:
+                raise
+            raise self._exhausted(nbytes, os.strerror(why.errno or errno.ENOSPC)) from why
+
+    def _exhausted(self, nbytes: int, why: str) -> MemoryExhausted:
+        about = os.statvfs(self.shm_dir)
+        return MemoryExhausted(
+            f"a segment of {nbytes} bytes does not fit into {self.shm_dir} ({why}): it has "
+            f"{about.f_bavail * about.f_frsize} of {about.f_blocks * about.f_frsize} bytes free; release a shard, "
+            "remount it larger (containers: --shm-size), or use more shards on more hosts"
+        )
+
+
+def _whole_pages(nbytes: int) -> int:
+    return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+def _map(fd: int, nbytes: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def _populate(view: memoryview) -> None:
+    """Fault all pages in now, while nobody waits for a byte: MAP_POPULATE with the GIL free and errors told."""
+    for at in range(0, len(view), RESERVE_STEP_BYTES):
+        step = min(RESERVE_STEP_BYTES, len(view) - at)
+        if _madvise(ctypes.addressof(ctypes.c_char.from_buffer(view, at)), step, _MADV_POPULATE_WRITE):
+            code = ctypes.get_errno()
+            if code in _NOT_SUPPORTED:  # Linux before 5.14: the pages are reserved and come in when touched.
+                return
+            raise OSError(code, os.strerror(code))
+
+
+def _memory_spare(fd: int) -> int | None:
+    """Return how many bytes of memory may still be taken, or None where the file does not stand in memory.
+
+    A memory file system may be larger than the memory behind it; then the kernel kills processes instead of saying no.
+    """
+    device = os.fstat(fd).st_dev
+    here = f"{os.major(device)}:{os.minor(device)}"
+    mounts = (line.partition(" - ") for line in _MOUNTINFO.read_text().splitlines())
+    if not any(mount.split()[2] == here and source.split()[0] == "tmpfs" for mount, _, source in mounts):
+        return None
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 - MEMORY_SPARED_BYTES
+    return None
+
+
+@contextlib.contextmanager
+def _removed_on_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise

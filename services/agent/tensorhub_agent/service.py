@@ -1,0 +1,272 @@
+"""The agent of one GPU: brings the parts together and keeps them running until it is told to stop."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.beat import BeatThread
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.desk import Desk
+from tensorhub_agent.incarnation import Incarnation
+from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.segments import SegmentStore, segment_prefix
+from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.shard import Limits
+from tensorhub_agent.shelf import Shelves
+from tensorhub_agent.surroundings import Surroundings
+from tensorhub_agent.transport import LeaseOpened, Refused
+from tensorhub_agent.transport_local import LocalTransport
+from tensorhub_agent.workers import WorkerServer
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
+from tensorhub_common.settings import Settings
+from tensorhub_common.subjects import agent_ask
+from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_common.wire.worker import Attached
+
+CONNECT_AGAIN_S: Final = 0.2
+TURN_S: Final = 0.25
+"""How often the main loop tells the beat that it turns."""
+
+HUB_ID_BYTES: Final = 4
+"""Of the digest of the hub's folder, which keeps apart the segments of two hubs on one host."""
+
+SHARE_PERCENT: Final = 80
+"""Of the memory file system, when no limit is set."""
+
+JOBS_MAX: Final = 100
+"""One agent serves at most so many jobs."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class AgentService:
+    """One agent process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Take the settings; `run` does the rest."""
+        self._settings = settings
+        self.agent = settings.agent_id
+        self._jobs: dict[str, JobAgent] = {}
+        self._ending = asyncio.Event()
+        self._rejoining = False
+        self._fault: TensorHubError | None = None
+
+    def end(self) -> None:
+        """Let `run` return soon."""
+        self._ending.set()
+
+    async def run(self) -> None:
+        """Serve until `end` is called."""
+        settings = self._settings
+        bus = await self._connect()
+        pool = CopyPool(settings.copy_threads)
+        beat = BeatThread(self.agent, str(settings.nats), settings.credentials, settings.beat_s)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(bus.close)
+            stack.callback(pool.close)
+            stack.callback(beat.stop)
+            around, shelves = self._surroundings(bus, pool, beat)
+            stack.callback(shelves.close)
+            desk = Desk(self._job, self._attached)
+            around.tell_holds = lambda number, _job, key, version: desk.holds(number, key, version)
+            self._around = around
+            await around.transport.start()
+            stack.push_async_callback(around.transport.stop)
+            stack.push_async_callback(self._stop_jobs)
+            around.incarnation.next()
+            for job, adopted in (await shelves.adopt(pool)).items():
+                self._open(job).adopt(adopted)
+            for job_agent in self._jobs.values():
+                job_agent.start()
+            await bus.serve(agent_ask(self.agent, "lease"), self._on_lease_ask)
+            await bus.serve(agent_ask(self.agent, "digests"), self._on_digests_ask)
+            workers = WorkerServer(settings.socket, desk)
+            workers.start()
+            stack.push_async_callback(workers.stop)
+            beat.start()
+            await answer_pings(bus, self.agent, "agent")
+            _log.info("agent %s serves workers at %s", self.agent, settings.socket)
+            await self._turn(beat)
+        if self._fault is not None:
+            raise self._fault
+
+    async def _connect(self) -> Bus:
+        settings = self._settings
+        if settings.nats is None:
+            raise RegistryUnavailable("an agent needs TENSORHUB_NATS, for example nats://127.0.0.1:4222")
+        while True:
+            try:
+                return await connect(settings.nats, name=self.agent, credentials=settings.credentials)
+            except RegistryUnavailable as why:
+                _log.warning("%s", why)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CONNECT_AGAIN_S):
+                        await self._ending.wait()
+                        raise
+
+    def _surroundings(self, bus: Bus, pool: CopyPool, beat: BeatThread) -> tuple[Surroundings, Shelves]:
+        settings = self._settings
+        hub = hashlib.blake2b(str(settings.dir.resolve()).encode(), digest_size=HUB_ID_BYTES).hexdigest()
+        store = SegmentStore(settings.shm_dir, segment_prefix(hub, self.agent), _memory_bytes_max(settings))
+        shelves = Shelves(store)
+        transport = LocalTransport(
+            socket=settings.socket.with_suffix(".peers"),
+            agent=self.agent,
+            pool=pool,
+            redeem=self.redeem,
+            renew=self.renew,
+            holds=self.holds,
+            ended=self.ended,
+        )
+        limits = Limits(
+            digests=settings.digests,
+            window_bytes=settings.window_bytes,
+            stall_s=settings.stall_s,
+            sources_lost_s=settings.sources_lost_s,
+            refill_drain_s=settings.refill_drain_s,
+        )
+
+        def joined(incarnation: int) -> None:
+            beat.incarnation = incarnation
+            around.incarnation.accepted()
+
+        around = Surroundings(
+            agent=self.agent,
+            host=settings.host,
+            site=settings.site,
+            bus=bus,
+            blobs=Blobs(bus),
+            pool=pool,
+            transport=transport,
+            limits=limits,
+            incarnation=Incarnation(settings.state_dir),
+            shelf_of=shelves.of,
+            joined=joined,
+            tell_holds=lambda *_: None,
+            fenced=self._on_fenced,
+        )
+        return around, shelves
+
+    async def _turn(self, beat: BeatThread) -> None:
+        while not self._ending.is_set():
+            beat.turned()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN_S):
+                    await self._ending.wait()
+
+    def _on_fenced(self) -> None:
+        self._fault = AgentUnavailable(
+            f"another process joined as agent {self.agent!r}: give each agent a TENSORHUB_AGENT_ID of its own"
+        )
+        self._ending.set()
+
+    # Jobs.
+
+    async def _job(self, name: str) -> JobAgent:
+        job = self._jobs.get(name)
+        if job is None:
+            job = self._open(name)
+            job.start()
+        return job
+
+    def _open(self, name: str) -> JobAgent:
+        if len(self._jobs) >= JOBS_MAX:
+            raise MemoryExhausted(f"agent {self.agent!r} serves {JOBS_MAX} jobs already, which is the limit")
+        job = self._jobs[name] = JobAgent(name, self._around, self._rejoin_all)
+        return job
+
+    def _rejoin_all(self) -> None:
+        """One job's log does not know this incarnation any more: there is one for all jobs, so all join again."""
+        if not self._rejoining:
+            # Several refusals may have come at once; they all speak of the same incarnation.
+            self._rejoining = True
+            asyncio.get_running_loop().call_soon(self._do_rejoin_all)
+
+    def _do_rejoin_all(self) -> None:
+        self._rejoining = False
+        number = self._around.incarnation.next()
+        for job in self._jobs.values():
+            job.rejoin(number)
+
+    async def _stop_jobs(self) -> None:
+        for job in self._jobs.values():
+            await job.stop()
+
+    def _attached(self) -> Attached:
+        settings = self._settings
+        return Attached(
+            protocol=PROTOCOL,
+            agent=self.agent,
+            incarnation=self._around.incarnation.number,
+            nats=str(settings.nats),
+            credentials=None if settings.credentials is None else str(settings.credentials.resolve()),
+        )
+
+    # Leases.
+
+    async def _on_lease_ask(self, message: Message) -> bytes:
+        try:
+            ask = msgspec.msgpack.decode(message.data, type=LeaseAsk)
+        except msgspec.MsgspecError as why:
+            raise BadCommand(f"the question for a lease could not be read: {why}") from None
+        job = self._jobs.get(ask.job)
+        answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
+        if job is not None:
+            name = f"{ask.job}:{secrets.token_hex(8)}"
+            answer = job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}")
+        return msgspec.msgpack.encode(answer)
+
+    async def _on_digests_ask(self, message: Message) -> bytes:
+        try:
+            ask = msgspec.msgpack.decode(message.data, type=DigestsAsk)
+        except msgspec.MsgspecError as why:
+            raise BadCommand(f"the question for digests could not be read: {why}") from None
+        job = self._jobs.get(_job_of(ask.lease))
+        page = job.core.table.page(ask.lease, ask.first) if job is not None else b""
+        return msgspec.msgpack.encode(DigestsPage(digests=page))
+
+    def redeem(self, ticket: str) -> LeaseOpened | Refused:
+        """Take a ticket that a reader showed to the transport."""
+        job = self._jobs.get(_job_of(ticket))
+        opened = job.redeem(ticket) if job is not None else None
+        return opened if opened is not None else Refused("the ticket is unknown, used or too old")
+
+    def renew(self, lease: str) -> None:
+        """Note that a reader is alive."""
+        job = self._jobs.get(_job_of(lease))
+        if job is not None:
+            job.core.table.renew(lease, asyncio.get_running_loop().time())
+
+    def holds(self, lease: str) -> bool:
+        """Tell whether a lease has held up to now."""
+        job = self._jobs.get(_job_of(lease))
+        return job is not None and job.core.table.holds(lease)
+
+    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)
+        """Note that a reader is done, or gone."""
+        job = self._jobs.get(_job_of(lease))
+        if job is not None:
+            job.lease_ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
+
+
+def _memory_bytes_max(settings: Settings) -> int:
+    if settings.memory_bytes_max:
+        return settings.memory_bytes_max
+    about = os.statvfs(settings.shm_dir)
+    return about.f_blocks * about.f_frsize * SHARE_PERCENT // 100
+
+
+def _job_of(name: str) -> str:
+    """Lease names and tickets begin with their job's name, which has no colon in it."""
+    return name.partition(":")[0]

@@ -1,0 +1,137 @@
+"""Which segment holds which shard, and the manifests beside them."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from tensorhub_agent import manifest as manifests
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.effects import Key, Save
+from tensorhub_agent.manifest import Adopted, Manifest, pack_layout
+from tensorhub_agent.segments import Segment, SegmentStore
+from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.layout import Layout, PieceTable, pieces, segment_bytes
+
+_log: Final = logging.getLogger(__name__)
+
+_STATES: Final[dict[str, Literal["empty", "filling", "ready"]]] = {
+    "empty": "empty",
+    "filling": "filling",
+    "ready": "ready",
+    # A draining shard is as good as empty for the next process: its readers were this process's.
+    "draining": "empty",
+}
+
+
+@dataclass(slots=True)
+class ShelfPlace:
+    """One shard's memory."""
+
+    segment: Segment
+    layout: Layout
+    table: PieceTable
+    digest: str
+    """Of the layout."""
+    manifest: Manifest
+
+
+class Shelf:
+    """The segments of one job's shards."""
+
+    def __init__(self, job: str, store: SegmentStore) -> None:
+        """Begin empty."""
+        self.job = job
+        self.places: dict[Key, ShelfPlace] = {}
+        self._store = store
+
+    async def make(
+        self, key: Key, shards: int, layout: Layout, digest: str, *, spot: bool, incarnation: int
+    ) -> ShelfPlace:
+        """Make memory for a new shard, all zero. Raises `MemoryExhausted`."""
+        table = await asyncio.to_thread(pieces, layout)
+        packed = await asyncio.to_thread(pack_layout, layout)
+        segment = await asyncio.to_thread(self._store.create, segment_bytes(layout))
+        manifest = Manifest(
+            incarnation=incarnation,
+            job=self.job,
+            model=key.model,
+            replica=key.replica,
+            shard=key.shard,
+            shards=shards,
+            spot=spot,
+            layout=packed,
+            layout_digest=digest,
+            segment=segment.name,
+            nbytes=segment.nbytes,
+            state="empty",
+            partial=False,
+        )
+        try:
+            manifests.save(self._store, manifest)
+        except MemoryExhausted:
+            self._store.remove(segment)
+            raise
+        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest)
+        return place
+
+    def adopt(self, adopted: Adopted) -> ShelfPlace:
+        """Take back what an earlier process left."""
+        manifest = adopted.manifest
+        key = Key(manifest.model, manifest.replica, manifest.shard)
+        place = ShelfPlace(adopted.segment, adopted.layout, pieces(adopted.layout), manifest.layout_digest, manifest)
+        self.places[key] = place
+        return place
+
+    def save(self, effect: Save) -> None:
+        """Write a shard's manifest anew."""
+        place = self.places[effect.key]
+        place.manifest = msgspec.structs.replace(
+            place.manifest,
+            state=_STATES[effect.state],
+            partial=effect.partial,
+            version=effect.version,
+            root=effect.root,
+            digests=effect.digests or None,
+        )
+        try:
+            manifests.save(self._store, place.manifest)
+        except MemoryExhausted as why:
+            # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
+            # the next start, and never a wrong version.
+            _log.warning("%s", why)
+
+    def free(self, key: Key) -> None:
+        """Remove a shard's memory; whoever has it mapped keeps it."""
+        place = self.places.pop(key, None)
+        if place is not None:
+            manifests.remove(self._store, place.segment)
+
+
+class Shelves:
+    """The shelves of all jobs."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        """Begin empty."""
+        self._store = store
+        self._shelves: dict[str, Shelf] = {}
+
+    def of(self, job: str) -> Shelf:
+        """Return a job's shelf."""
+        if job not in self._shelves:
+            self._shelves[job] = Shelf(job, self._store)
+        return self._shelves[job]
+
+    async def adopt(self, pool: CopyPool) -> dict[str, list[Adopted]]:
+        """Take back what an earlier process of this agent left, by job."""
+        found: dict[str, list[Adopted]] = {}
+        for adopted in await manifests.adopt(self._store, pool):
+            self.of(adopted.manifest.job).adopt(adopted)
+            found.setdefault(adopted.manifest.job, []).append(adopted)
+        return found
+
+    def close(self) -> None:
+        """Leave everything where it stands, for the next process."""
+        self._store.close()

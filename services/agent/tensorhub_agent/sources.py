@@ -1,0 +1,196 @@
+"""The sources of this agent's reads: leases asked for by NATS, bytes brought by a transport.
+
+Carries out what `transfer.py` decides. Always true: `SourceClosed` is told only after the transport's own close has
+returned, which is when nothing can be written into the destination any more.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.effects import (
+    BatchDone,
+    CloseSource,
+    Confirm,
+    Confirmed,
+    Key,
+    OpenSource,
+    Post,
+    SourceClosed,
+    SourceLost,
+    SourceOpened,
+)
+from tensorhub_agent.segments import Segment
+from tensorhub_agent.transport import SourceSession, Transport, TransportLost
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout import PieceTable
+from tensorhub_common.subjects import agent_ask
+from tensorhub_common.wire.transfer import (
+    DIGESTS_PAGE_PIECES,
+    DigestsAsk,
+    DigestsPage,
+    LeaseAnswer,
+    LeaseAsk,
+    LeaseGrant,
+    LeaseRefusal,
+    SourceId,
+)
+
+LEASE_ASK_S: Final = 1.5
+"""A source's agent that does not answer within this is left out."""
+
+News = Callable[[SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed], None]
+
+_log: Final = logging.getLogger(__name__)
+_grants: Final = msgspec.msgpack.Decoder(LeaseAnswer)
+
+
+class SourceGone(TensorHubError):
+    """The source can't be read from, for the reason given."""
+
+
+class Source:
+    """One open source: a lease and its transport session."""
+
+    def __init__(self, task: "asyncio.Task[None]") -> None:
+        """Begin with the task that opens it."""
+        self.opening = task
+        self.session: SourceSession | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closing = False
+
+
+class Sources:
+    """All sources that one job's reads on this agent have open, by (shard, number)."""
+
+    def __init__(self, job: str, bus: Bus, transport: Transport, tell: News) -> None:
+        """Report what comes of everything to `tell`."""
+        self._job, self._bus, self._transport, self._tell = job, bus, transport, tell
+        self._open: dict[tuple[Key, int], Source] = {}
+
+    def open(self, effect: OpenSource, reader: SourceId) -> None:
+        """Get a lease and open the transport with its ticket."""
+        task = asyncio.create_task(self._opened(effect, reader))
+        self._open[effect.key, effect.source] = Source(task)
+
+    async def _opened(self, effect: OpenSource, reader: SourceId) -> None:
+        key, number = effect.key, effect.source
+        try:
+            grant = await self._lease(effect, reader)
+            digests = await self._digests(effect.share.source.agent, grant)
+            session = await self._transport.open(
+                grant,
+                reader=reader.agent,
+                on_lost=lambda reason: self._lost(key, number, reason),
+            )
+        except TensorHubError as why:
+            self._tell(SourceLost(key, number, str(why)))
+            return
+        source = self._open.get((key, number))
+        if source is None or source.closing:
+            await session.close()
+            return
+        source.session = session
+        self._tell(SourceOpened(key, number, digests))
+
+    async def _lease(self, effect: OpenSource, reader: SourceId) -> LeaseGrant:
+        ask = LeaseAsk(
+            job=self._job,
+            model=effect.key.model,
+            source=effect.share.source,
+            version=effect.version,
+            root=effect.root,
+            reader=reader,
+        )
+        subject = agent_ask(effect.share.source.agent, "lease")
+        body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S)
+        try:
+            answer = _grants.decode(body)
+        except msgspec.MsgspecError as why:
+            raise SourceGone(f"its agent's answer could not be read: {why}") from None
+        if isinstance(answer, LeaseRefusal):
+            raise SourceGone(answer.reason)
+        return answer
+
+    async def _digests(self, agent: str, grant: LeaseGrant) -> bytes:
+        digests = bytearray(grant.digests)
+        while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
+            ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
+            body = await self._bus.request(agent_ask(agent, "digests"), msgspec.msgpack.encode(ask), LEASE_ASK_S)
+            page = msgspec.msgpack.decode(body, type=DigestsPage).digests
+            if not page or len(page) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
+                raise SourceGone("its digests did not come whole")
+            digests += page
+        return bytes(digests)
+
+    def _lost(self, key: Key, number: int, reason: str) -> None:
+        source = self._open.get((key, number))
+        if source is not None and not source.closing:
+            self._tell(SourceLost(key, number, reason))
+
+    def post(self, effect: Post, segment: Segment, table: PieceTable, *, digests: bool) -> None:
+        """Bring a batch of pieces."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or source.session is None:
+            return
+        spans = Spans.of(table, effect.pieces)
+        task = asyncio.create_task(self._posted(effect, source.session, segment, spans, digests=digests))
+        source.tasks.add(task)
+        task.add_done_callback(source.tasks.discard)
+
+    async def _posted(
+        self, effect: Post, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
+    ) -> None:
+        try:
+            found = await session.read(segment.view, spans, digests=digests)
+        except TransportLost as why:
+            self._lost(effect.key, effect.source, str(why))
+        else:
+            self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
+
+    def confirm(self, effect: Confirm) -> None:
+        """Ask whether the lease still holds."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or source.session is None:
+            return
+        task = asyncio.create_task(self._confirmed(effect, source.session))
+        source.tasks.add(task)
+        task.add_done_callback(source.tasks.discard)
+
+    async def _confirmed(self, effect: Confirm, session: SourceSession) -> None:
+        try:
+            holds = await session.still_holds()
+        except TransportLost:
+            holds = False
+        self._tell(Confirmed(effect.key, effect.source, holds))
+
+    def close(self, effect: CloseSource) -> None:
+        """Close the transport, and tell when nothing can be written any more."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None and not source.closing:
+            source.closing = True
+            task = asyncio.create_task(self._closed(effect, source))
+            source.tasks.add(task)
+
+    async def _closed(self, effect: CloseSource, source: Source) -> None:
+        source.opening.cancel()
+        await asyncio.gather(source.opening, return_exceptions=True)
+        if source.session is not None:
+            await source.session.close()
+        mine = asyncio.current_task()
+        await asyncio.gather(*(task for task in source.tasks if task is not mine), return_exceptions=True)
+        self._open.pop((effect.key, effect.source), None)
+        self._tell(SourceClosed(effect.key, effect.source))
+
+    async def stop(self) -> None:
+        """Close everything, telling nobody."""
+        self._tell = lambda _: None
+        for (key, number), source in list(self._open.items()):
+            self.close(CloseSource(key, number))
+            await asyncio.gather(*source.tasks, return_exceptions=True)

@@ -1,0 +1,35 @@
+"""What the agent's jobs share: one memory, one pool of threads, one connection, one transport."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.effects import Key
+from tensorhub_agent.incarnation import Incarnation
+from tensorhub_agent.shard import Limits
+from tensorhub_agent.shelf import Shelf
+from tensorhub_agent.transport import Transport
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Handed to each `JobAgent`."""
+
+    agent: str
+    host: str
+    site: str
+    bus: Bus
+    blobs: Blobs
+    pool: CopyPool
+    transport: Transport
+    limits: Limits
+    incarnation: Incarnation
+    shelf_of: Callable[[str], Shelf]
+    joined: Callable[[int], None]
+    """Called with the incarnation that the log has taken."""
+    tell_holds: Callable[[int, str, Key, int | None], None]
+    """(worker's number, job, shard, version): the shard's replica holds something else now."""
+    fenced: Callable[[], None]
+    """Another process has this agent's name: end."""

@@ -1,0 +1,104 @@
+"""What every transport does, whichever way its bytes travel.
+
+A transport has two sides in one object. The serving side listens, and lets readers in that show a ticket. The reading side
+opens a session with a lease's ticket, and each session brings pieces from one source's segment into memory of this agent.
+
+A lease lives as long as its session: the session renews it on the data path, so no outage of NATS ends a read, and either
+side's end is seen by the other at once. Nothing here decides: whether a ticket is good, whether a lease holds and where to
+read instead is for the pure cores.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.segments import Segment
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.transfer import LeaseGrant
+
+
+class TransportLost(TensorHubError):
+    """The source refused the ticket, broke the lease, went away, or the session was closed."""
+
+
+class LeaseOpened(msgspec.Struct, frozen=True):
+    """A ticket was good: the lease is open, and this is the memory that may be read."""
+
+    lease: str
+    segment: Segment
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A ticket was not good. The reader is told the reason."""
+
+    reason: str
+
+
+class LeaseBook(Protocol):
+    """Whom the serving side asks and tells about leases. Every method answers at once and never raises."""
+
+    def redeem(self, ticket: str) -> LeaseOpened | Refused:
+        """Take a ticket. It is good once; deciding that is the book's."""
+
+    def renew(self, lease: str) -> None:
+        """The reader of an open lease is alive."""
+
+    def holds(self, lease: str) -> bool:
+        """Tell whether the memory has been kept for the lease from its opening up to now."""
+
+    def ended(self, lease: str, *, done: bool) -> None:
+        """The reader has finished (`done`) or is gone. Told once for each opened lease that was not broken."""
+
+
+class SourceSession(Protocol):
+    """One open lease, seen from the reader. Its methods belong to the event loop; several reads may be under way."""
+
+    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+        """Bring pieces into the destination; return their digests one after another (empty without `digests`).
+
+        - The digests are taken of what stands in the destination after the last write of this read.
+        - It returns or raises only when none of its bytes can be written any more, also when the caller is cancelled.
+        - Nothing outside the spans is written.
+
+        Raises `TransportLost`; what stands in the destination is undefined then. A read that was under way when the
+        session was lost may still return: its digests tell whether the bytes are good.
+        """
+
+    async def still_holds(self) -> bool:
+        """Ask the source, after the last byte, whether the lease has held all the time.
+
+        Bounded; a source that doesn't answer is lost, and the answer is False.
+        """
+
+    async def close(self) -> None:
+        """End the session and the lease. It returns only when no byte can be written any more.
+
+        Reads under way are stopped and raise `TransportLost`. A second call waits for the same end. A cancelled caller
+        is kept until then too.
+        """
+
+
+OnLost = Callable[[str], None]
+"""Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
+
+
+class Transport(Protocol):
+    """Both sides of one way for bytes."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where readers find the serving side; it travels in the grant."""
+
+    async def start(self) -> None:
+        """Begin to let readers in."""
+
+    async def stop(self) -> None:
+        """Let nobody in any more and end all served leases. Sessions of the reading side are closed by their owners."""
+
+    def break_lease(self, lease: str, reason: str) -> None:
+        """Tell a lease's reader that it is over, and end its session. The book is not told again. Unknown: no effect."""
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> SourceSession:
+        """Show the grant's ticket to the source, as agent `reader`. Bounded. Raises `TransportLost`."""
