@@ -1,0 +1,142 @@
+"""Which of the usable sources give which pieces: nearest first, then the least loaded, striped where that is faster.
+
+Holders that have everything are the common case and form one group. Holders of parts divide what is wanted into groups
+of pieces that the same holders have; those with the fewest holders are settled first, since they have the least choice.
+
+Always true: a piece is chosen once or is missing; it is missing only if no offer has it, or every one that has it would
+be one source more than a plan may have.
+"""
+
+import msgspec
+
+from tensorhub_common.wire.transfer import SourceId
+from tensorhub_planner.limits import Limits, Rates
+from tensorhub_planner.ranges import Ranges, Sizes, common, cut, without
+from tensorhub_planner.striping import Candidate, stripe
+from tensorhub_planner.topology import Distance
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one source has of what is wanted, and what speaks for and against it."""
+
+    source: SourceId
+    distance: Distance
+    readers: int
+    assigned: int
+    is_filling: bool
+    lot: int
+    """Settles between sources that are equal otherwise."""
+    pieces: Ranges
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read from one source. `place` is its place by load among those of its distance, from 1 on."""
+
+    offer: Offer
+    place: int
+    pieces: Ranges
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """How one group of pieces is read, and what the model says of it."""
+
+    distance: Distance
+    sources: int
+    """Of so many at this distance that have (some of) the pieces."""
+    parts: tuple[Part, ...]
+    seconds: float
+    seconds_alone: float
+    stripes_pay: bool
+    """Whether several sources can be faster than one at this distance at all."""
+
+
+_Tier = list[tuple[int, Offer]]
+
+
+def choose(
+    wanted: Ranges, sizes: Sizes, offers: tuple[Offer, ...], limits: Limits
+) -> tuple[tuple[Choice, ...], Ranges]:
+    """Return how to read what is wanted, and the pieces that nobody can give."""
+    choices: list[Choice] = []
+    begun: dict[SourceId, int] = {}
+    left = wanted
+    for distance in sorted({offer.distance for offer in offers}):
+        if not left:
+            break
+        tier = list(enumerate(sorted((o for o in offers if o.distance is distance), key=_order), start=1))
+        for pieces, able in _groups(left, tier, limits.stripes_max):
+            choice = _choose_group(pieces, able, len(tier), sizes, begun, limits)
+            if choice is None:
+                continue
+            choices.append(choice)
+            left = without(left, pieces)
+            for part in choice.parts:
+                source = part.offer.source
+                begun[source] = begun.get(source, 0) + sizes.of(part.pieces)
+    return tuple(choices), left
+
+
+def _order(offer: Offer) -> tuple[int, int, bool, int, str, str, int]:
+    source = offer.source
+    return (offer.readers, offer.assigned, offer.is_filling, offer.lot, source.agent, source.replica, source.shard)
+
+
+def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
+    """Divide what is wanted by who has it; what nobody in the tier has is left out."""
+    groups: list[tuple[Ranges, _Tier]] = [(wanted, [])]
+    whole = 0
+    for place, offer in tier:
+        if offer.pieces == wanted:
+            whole += 1
+            if whole > stripes_max:
+                # It would stand behind so many others in every group that it can't be chosen.
+                continue
+        divided: list[tuple[Ranges, _Tier]] = []
+        for pieces, able in groups:
+            inside = common(pieces, offer.pieces)
+            outside = () if inside == pieces else without(pieces, inside)
+            if inside:
+                divided.append((inside, [*able, (place, offer)]))
+            if outside:
+                divided.append((outside, able))
+        groups = divided
+    return sorted((group for group in groups if group[1]), key=lambda group: (len(group[1]), group[0]))
+
+
+def _choose_group(
+    pieces: Ranges, able: _Tier, sources: int, sizes: Sizes, begun: dict[SourceId, int], limits: Limits
+) -> Choice | None:
+    rates = limits.rates(able[0][1].distance)
+    known = [each for each in able if each[1].source in begun]
+    fresh = [each for each in able if each[1].source not in begun][: max(0, limits.shares_max - len(begun))]
+    candidates = sorted(known + fresh, key=lambda each: _preference(each[0], each[1], begun, rates))
+    if not candidates:
+        return None
+    stripes = stripe(
+        sizes.of(pieces),
+        [Candidate(offer.readers, begun.get(offer.source, 0)) for _, offer in candidates],
+        rates,
+        limits.stripes_max,
+        limits.slack,
+    )
+    runs = cut(pieces, sizes, stripes.nbytes)
+    return Choice(
+        distance=able[0][1].distance,
+        sources=sources,
+        parts=tuple(
+            Part(offer=offer, place=place, pieces=run)
+            for (place, offer), run in zip(candidates, runs, strict=False)
+            if run
+        ),
+        seconds=stripes.seconds,
+        seconds_alone=stripes.seconds_alone,
+        stripes_pay=rates.source_bps is not None,
+    )
+
+
+def _preference(place: int, offer: Offer, begun: dict[SourceId, int], rates: Rates) -> tuple[int, int]:
+    """Order those that may give a group: where the reader is the bound, whom it reads already; else who ends first."""
+    already = begun.get(offer.source, 0)
+    if rates.source_bps is None:
+        return (0 if already else 1, place)
+    return (already * (offer.readers + 1), place)

@@ -1,0 +1,61 @@
+"""The rates that the planner counts with and the bounds that it keeps.
+
+The rates are a model, not a measurement: a plan depends on their ratios only, and being wrong costs time, never bytes.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.transfer import SHARES_MAX
+from tensorhub_planner.topology import Distance
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast bytes come from a distance."""
+
+    ingest_bps: float
+    """What a reader takes in at most, in bytes per second, from all its sources together."""
+    source_bps: float | None
+    """What a source gives at most, in bytes per second, to all its readers together. None: the reader's own speed (or
+    the link's) is the only bound, so a second source can't make it faster."""
+    setup_s: float
+    """What it costs to ask one more source: a lease and an endpoint."""
+
+
+LOCAL: Final = Rates(ingest_bps=12e9, source_bps=None, setup_s=0.0005)
+"""On one host the reader maps the source's segment and copies by itself: the source does nothing, and both stand behind
+the same memory controllers. So reading from several sources gains nothing."""
+
+NETWORK: Final = Rates(ingest_bps=25e9, source_bps=25e9, setup_s=0.001)
+"""In a site both ends have a network card of one kind. One idle source fills the reader's; one with n readers already
+gives an n+1st part, and then several sources fill it."""
+
+WIDE: Final = Rates(ingest_bps=1e9, source_bps=None, setup_s=0.1)
+"""Between sites the link is the bound, whichever source's bytes it carries."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan keeps to."""
+
+    local: Rates = LOCAL
+    network: Rates = NETWORK
+    wide: Rates = WIDE
+    stripes_max: int = 16
+    """Equal pieces are striped over so many sources at most."""
+    shares_max: int = SHARES_MAX
+    """A plan has at most so many sources; more than `stripes_max` only where holders have parts."""
+    slack: float = 0.1
+    """The fewest sources are taken whose time is within this part of the least time."""
+    assigned_s_max: float = 30.0
+    """A read whose end the log never told counts as load for so long."""
+    readers_max: int = 65_536
+    """The ledger knows so many reads at most; the oldest is forgotten first."""
+    chain_max: int = 64
+    """A piece may come through so many half-filled holders at most."""
+
+    def rates(self, distance: Distance) -> Rates:
+        """Return the rates that hold over a distance."""
+        if distance <= Distance.HOST:
+            return self.local
+        return self.network if distance is Distance.SITE else self.wide

@@ -1,0 +1,143 @@
+"""Who reads how much from whom just now, as far as this planner knows: a ledger of the bytes that its plans assigned.
+
+An assignment counts until the log says that its read is over, or for `limits.assigned_s_max` when it never does. The
+load is an agent's, not a shard's, and counted by transport: a local reader copies by itself and leaves the source's
+network card alone. Readers of all jobs share it, since an agent serves all of them.
+
+Several planners each know only of their own plans. So the ledger steers; nothing that must be true depends on it.
+
+Always true: `busy` is the sum of the assignments, and the assignments stand in the order of their time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.wire.events import (
+    AgentLost,
+    Event,
+    ReplicaReady,
+    RoundFailed,
+    RoundReopened,
+    ShardFilled,
+    ShardReleased,
+)
+from tensorhub_common.wire.transfer import Plan, SourceId, Transport
+from tensorhub_planner.limits import Limits
+
+Lane = tuple[str, Transport]
+"""An agent, and a way in which it is read."""
+
+
+class Reader(msgspec.Struct, frozen=True, array_like=True):
+    """A shard that reads."""
+
+    job: str
+    model: str
+    replica: str
+    shard: int
+
+
+class Busy(msgspec.Struct, frozen=True, array_like=True):
+    """How many readers a source has, and the bytes that were assigned to them."""
+
+    readers: int
+    nbytes: int
+
+
+IDLE: Final = Busy(0, 0)
+
+Load = Mapping[Lane, Busy]
+
+
+@dataclass(slots=True)
+class _Read:
+    since: float
+    nbytes: dict[Lane, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the planner has assigned and not seen end. `at` gives the load that `plan` takes."""
+
+    limits: Limits
+    _reads: dict[Reader, _Read] = field(default_factory=dict)
+    _busy: dict[Lane, Busy] = field(default_factory=dict)
+
+    def at(self, now: float) -> Load:
+        """Return the load at `now`, without what is older than the bound. The mapping lives on with the ledger."""
+        while self._reads:
+            reader, read = next(iter(self._reads.items()))
+            if now - read.since < self.limits.assigned_s_max and len(self._reads) <= self.limits.readers_max:
+                break
+            self.done(reader)
+        return MappingProxyType(self._busy)
+
+    def assign(self, reader: Reader, plan: Plan, now: float, *, afresh: bool, failed: Iterable[SourceId] = ()) -> None:
+        """Count a plan. `afresh`: all that the reader had before is void; else only what the failed sources had."""
+        if afresh:
+            self.done(reader)
+        read = self._reads.pop(reader, None) or _Read(now)
+        read.since = now
+        self._reads[reader] = read
+        for source in failed:
+            for lane in [lane for lane in read.nbytes if lane[0] == source.agent]:
+                self._drop(lane, read.nbytes.pop(lane))
+        for share in plan.shares:
+            self._add(read, (share.source.agent, share.transport), share.nbytes)
+
+    def done(self, reader: Reader) -> None:
+        """Forget a read that is over."""
+        read = self._reads.pop(reader, None)
+        for lane, nbytes in read.nbytes.items() if read is not None else ():
+            self._drop(lane, nbytes)
+
+    def see(self, job: str, event: Event) -> None:
+        """Let a read end that the log says is over."""
+        match event:
+            case ShardFilled() | ShardReleased():
+                self.done(Reader(job, event.model, event.replica, event.shard))
+            case ReplicaReady() | RoundFailed() | RoundReopened():
+                self._done_all(job, event.model, event.replica)
+            case AgentLost():
+                self._gone(event.agent)
+            case _:
+                pass
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        busy: dict[Lane, Busy] = {}
+        for read in self._reads.values():
+            for lane, nbytes in read.nbytes.items():
+                before = busy.get(lane, IDLE)
+                busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
+        assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
+        times = [read.since for read in self._reads.values()]
+        assert times == sorted(times), f"reads out of the order of their time: {times}"
+
+    def _done_all(self, job: str, model: str, replica: str) -> None:
+        whole = (job, model, replica)
+        for reader in [each for each in self._reads if (each.job, each.model, each.replica) == whole]:
+            self.done(reader)
+
+    def _gone(self, agent: str) -> None:
+        """Forget what an agent gave: its leases ended with its incarnation."""
+        for read in self._reads.values():
+            for lane in [lane for lane in read.nbytes if lane[0] == agent]:
+                self._drop(lane, read.nbytes.pop(lane))
+
+    def _add(self, read: _Read, lane: Lane, nbytes: int) -> None:
+        before = self._busy.get(lane, IDLE)
+        new = 0 if lane in read.nbytes else 1
+        self._busy[lane] = Busy(before.readers + new, before.nbytes + nbytes)
+        read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
+
+    def _drop(self, lane: Lane, nbytes: int) -> None:
+        before = self._busy[lane]
+        if before.readers == 1:
+            del self._busy[lane]
+        else:
+            self._busy[lane] = Busy(before.readers - 1, before.nbytes - nbytes)

@@ -1,0 +1,194 @@
+"""The decision: in goes a demand and what the log and the ledger know, out comes a plan with its reasons, or a refusal.
+
+Nearest first (same agent, same host, same site, any other); among equals the one with the fewest readers, then the
+fewest bytes assigned; among those still equal a lot that is fixed for each pair of reader and source and differs from
+reader to reader, so that planners which don't know of each other spread their readers all the same. Farther sources
+serve only what no nearer one has. `striping` decides how many equal ones to use.
+
+All pieces are numbered as in the reader's layout. Which of them a holder has to offer is decided in one place
+(`_offered`): a holder of an equal key numbers them alike, and one of another layout has none to offer yet.
+
+Always true: equal arguments give equal plans; a plan has passed `coverage.prove`; there is a refusal only when some
+wanted piece has no source left, and it says who was left out, and why.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import xxhash
+
+from tensorhub_common.errors import BadCommand, VersionUnavailable
+from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId
+from tensorhub_planner.choosing import Choice, Offer, choose
+from tensorhub_planner.coverage import grounded, prove
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import IDLE, Load
+from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
+from tensorhub_planner.reasons import why_plan, why_refusal, why_share
+from tensorhub_planner.sources import Holder, Holders, Seat, named
+from tensorhub_planner.topology import TRANSPORTS, Topology
+
+RANGES_MAX: Final = 32_768
+"""A demand names so many ranges at most, so that its plan fits into a NATS message."""
+
+
+class LayoutsDiffer(msgspec.Struct, frozen=True):
+    """Every holder has another layout. `mismatch.explain` makes a refusal of it, given the layouts of these two."""
+
+    seat: Seat
+    holder: Holder
+    holders: int
+
+
+Answer = Plan | Refusal | LayoutsDiffer
+
+
+class _Sorted(msgspec.Struct, frozen=True):
+    """The holders by their use: what they offer, in words who was left out and why, who has another layout."""
+
+    offers: tuple[Offer, ...]
+    left_out: tuple[str, ...]
+    strangers: tuple[Holder, ...]
+
+
+def plan(
+    demand: Demand, seat: Seat, sizes: Sizes, holders: Holders, topology: Topology, load: Load, limits: Limits
+) -> Answer:
+    """Decide what the reader at `seat`, whose pieces have these `sizes`, reads from which holder."""
+    wanted = _wanted(demand, sizes)
+    if isinstance(wanted, str):
+        return Refusal(error=BadCommand.__name__, reason=wanted)
+    by_source = {holder.source: holder for holder in holders.able}
+    found = _sort_out(demand, seat, wanted, by_source, topology, load, limits)
+    if found.strangers and not found.offers and not found.left_out:
+        return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
+    choices, missing = choose(wanted, sizes, found.offers, limits)
+    if missing or not found.offers:
+        return _refuse(demand, missing, wanted, holders, found, limits)
+    answer = Plan(
+        version=demand.version,
+        shares=_shares(choices, sizes),
+        why=why_plan(choices, wanted, sizes, found.left_out),
+    )
+    prove(
+        answer,
+        wanted=wanted,
+        sizes=sizes,
+        holders=by_source,
+        reader=seat.me,
+        avoid=frozenset(demand.avoid),
+        chain_max=limits.chain_max,
+    )
+    return answer
+
+
+def _wanted(demand: Demand, sizes: Sizes) -> Ranges | str:
+    """Return the pieces that the demand names, or in words what is wrong with them."""
+    if demand.pieces is None:
+        return sizes.all()
+    if len(demand.pieces) > RANGES_MAX:
+        return f"the demand names {len(demand.pieces)} ranges of pieces: ask for at most {RANGES_MAX} at a time"
+    for first, count in demand.pieces:
+        if first < 0 or count < 1 or first + count > len(sizes):
+            return f"the demand names {count} pieces from {first} on, and its layout has {len(sizes)}, counted from 0"
+    return normal(demand.pieces)
+
+
+def _sort_out(
+    demand: Demand,
+    seat: Seat,
+    wanted: Ranges,
+    by_source: Mapping[SourceId, Holder],
+    topology: Topology,
+    load: Load,
+    limits: Limits,
+) -> _Sorted:
+    offers: list[Offer] = []
+    left_out: list[str] = []
+    strangers: list[Holder] = []
+    avoid = frozenset(demand.avoid)
+    seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode())
+    for source, holder in by_source.items():
+        if holder.key != seat.key:
+            strangers.append(holder)
+            continue
+        pieces = _offered(demand, seat, holder, wanted, by_source, avoid, limits)
+        if isinstance(pieces, str):
+            left_out.append(f"{named(source)} {pieces}")
+            continue
+        distance = topology.distance(seat.me.agent, source.agent)
+        busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
+        offers.append(
+            Offer(
+                source=source,
+                distance=distance,
+                readers=busy.readers,
+                assigned=busy.nbytes,
+                is_filling=bool(holder.feeds),
+                lot=xxhash.xxh3_64_intdigest(f"{source.agent}/{source.replica}".encode(), seed),
+                pieces=pieces,
+            )
+        )
+    return _Sorted(tuple(offers), tuple(left_out), tuple(strangers))
+
+
+def _offered(
+    demand: Demand,
+    seat: Seat,
+    holder: Holder,
+    wanted: Ranges,
+    by_source: Mapping[SourceId, Holder],
+    avoid: frozenset[SourceId],
+    limits: Limits,
+) -> Ranges | str:
+    """Return which wanted pieces a holder of the reader's own layout can give, or in words why none."""
+    if holder.source in avoid:
+        return "failed this read"
+    if holder.source == seat.me:
+        return "is the reader itself"
+    if demand.root is not None and holder.root != demand.root:
+        return f"holds root {holder.root}, not {demand.root}"
+    if holder.pieces is None and not holder.feeds:
+        return wanted
+    pieces = grounded(holder.source, wanted, by_source, seat.me, limits.chain_max)
+    return "has none of the wanted pieces" if wanted and not pieces else pieces
+
+
+def _shares(choices: Sequence[Choice], sizes: Sizes) -> tuple[Share, ...]:
+    """Join what each source gives, in the order in which the sources were chosen."""
+    pieces: dict[SourceId, list[tuple[int, int]]] = {}
+    first: dict[SourceId, tuple[Choice, int]] = {}
+    for choice in choices:
+        for number, part in enumerate(choice.parts):
+            pieces.setdefault(part.offer.source, []).extend(part.pieces)
+            first.setdefault(part.offer.source, (choice, number))
+    shares = []
+    for source, ranges in pieces.items():
+        whole = normal(ranges)
+        choice, number = first[source]
+        shares.append(
+            Share(
+                source=source,
+                transport=TRANSPORTS[choice.distance],
+                pieces=whole,
+                nbytes=sizes.of(whole),
+                why=why_share(choice, choice.parts[number]),
+            )
+        )
+    return tuple(shares)
+
+
+def _refuse(
+    demand: Demand, missing: Ranges, wanted: Ranges, holders: Holders, found: _Sorted, limits: Limits
+) -> Refusal:
+    what = f"version {demand.version} of {demand.model!r}"
+    left_out = list(found.left_out)
+    if any(common(offer.pieces, missing) for offer in found.offers):
+        left_out.append(f"a plan has at most {limits.shares_max} sources")
+    if missing and missing != wanted:
+        what = f"pieces {told(missing)} of {what}"
+    return Refusal(
+        error=VersionUnavailable.__name__,
+        reason=why_refusal(what, left_out, found.strangers, holders),
+    )

@@ -1,0 +1,146 @@
+"""Sets of pieces as ranges, so that a plan costs what its sources cost and not what its pieces do.
+
+Always true of `Ranges`: sorted, each of at least one piece, no two of them overlapping or touching. So two equal sets
+are equal tuples. `Sizes` turns ranges into bytes by two look-ups each.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+from tensorhub_common.wire.transfer import Range
+
+Ranges = tuple[Range, ...]
+
+NOTHING: Final[Ranges] = ()
+
+
+class Sizes:
+    """How many bytes the pieces of one layout have, summed up from the first one."""
+
+    __slots__ = ("_ends",)
+
+    def __init__(self, nbytes: Iterable[int]) -> None:
+        """Take the bytes of each piece, in the order of their numbers."""
+        self._ends = list(accumulate(nbytes, initial=0))
+
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+        return len(self._ends) - 1
+
+    def all(self) -> Ranges:
+        """Return every piece."""
+        return ((0, len(self)),) if len(self) else NOTHING
+
+    def of(self, ranges: Ranges) -> int:
+        """Return the bytes of these pieces."""
+        ends = self._ends
+        return sum(ends[first + count] - ends[first] for first, count in ranges)
+
+    def fitting(self, first: int, count: int, nbytes: float) -> int:
+        """Return how many of `count` pieces from `first` on come nearest to `nbytes` together."""
+        ends, target = self._ends, self._ends[first] + nbytes
+        above = bisect_left(ends, target, first, first + count + 1)
+        if above > first + count:
+            return count
+        if above > first and target - ends[above - 1] < ends[above] - target:
+            above -= 1
+        return above - first
+
+
+def normal(ranges: Iterable[Range]) -> Ranges:
+    """Return the set of all pieces that stand in `ranges`, which may come in any order and overlap."""
+    merged: list[Range] = []
+    for first, count in sorted(ranges):
+        if count < 1:
+            continue
+        if merged and first <= merged[-1][0] + merged[-1][1]:
+            begin, before = merged[-1]
+            merged[-1] = (begin, max(before, first + count - begin))
+        else:
+            merged.append((first, count))
+    return tuple(merged)
+
+
+def count_of(ranges: Ranges) -> int:
+    """Return how many pieces these are."""
+    return sum(count for _, count in ranges)
+
+
+def common(one: Ranges, other: Ranges) -> Ranges:
+    """Return the pieces that stand in both."""
+    if one == other:
+        return one
+    found: list[Range] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start = max(one[i][0], other[j][0])
+        one_stop, other_stop = sum(one[i]), sum(other[j])
+        stop = min(one_stop, other_stop)
+        if start < stop:
+            found.append((start, stop - start))
+        if one_stop <= other_stop:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def without(one: Ranges, other: Ranges) -> Ranges:
+    """Return the pieces of `one` that don't stand in `other`."""
+    if not other:
+        return one
+    left: list[Range] = []
+    j = 0
+    for first, count in one:
+        start, stop = first, first + count
+        while j < len(other) and sum(other[j]) <= start:
+            j += 1
+        k = j
+        while k < len(other) and other[k][0] < stop:
+            if start < other[k][0]:
+                left.append((start, other[k][0] - start))
+            start = max(start, sum(other[k]))
+            k += 1
+        if start < stop:
+            left.append((start, stop - start))
+    return tuple(left)
+
+
+def cut(ranges: Ranges, sizes: Sizes, targets: Iterable[float]) -> list[Ranges]:
+    """Cut into consecutive runs, one for each target, of about so many bytes each; the last one takes what is left.
+
+    Each cut stands at the edge of a piece nearest to where the targets so far end, so errors don't add up. A run may be
+    empty.
+    """
+    wanted = list(targets)
+    runs: list[Ranges] = []
+    rest, begun, goal = list(reversed(ranges)), 0.0, 0.0
+    for target in wanted[:-1]:
+        goal += target
+        run: list[Range] = []
+        while rest:
+            first, count = rest.pop()
+            whole = sizes.of(((first, count),))
+            if begun + whole <= goal:
+                run.append((first, count))
+                begun += whole
+                continue
+            taken = sizes.fitting(first, count, goal - begun)
+            if taken:
+                run.append((first, taken))
+                begun += sizes.of(((first, taken),))
+            if taken < count:
+                rest.append((first + taken, count - taken))
+            break
+        runs.append(tuple(run))
+    runs.append(tuple(reversed(rest)))
+    return runs
+
+
+def told(ranges: Ranges, ranges_max: int = 4) -> str:
+    """Say which pieces these are: "3-7, 9", naming at most `ranges_max` ranges."""
+    words = [str(first) if count == 1 else f"{first}-{first + count - 1}" for first, count in ranges[:ranges_max]]
+    more = f" and {len(ranges) - ranges_max} more ranges" if len(ranges) > ranges_max else ""
+    return ", ".join(words) + more

@@ -1,0 +1,75 @@
+"""How many sources to read equal pieces from, and how many bytes from each.
+
+The model. A reader takes in `ingest_bps` at most. A source gives `source_bps`, shared by its readers, so one with n
+readers gives the next one `source_bps / (n + 1)`. Each source more costs `setup_s`. With k sources that begin together
+and also end together,
+
+    seconds(k) = max(bytes / ingest_bps, level(k)) + k · setup_s
+
+where `level` is when the last of them would end if the reader took in everything at once. Taken are the fewest sources
+whose time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
+itself; that sources which are busy are striped; that small reads are not; and that nothing is where the reader's own
+copying is the bound (`source_bps` is None), as on one host.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tensorhub_planner.limits import Rates
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A source that could be used: its readers so far, and the bytes that this same plan reads from it already."""
+
+    readers: int
+    begun: int = 0
+
+
+class Stripes(msgspec.Struct, frozen=True):
+    """How to read: so many bytes of each of the first candidates, in the seconds that the model gives."""
+
+    nbytes: tuple[float, ...]
+    seconds: float
+    seconds_alone: float
+
+
+def stripe(nbytes: int, candidates: Sequence[Candidate], rates: Rates, stripes_max: int, slack: float) -> Stripes:
+    """Divide `nbytes` among candidates that are sorted by preference; at least one is needed."""
+    alone = _seconds(nbytes, candidates[:1], rates)
+    if rates.source_bps is None or nbytes == 0 or len(candidates) == 1:
+        return Stripes((float(nbytes),), alone, alone)
+    times = [alone] + [_seconds(nbytes, candidates[:k], rates) for k in range(2, min(len(candidates), stripes_max) + 1)]
+    goal = min(times) * (1 + slack)
+    used = next(k for k, seconds in enumerate(times, start=1) if seconds <= goal)
+    return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], alone)
+
+
+def _seconds(nbytes: int, used: Sequence[Candidate], rates: Rates) -> float:
+    setup = rates.setup_s * sum(each.begun == 0 for each in used)
+    begun = sum(each.begun for each in used)
+    ingest = (nbytes + begun) / rates.ingest_bps
+    if rates.source_bps is None:
+        return ingest + setup
+    return max(ingest, _level(nbytes, used, rates.source_bps)) + setup
+
+
+def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
+    """Return the time at which all of `used` end together, each with what it has begun and its part of `nbytes`.
+
+    One that ends what it has begun only after that time gets no part.
+    """
+    speed, work, level = 0.0, float(nbytes), 0.0
+    for each in sorted(used, key=lambda one: one.begun * (one.readers + 1)):
+        rate = source_bps / (each.readers + 1)
+        if speed and each.begun / rate >= level:
+            break
+        speed += rate
+        work += each.begun
+        level = work / speed
+    return level
+
+
+def _divide(nbytes: int, used: Sequence[Candidate], source_bps: float) -> tuple[float, ...]:
+    level = _level(nbytes, used, source_bps)
+    return tuple(max(0.0, level * source_bps / (each.readers + 1) - each.begun) for each in used)

@@ -1,0 +1,179 @@
+"""What holds of every plan, whoever has what: each wanted piece once, from somebody who has it and was not avoided."""
+
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Transport
+from tensorhub_planner.coverage import grounded
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Busy, Lane
+from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
+from tensorhub_planner.ranges import Ranges, Sizes, normal
+from tensorhub_planner.sources import Feed, Holder, Holders, Seat
+from tensorhub_planner.topology import Place, Topology
+
+PIECES = 24
+ME = SourceId("me", 1, "reader", 0)
+AGENTS = tuple("abcdefgh")
+KEYS = {"mine": root_key(1, 0, "mine"), "other": root_key(1, 0, "other")}
+
+
+class Case(msgspec.Struct, frozen=True):
+    """All that a plan depends on."""
+
+    demand: Demand
+    sizes: Sizes
+    holders: tuple[Holder, ...]
+    topology: Topology
+    load: dict[Lane, Busy]
+    limits: Limits
+
+    def answer(self) -> Answer:
+        seat = Seat(me=ME, key=KEYS["mine"], layout="mine", shards=1)
+        return plan(self.demand, seat, self.sizes, Holders(self.holders), self.topology, self.load, self.limits)
+
+    def wanted(self) -> set[int]:
+        return set(range(len(self.sizes))) if self.demand.pieces is None else numbers(self.demand.pieces)
+
+
+def numbers(ranges: tuple[Range, ...]) -> set[int]:
+    return {piece for first, count in ranges for piece in range(first, first + count)}
+
+
+ranges = st.lists(st.tuples(st.integers(0, PIECES - 1), st.integers(1, PIECES)), max_size=4).map(
+    lambda some: tuple((first, min(count, PIECES - first)) for first, count in some)
+)
+places = st.builds(Place, st.sampled_from(("host-1", "host-2")), st.sampled_from(("berlin", "paris")))
+sources = st.builds(SourceId, st.sampled_from(AGENTS), st.integers(1, 2), st.just("replica"), st.just(0))
+feeds = st.lists(st.builds(Feed, sources | st.just(ME), ranges.map(normal)), max_size=2).map(tuple)
+
+
+@st.composite
+def holders(draw: st.DrawFn, source: SourceId, *, whole: bool) -> Holder:
+    layout = draw(st.sampled_from(("mine", "mine", "mine", "other")))
+    return Holder(
+        source=source,
+        key=KEYS[layout],
+        layout=layout,
+        shards=1,
+        root=draw(st.sampled_from(("right", "right", "right", "wrong"))),
+        pieces=None if whole else draw(st.none() | ranges.map(normal)),
+        feeds=() if whole else draw(feeds),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
+    """Any holders; with `whole` they have everything, as all of the catalog's have."""
+    known = draw(st.lists(sources, unique=True, max_size=8))
+    transports: st.SearchStrategy[Transport] = st.sampled_from(("local", "ucxx"))
+    lanes = st.tuples(st.sampled_from(AGENTS), transports)
+    return Case(
+        demand=Demand(
+            model="policy",
+            version=1,
+            replica="reader",
+            shard=0,
+            agent="me",
+            root=draw(st.sampled_from((None, "right"))),
+            at_seq=1,
+            pieces=draw(st.none() | ranges),
+            avoid=tuple(draw(st.lists(sources, max_size=4))),
+        ),
+        sizes=Sizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
+        holders=tuple(draw(holders(source, whole=whole)) for source in known),
+        topology=Topology(draw(st.dictionaries(st.sampled_from((*AGENTS, "me")), places))),
+        load=draw(st.dictionaries(lanes, st.builds(Busy, st.integers(1, 9), st.integers(0, 2**42)))),
+        limits=Limits(stripes_max=draw(st.integers(1, 16)), slack=draw(st.sampled_from((0.0, 0.1, 1.0)))),
+    )
+
+
+def usable(case: Case) -> dict[SourceId, set[int]]:
+    """Return, in the plainest way, which pieces each holder may give to the reader."""
+    by_source = {holder.source: holder for holder in case.holders}
+    everything: Ranges = case.sizes.all()
+    return {
+        holder.source: numbers(grounded(holder.source, everything, by_source, ME, case.limits.chain_max))
+        for holder in case.holders
+        if holder.key == KEYS["mine"]
+        and holder.source not in case.demand.avoid
+        and (case.demand.root is None or holder.root == case.demand.root)
+    }
+
+
+@given(cases())
+@settings(max_examples=400)
+def test_a_plan_covers_exactly_what_is_wanted(case: Case) -> None:
+    """Each wanted piece from one source, which may give it; bytes and versions are right, no source comes twice."""
+    found = case.answer()
+    if not isinstance(found, Plan):
+        return
+    able = usable(case)
+    read = Counter(piece for share in found.shares for piece in numbers(share.pieces))
+    assert read == Counter(dict.fromkeys(case.wanted(), 1))
+    for share in found.shares:
+        assert numbers(share.pieces) <= able[share.source]
+        assert share.pieces == normal(share.pieces)
+        assert share.nbytes == case.sizes.of(share.pieces) > 0
+        assert share.why
+    assert len({share.source for share in found.shares}) == len(found.shares)
+    assert found.why
+
+
+@given(cases())
+@settings(max_examples=400)
+def test_a_refusal_means_that_no_source_is_left(case: Case) -> None:
+    """A refusal, or a word about layouts, if and only if some wanted piece has nobody who may give it."""
+    found, able = case.answer(), usable(case)
+    givers = {source for source, pieces in able.items() if pieces & case.wanted() or not case.wanted()}
+    covered = case.wanted() <= set().union(*able.values()) and bool(givers)
+    assert isinstance(found, Plan) == covered
+    if isinstance(found, Refusal):
+        assert found.error == "VersionUnavailable"
+        assert found.reason
+    if isinstance(found, LayoutsDiffer):
+        assert case.holders
+        assert all(holder.key != KEYS["mine"] for holder in case.holders)
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_equal_arguments_give_equal_answers(case: Case, chance: object) -> None:
+    """Also when the holders come in another order: what counts is who they are."""
+    found = case.answer()
+    assert found == case.answer()
+    other = msgspec.structs.replace(case, holders=tuple(reversed(case.holders)))
+    if isinstance(found, Plan):
+        again = other.answer()
+        assert isinstance(again, Plan)
+        assert again.shares == found.shares
+
+
+@given(cases(whole=True))
+@settings(max_examples=400)
+def test_the_nearest_whole_holders_are_read(case: Case) -> None:
+    """All shares come from one distance, no usable holder is nearer, and the least loaded there gives something."""
+    found, able = case.answer(), usable(case)
+    if not isinstance(found, Plan) or not found.shares:
+        return
+    distance = {source: case.topology.distance("me", source.agent) for source in able}
+    nearest = min(distance.values())
+    assert {distance[share.source] for share in found.shares} == {nearest}
+    transport = found.shares[0].transport
+    loads = {s: case.load.get((s.agent, transport), Busy(0, 0)) for s in able if distance[s] == nearest}
+    least = min((busy.readers, busy.nbytes) for busy in loads.values())
+    assert any((loads[share.source].readers, loads[share.source].nbytes) == least for share in found.shares)
+    if transport == "local":
+        assert len(found.shares) == 1
+    assert all(len(share.pieces) <= max(1, len(case.demand.pieces or ())) for share in found.shares), "runs are whole"
+
+
+@given(cases())
+def test_an_answer_fits_the_wire(case: Case) -> None:
+    """What goes out reads back as it was."""
+    found = case.answer()
+    if not isinstance(found, LayoutsDiffer):
+        assert msgspec.json.decode(msgspec.json.encode(found), type=Plan | Refusal) == found

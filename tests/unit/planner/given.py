@@ -1,0 +1,112 @@
+"""Holders, demands and places for the planner's tests: a reader `rollout/0` on agent `me`, and shards around it."""
+
+from collections.abc import Sequence
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Load
+from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
+from tensorhub_planner.ranges import Ranges, Sizes
+from tensorhub_planner.sources import Feed, Holder, Holders, Seat
+from tensorhub_planner.topology import Place, Topology
+
+LAYOUT = "l" * 64
+ROOT = "r" * 32
+ME = SourceId("me", 1, "rollout", 0)
+SEAT = Seat(me=ME, key=root_key(1, 0, LAYOUT), layout=LAYOUT, shards=1)
+MIB = 1024 * 1024
+SIZES = Sizes([4 * MIB] * 256)
+"""1 GiB in 256 pieces."""
+TOPOLOGY = Topology(
+    {
+        "me": Place("node-1", "berlin"),
+        "beside": Place("node-1", "berlin"),
+        **{name: Place(f"host-of-{name}", "berlin") for name in ("a", "b", "c", "d", "e")},
+        "far": Place("node-1", "paris"),
+    }
+)
+"""`beside` on the reader's host, `a` to `e` each on a host of its own, `far` on a host of another site."""
+
+
+def source(agent: str, replica: str | None = None, shard: int = 0, incarnation: int = 1) -> SourceId:
+    return SourceId(agent, incarnation, replica or f"on-{agent}", shard)
+
+
+def holder(
+    agent: str,
+    *,
+    layout: str = LAYOUT,
+    shards: int = 1,
+    shard: int = 0,
+    root: str | None = ROOT,
+    pieces: Ranges | None = None,
+    feeds: Sequence[tuple[str, Ranges]] = (),
+) -> Holder:
+    return Holder(
+        source=source(agent, shard=shard),
+        key=root_key(shards, shard, layout),
+        layout=layout,
+        shards=shards,
+        root=root,
+        pieces=pieces,
+        feeds=tuple(Feed(ME if name == "me" else source(name), ranges) for name, ranges in feeds),
+    )
+
+
+def demand(pieces: tuple[Range, ...] | None = None, avoid: Sequence[str] = (), root: str | None = ROOT) -> Demand:
+    return Demand(
+        model="policy",
+        version=12,
+        replica="rollout",
+        shard=0,
+        agent="me",
+        root=root,
+        at_seq=1,
+        pieces=pieces,
+        avoid=tuple(source(agent) for agent in avoid),
+    )
+
+
+def answer(
+    *holders: Holder,
+    wants: Demand | None = None,
+    sizes: Sizes = SIZES,
+    load: Load | None = None,
+    limits: Limits | None = None,
+    topology: Topology = TOPOLOGY,
+    absent: tuple[str, ...] = (),
+) -> Answer:
+    return plan(wants or demand(), SEAT, sizes, Holders(holders, absent), topology, load or {}, limits or Limits())
+
+
+def planned(
+    *holders: Holder,
+    wants: Demand | None = None,
+    sizes: Sizes = SIZES,
+    load: Load | None = None,
+    limits: Limits | None = None,
+    topology: Topology = TOPOLOGY,
+) -> Plan:
+    found = answer(*holders, wants=wants, sizes=sizes, load=load, limits=limits, topology=topology)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def refused(found: Answer) -> Refusal:
+    assert isinstance(found, Refusal), found
+    return found
+
+
+def differs(found: Answer) -> LayoutsDiffer:
+    assert isinstance(found, LayoutsDiffer), found
+    return found
+
+
+def agents(found: Plan) -> list[str]:
+    """Name the agents that are read from, in the plan's order."""
+    return [share.source.agent for share in found.shares]
+
+
+def pieces_of(ranges: Ranges) -> set[int]:
+    return {piece for first, count in ranges for piece in range(first, first + count)}

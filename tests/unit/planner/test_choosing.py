@@ -1,0 +1,100 @@
+"""Who gives which pieces, when holders have parts."""
+
+from tests.unit.planner.given import MIB, SIZES, source
+
+from tensorhub_planner.choosing import Choice, Offer, choose
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.ranges import Ranges, normal
+from tensorhub_planner.topology import Distance
+
+ALL = SIZES.all()
+
+
+def offer(
+    agent: str,
+    pieces: Ranges = ALL,
+    *,
+    distance: Distance = Distance.SITE,
+    readers: int = 0,
+    assigned: int = 0,
+    lot: int = 0,
+    is_filling: bool = False,
+) -> Offer:
+    return Offer(
+        source=source(agent),
+        distance=distance,
+        readers=readers,
+        assigned=assigned,
+        is_filling=is_filling,
+        lot=lot,
+        pieces=pieces,
+    )
+
+
+def chosen(*offers: Offer, wanted: Ranges = ALL, limits: Limits | None = None) -> tuple[dict[str, Ranges], Ranges]:
+    choices, missing = choose(wanted, SIZES, offers, limits or Limits())
+    found: dict[str, Ranges] = {}
+    for part in (part for choice in choices for part in choice.parts):
+        found[part.offer.source.agent] = normal((*found.get(part.offer.source.agent, ()), *part.pieces))
+    return found, missing
+
+
+def test_the_order_among_equals() -> None:
+    """Fewest readers, then fewest bytes, then those that have all already, then the lot, then the name."""
+    by_rank = [
+        offer("f", readers=1),
+        offer("e", assigned=1),
+        offer("d", is_filling=True),
+        offer("c", lot=2),
+        offer("b", lot=1),
+        offer("a", lot=1),
+    ]
+    while by_rank:
+        best = by_rank.pop()
+        assert list(chosen(best, *by_rank)[0]) == [best.source.agent]
+
+
+def test_a_near_part_comes_before_a_far_whole() -> None:
+    """Only what the host lacks is fetched from elsewhere in the site."""
+    found, missing = chosen(offer("a"), offer("near", ((0, 64),), distance=Distance.HOST))
+    assert found == {"near": ((0, 64),), "a": ((64, 192),)}
+    assert not missing
+
+
+def test_parts_together_make_a_whole() -> None:
+    """The pieces that one alone has come from it; those that two have go to the one with less to do."""
+    found, missing = chosen(offer("a", ((0, 128),)), offer("b", ((64, 192),)))
+    assert found == {"a": ((0, 128),), "b": ((128, 128),)}
+    assert not missing
+
+
+def test_what_nobody_has_is_missing() -> None:
+    found, missing = chosen(offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=Distance.WAN))
+    assert found == {"a": ((0, 4),), "far": ((4, 2),)}
+    assert missing == ((6, 250),)
+
+
+def test_a_plan_has_a_limit_on_sources() -> None:
+    """Where each of five has a fifth and only three may be read, the rest is missing."""
+    fifths = [offer(name, ((51 * n, 51),)) for n, name in enumerate("abcde")]
+    found, missing = chosen(*fifths, wanted=((0, 255),), limits=Limits(shares_max=3))
+    assert len(found) == 3
+    assert missing == ((153, 102),)
+
+
+def test_no_more_stripes_than_allowed() -> None:
+    """Out of many busy sources the least loaded are striped, in equal parts."""
+    busy = [offer(f"agent-{n:02}", readers=20, assigned=n) for n in range(40)]
+    found, _ = chosen(*busy, limits=Limits(stripes_max=4, slack=0.0))
+    assert list(found) == ["agent-00", "agent-01", "agent-02", "agent-03"]
+    assert {SIZES.of(pieces) for pieces in found.values()} == {256 * MIB}
+
+
+def test_choices_tell_what_they_were_made_from() -> None:
+    choices, _ = choose(ALL, SIZES, tuple(offer(name, readers=3) for name in "abc"), Limits())
+    (choice,) = choices
+    assert isinstance(choice, Choice)
+    assert choice.sources == 3
+    assert [part.place for part in choice.parts] == [1, 2, 3]
+    assert choice.stripes_pay
+    assert choice.seconds < choice.seconds_alone

@@ -1,0 +1,15 @@
+"""Which rates count over which distance."""
+
+from tensorhub_common.wire.transfer import SHARES_MAX
+from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
+from tensorhub_planner.topology import Distance
+
+
+def test_rates_by_distance() -> None:
+    limits = Limits()
+    assert [limits.rates(distance) for distance in Distance] == [LOCAL, LOCAL, NETWORK, WIDE]
+
+
+def test_a_plan_fits_the_wire() -> None:
+    """The wire's own limit on shares is kept."""
+    assert Limits().stripes_max <= Limits().shares_max <= SHARES_MAX

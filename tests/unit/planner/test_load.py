@@ -1,0 +1,117 @@
+"""The ledger of what was assigned: it follows plans and the log, and forgets what it never hears of again."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.planner.given import source
+
+from tensorhub_common.wire.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
+from tensorhub_common.wire.transfer import Plan, Share, Transport
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Busy, Ledger, Reader
+
+JOB = "run-7"
+ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))
+
+
+def share(agent: str, nbytes: int, transport: Transport = "ucxx") -> Share:
+    return Share(source=source(agent), transport=transport, pieces=((0, 1),), nbytes=nbytes, why="")
+
+
+def of(*shares: Share) -> Plan:
+    return Plan(version=12, shares=shares, why="")
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    made = Ledger(Limits(assigned_s_max=10, readers_max=4))
+    yield made
+    made.check()
+
+
+def test_plans_add_up(ledger: Ledger) -> None:
+    """By agent and transport: a local reader is no load on the network card."""
+    ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0, afresh=True)
+    ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1, afresh=True)
+    assert ledger.at(1) == {("a", "ucxx"): Busy(2, 6), ("b", "ucxx"): Busy(1, 7), ("b", "local"): Busy(1, 3)}
+
+
+def test_a_new_plan_takes_the_place_of_the_old(ledger: Ledger) -> None:
+    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
+    ledger.assign(ONE, of(share("b", 5)), 1, afresh=True)
+    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 5)}
+
+
+def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
+    """What the failed source had goes; what the others still give stays, and more of the same is one reader still."""
+    ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0, afresh=True)
+    ledger.assign(ONE, of(share("b", 5)), 1, afresh=False, failed=[source("a")])
+    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 10)}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"),
+        ReplicaReady(model="policy", replica="rollout", version=12, round=3),
+        RoundFailed(model="policy", replica="rollout", round=3, error="RoundTimeout", message=""),
+        RoundReopened(model="policy", replica="rollout", round=3, version=12),
+        AgentLost(agent="a", incarnation=1, term=1),
+    ],
+)
+def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
+    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
+    ledger.see("another-job", ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"))
+    assert ledger.at(1) == {("a", "ucxx"): Busy(1, 5)}
+    ledger.see(JOB, event)
+    assert ledger.at(1) == {}
+
+
+def test_a_read_that_never_ends_is_forgotten(ledger: Ledger) -> None:
+    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
+    ledger.assign(TWO, of(share("a", 5)), 4, afresh=True)
+    assert ledger.at(9.9) == {("a", "ucxx"): Busy(2, 10)}
+    assert ledger.at(10) == {("a", "ucxx"): Busy(1, 5)}
+    assert ledger.at(14) == {}
+
+
+def test_the_ledger_is_bounded(ledger: Ledger) -> None:
+    """Past the limit the oldest reads are forgotten."""
+    for shard in range(9):
+        ledger.assign(Reader(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10, afresh=True)
+    assert ledger.at(1) == {("a", "ucxx"): Busy(4, 4)}
+
+
+readers = st.sampled_from([Reader(JOB, "policy", replica, shard) for replica in ("r", "s") for shard in range(3)])
+plans = st.lists(
+    st.builds(share, st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(("local", "ucxx"))), max_size=3
+).map(lambda shares: of(*shares))
+steps = st.lists(
+    st.tuples(st.just("assign"), readers, plans, st.booleans(), st.lists(st.sampled_from("abc"), max_size=2))
+    | st.tuples(st.just("done"), readers)
+    | st.tuples(st.just("failed"), readers)
+    | st.tuples(st.just("lost"), st.sampled_from("abc"))
+    | st.tuples(st.just("wait"), st.integers(0, 6))
+)
+
+
+@given(steps)
+def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # type: ignore[type-arg]
+    ledger, now = Ledger(Limits(assigned_s_max=10, readers_max=4)), 0.0
+    for step in story:
+        match step:
+            case ("assign", reader, plan, afresh, failed):
+                ledger.assign(reader, plan, now, afresh=afresh, failed=[source(agent) for agent in failed])
+            case ("done", reader):
+                ledger.done(reader)
+            case ("failed", reader):
+                ledger.see(JOB, RoundFailed(model=reader.model, replica=reader.replica, round=1, error="", message=""))
+            case ("lost", agent):
+                ledger.see(JOB, AgentLost(agent=agent, incarnation=1, term=1))
+            case ("wait", seconds):
+                now += seconds
+                ledger.at(now)
+        ledger.check()
+    assert ledger.at(now + 10) == {}

@@ -1,0 +1,190 @@
+"""What is decided, case by case; tests/property/test_plan.py shows what holds of all of them."""
+
+import time
+from collections import Counter
+
+import msgspec
+import pytest
+from tests.unit.planner.given import (
+    MIB,
+    SEAT,
+    SIZES,
+    TOPOLOGY,
+    agents,
+    answer,
+    demand,
+    differs,
+    holder,
+    planned,
+    refused,
+    source,
+)
+
+from tensorhub_common.wire.transfer import Plan
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.plan import RANGES_MAX, plan
+from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.sources import Holders
+
+GIB = 1024 * MIB
+
+
+def test_the_nearest_holder_gives_all() -> None:
+    """The same agent before the same host before the same site before any other."""
+    order = ["far", "a", "beside", "me"]
+    for known in range(1, 5):
+        found = planned(*(holder(agent) for agent in order[:known]))
+        assert agents(found) == [order[known - 1]]
+        assert found.shares[0].pieces == SIZES.all()
+        assert found.shares[0].nbytes == GIB
+    assert found.version == 12
+
+
+def test_the_transport_follows_from_the_distance() -> None:
+    by_agent = {agent: planned(holder(agent)).shares[0].transport for agent in ("me", "beside", "a", "far")}
+    assert by_agent == {"me": "local", "beside": "local", "a": "ucxx", "far": "ucxx"}
+
+
+def test_the_least_loaded_among_equals() -> None:
+    load: Load = {("a", "ucxx"): Busy(1, 10), ("b", "ucxx"): Busy(0, 0), ("c", "ucxx"): Busy(2, 1)}
+    assert agents(planned(*map(holder, "abc"), load=load)) == ["b"]
+
+
+def test_local_readers_are_no_load_on_the_network() -> None:
+    load: Load = {("a", "local"): Busy(9, 9 * GIB), ("b", "ucxx"): Busy(1, 1)}
+    assert agents(planned(*map(holder, "ab"), load=load)) == ["a"]
+
+
+def test_busy_sources_are_striped_by_bytes() -> None:
+    """Two with one reader each: contiguous halves, and the reasons give the model's numbers."""
+    load: Load = {(agent, "ucxx"): Busy(1, GIB) for agent in "ab"}
+    found = planned(*map(holder, "ab"), load=load)
+    assert sorted(agents(found)) == ["a", "b"]
+    assert [share.pieces for share in found.shares] == [((0, 128),), ((128, 128),)]
+    assert "2 of 2 sources on the same site" in found.why
+    assert "instead of" in found.why
+    assert "1 reader, 1 GiB assigned" in found.shares[0].why
+
+
+def test_one_host_is_never_striped_and_says_why() -> None:
+    found = planned(holder("beside"), holder("me"), load={("beside", "local"): Busy(3, GIB)})
+    assert agents(found) == ["me"]
+    both = planned(holder("beside"), holder("a"))
+    assert agents(both) == ["beside"]
+
+
+def test_what_failed_is_avoided_and_told() -> None:
+    found = planned(holder("a"), holder("b"), wants=demand(avoid=["a"]))
+    assert agents(found) == ["b"]
+    assert "left out: on-a/0 on a failed this read" in found.why
+
+
+def test_avoiding_is_by_incarnation() -> None:
+    """An agent that began anew is not the one that failed."""
+    before = msgspec.structs.replace(demand(), avoid=(source("a", incarnation=0),))
+    assert agents(planned(holder("a"), wants=before)) == ["a"]
+
+
+def test_a_part_is_planned_alone() -> None:
+    """Pieces in any order, overlapping: each once."""
+    found = planned(holder("a"), wants=demand(pieces=((9, 2), (3, 2), (4, 3))))
+    assert found.shares[0].pieces == ((3, 4), (9, 2))
+    assert found.shares[0].nbytes == 6 * 4 * MIB
+
+
+def test_nothing_to_read_is_a_plan_without_shares() -> None:
+    assert planned(holder("a"), sizes=Sizes([])).shares == ()
+    assert planned(holder("a"), wants=demand(pieces=())).why == "there is nothing to read"
+
+
+def test_nobody_is_left() -> None:
+    """The refusal says of each who could have served why it can't."""
+    found = refused(
+        answer(
+            holder("a"),
+            holder("b", root="other"),
+            holder("c", layout="x" * 64),
+            wants=demand(avoid=["a"]),
+            absent=("on-d/0 on d is draining version 12",),
+        )
+    )
+    assert found.error == "VersionUnavailable"
+    for reason in ("a failed this read", "b holds root other", "c has another layout", "d is draining version 12"):
+        assert reason in found.reason
+
+
+def test_nobody_at_all() -> None:
+    found = refused(answer())
+    assert found.error == "VersionUnavailable"
+    assert "nobody else has registered" in found.reason
+
+
+def test_an_empty_demand_needs_a_holder_too() -> None:
+    """Else a version that nobody holds would count as read."""
+    assert refused(answer(wants=demand(pieces=()))).error == "VersionUnavailable"
+
+
+def test_pieces_that_nobody_has_are_named() -> None:
+    found = refused(answer(holder("a", pieces=((0, 250),))))
+    assert "pieces 250-255 of version 12" in found.reason
+
+
+def test_too_many_sources_are_named() -> None:
+    parts = [holder(name, pieces=((n * 64, 64),)) for n, name in enumerate("abcd")]
+    assert "at most 3 sources" in refused(answer(*parts, limits=Limits(shares_max=3))).reason
+    assert len(planned(*parts, limits=Limits(shares_max=4)).shares) == 4
+
+
+def test_only_other_layouts() -> None:
+    """The layouts are asked for, so that the refusal can name the tensors; a shard that can't serve changes nothing."""
+    found = differs(answer(holder("a", layout="x" * 64), holder("b", shards=2), absent=("on-d/0 on d is filling",)))
+    assert found.holder.source == source("a")
+    assert found.holders == 2
+
+
+@pytest.mark.parametrize("pieces", [((0, 257),), ((-1, 2),), ((3, 0),), ((256, 1),), ((0, 1),) * (RANGES_MAX + 1)])
+def test_a_demand_that_makes_no_sense(pieces: tuple[tuple[int, int], ...]) -> None:
+    assert refused(answer(holder("a"), wants=demand(pieces=pieces))).error == "BadCommand"
+
+
+def test_a_half_filled_holder_serves_what_it_will_have() -> None:
+    """It reads from `a`, which has a reader by that; what it has none of comes from `a` itself."""
+    half = holder("beside", pieces=((0, 128),), feeds=[("a", ((64, 64),))])
+    found = planned(half, holder("a"))
+    assert [(share.source.agent, share.pieces) for share in found.shares] == [
+        ("beside", ((0, 128),)),
+        ("a", ((128, 128),)),
+    ]
+
+
+def test_nothing_is_read_in_a_circle() -> None:
+    """A holder that waits for the reader itself gives only the rest."""
+    half = holder("beside", feeds=[("me", ((0, 64),))])
+    found = planned(half, holder("a"))
+    assert {share.source.agent: share.pieces for share in found.shares} == {
+        "beside": ((64, 192),),
+        "a": ((0, 64),),
+    }
+
+
+def test_readers_spread_over_idle_sources() -> None:
+    """Planners that don't know of each other's plans still don't send everybody to one source."""
+    holders = Holders(tuple(map(holder, "abcd")))
+    seats = [msgspec.structs.replace(SEAT, me=source("me", f"rollout-{n}")) for n in range(32)]
+    found = [plan(demand(), seat, SIZES, holders, TOPOLOGY, {}, Limits()) for seat in seats]
+    firsts = Counter(each.shares[0].source.agent for each in found if isinstance(each, Plan))
+    assert firsts.total() == 32
+    assert set(firsts) == set("abcd")
+
+
+def test_planning_is_fast() -> None:
+    """Equal layouts, 300 pieces, 8 holders: well under a millisecond (the best of many, so that others don't count)."""
+    sizes = Sizes([4 * MIB] * 300)
+    holders = [holder(agent) for agent in ("a", "b", "c", "d", "e", "beside", "far", "me")]
+    best = 1.0
+    for _ in range(50):
+        begun = time.perf_counter()
+        planned(*holders, sizes=sizes)
+        best = min(best, time.perf_counter() - begun)
+    assert best < 0.001

@@ -1,0 +1,70 @@
+"""Sets of pieces as ranges, against Python's own sets."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.planner.given import pieces_of
+
+from tensorhub_planner.ranges import NOTHING, Ranges, Sizes, common, count_of, cut, normal, told, without
+
+PIECES = 40
+some_pieces = st.lists(
+    st.tuples(st.integers(0, PIECES - 1), st.integers(0, 6)).map(lambda r: (r[0], min(r[1], PIECES - r[0])))
+)
+some_sizes = st.lists(st.integers(1, 9), min_size=PIECES, max_size=PIECES).map(Sizes)
+
+
+def is_normal(ranges: Ranges) -> bool:
+    return all(count >= 1 for _, count in ranges) and all(a + n < b for (a, n), (b, _) in pairwise(ranges))
+
+
+@given(some_pieces, some_pieces)
+def test_ranges_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    """Union, intersection and difference agree with Python's, and are in their one normal form."""
+    left, right = normal(one), normal(other)
+    for found, expected in (
+        (left, pieces_of(tuple(one))),
+        (common(left, right), pieces_of(left) & pieces_of(right)),
+        (without(left, right), pieces_of(left) - pieces_of(right)),
+    ):
+        assert pieces_of(found) == expected
+        assert count_of(found) == len(expected)
+        assert is_normal(found)
+
+
+@given(some_sizes, some_pieces, st.lists(st.floats(0, 200), min_size=1, max_size=6))
+def test_cut_gives_each_piece_to_one_run(sizes: Sizes, pieces: list[tuple[int, int]], targets: list[float]) -> None:
+    """The runs follow each other, are all of it together, and each ends within half a piece of its target."""
+    whole = normal(pieces)
+    runs = cut(whole, sizes, targets)
+    assert len(runs) == len(targets)
+    assert normal(r for run in runs for r in run) == whole
+    assert sum(map(count_of, runs)) == count_of(whole)
+    goal, end = 0.0, 0
+    for run, target in zip(runs[:-1], targets[:-1], strict=True):
+        goal, end = goal + target, end + sizes.of(run)
+        assert abs(end - min(goal, sizes.of(whole))) <= 9 / 2
+
+
+def test_sizes() -> None:
+    """Bytes of ranges, and how many pieces come nearest to some bytes."""
+    sizes = Sizes([10, 20, 30])
+    assert len(sizes) == 3
+    assert sizes.all() == ((0, 3),)
+    assert sizes.of(((0, 1), (2, 1))) == 40
+    assert [sizes.fitting(0, 3, nbytes) for nbytes in (0, 4, 6, 19, 21, 1000)] == [0, 0, 1, 1, 2, 3]
+    assert Sizes([]).all() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ((), ""),
+        (((3, 1), (5, 2)), "3, 5-6"),
+        (tuple((i, 1) for i in range(0, 12, 2)), "0, 2, 4, 6 and 2 more ranges"),
+    ],
+)
+def test_told(ranges: Ranges, words: str) -> None:
+    assert told(ranges) == words

@@ -1,0 +1,159 @@
+"""Who of the catalog can serve a demand, by stories that a log could tell."""
+
+import pytest
+from tests.unit.common.catalog_world import MODEL, World, root
+
+from tensorhub_common.wire.commands import Join, Sender
+from tensorhub_common.wire.transfer import Demand, Refusal, SourceId
+from tensorhub_planner.sources import ABSENT_MAX, Found, find
+from tensorhub_planner.topology import Place
+
+
+def demand(
+    replica: str = "rollout", version: int = 12, shard: int = 0, agent: str = "me", model: str = MODEL
+) -> Demand:
+    return Demand(
+        model=model, version=version, replica=replica, shard=shard, agent=agent, root=root(version, shard), at_seq=1
+    )
+
+
+def found(world: World, wants: Demand | None = None) -> Found:
+    result = find(world.catalog, wants or demand())
+    assert isinstance(result, Found), result
+    return result
+
+
+def holders(world: World, wants: Demand | None = None) -> list[SourceId]:
+    return [holder.source for holder in found(world, wants).holders.able]
+
+
+@pytest.fixture
+def world() -> World:
+    """A trainer on `a` has published version 12, and a replica on `me` wants it."""
+    made = World()
+    made.replica_of("trainer", "a")
+    made.replica_of("rollout", "me")
+    made.publish("trainer", 12)
+    return made
+
+
+def test_the_publisher_is_a_holder(world: World) -> None:
+    (holder,) = found(world).holders.able
+    assert holder.source == SourceId("a", 1, "trainer", 0)
+    assert holder.key == found(world).seat.key
+    assert holder.root == root(12)
+    assert holder.pieces is None
+
+
+def test_the_seat_is_the_readers_own_shard(world: World) -> None:
+    seat = found(world).seat
+    assert seat.me == SourceId("me", 1, "rollout", 0)
+    assert (seat.layout, seat.shards) == ("L", 1)
+
+
+def test_who_has_fetched_it_is_a_holder_too(world: World) -> None:
+    world.replica_of("other", "b")
+    world.start("other")
+    assert [each.agent for each in holders(world)] == ["a"]
+    assert found(world).holders.absent == ("other/0 on b is filling",)
+    world.filled("other", 12)
+    assert [each.agent for each in holders(world)] == ["a", "b"]
+
+
+def test_the_reader_is_no_holder(world: World) -> None:
+    """Also when it has the version already."""
+    world.fetch("rollout")
+    assert [each.agent for each in holders(world)] == ["a"]
+
+
+def test_a_draining_shard_is_none(world: World) -> None:
+    world.fetch("rollout")
+    world.unpublish("trainer")
+    assert holders(world, demand("trainer", agent="a"))[0].agent == "me"
+    assert holders(world) == []
+    assert found(world).holders.absent == ("trainer/0 on a is draining version 12",)
+
+
+def test_a_newer_version_is_told(world: World) -> None:
+    world.fetch("rollout")
+    world.empty("trainer")
+    world.publish("trainer", 13)
+    assert holders(world) == []
+    assert found(world).holders.absent == ("trainer/0 on a holds version 13",)
+
+
+def test_a_lost_agent_is_none(world: World) -> None:
+    world.fetch("rollout")
+    world.expire("a")
+    assert holders(world) == []
+    assert found(world).holders.absent == ("trainer/0 on a is lost",)
+
+
+def test_an_agent_that_came_back_has_a_higher_incarnation(world: World) -> None:
+    world.join("a", world.holding("trainer"))
+    assert holders(world) == [SourceId("a", 2, "trainer", 0)]
+
+
+def test_each_shard_finds_its_own(world: World) -> None:
+    """Of a replica of two, shard 1 reads from shard 1s, and keys tell shards apart though layouts be equal."""
+    world.replica_of("pair", "b", "c")
+    world.replica_of("pair-reader", "d", "e")
+    world.publish("pair", 13)
+    second = found(world, demand("pair-reader", 13, shard=1, agent="e"))
+    same = [each.source for each in second.holders.able if each.key == second.seat.key]
+    assert same == [SourceId("c", 1, "pair", 1)]
+
+
+def test_another_cut_is_named_by_one_of_its_shards(world: World) -> None:
+    """A replica of two shards, seen by a reader of one: a holder, but with another key."""
+    world.replica_of("pair", "b", "c")
+    world.publish("pair", 13)
+    seen = found(world, demand(version=13))
+    (holder,) = seen.holders.able
+    assert holder.key != seen.seat.key
+    assert (holder.source, holder.shards) == (SourceId("b", 1, "pair", 0), 2)
+
+
+def test_another_layout_has_another_key(world: World) -> None:
+    world.join("b")
+    world.register("b", "odd", layout="M")
+    seen = found(world, demand("odd", agent="b"))
+    assert [each.key == seen.seat.key for each in seen.holders.able] == [False]
+
+
+def test_places_of_all_who_matter(world: World) -> None:
+    world.say(Join(by=Sender("b", 1, 999), host="node-9", site="paris"))
+    world.register("b", "other")
+    world.fetch("other")
+    places = found(world).topology.places
+    assert places == {
+        "me": Place("host-0", "site-0"),
+        "a": Place("host-0", "site-0"),
+        "b": Place("node-9", "paris"),
+    }
+
+
+def test_many_who_cannot_serve_are_counted(world: World) -> None:
+    for number in range(ABSENT_MAX + 3):
+        world.join(f"idle-{number}")
+        world.register(f"idle-{number}", f"idle-{number}")
+    absent = found(world).holders
+    assert len(absent.absent) == ABSENT_MAX
+    assert absent.absent_more == 3
+
+
+@pytest.mark.parametrize(
+    ("wants", "error", "words"),
+    [
+        (demand(model="unheard-of"), "VersionUnavailable", "model 'unheard-of' is unknown"),
+        (demand(version=77), "VersionUnavailable", "knows no version 77"),
+        (demand("unheard-of"), "BadCommand", "is not registered"),
+        (demand(shard=5), "BadCommand", "is not registered"),
+        (demand(agent="a"), "ReplicaConflict", "stands on agent 'me', not 'a'"),
+    ],
+)
+def test_what_the_log_does_not_know(world: World, wants: Demand, error: str, words: str) -> None:
+    refusal = find(world.catalog, wants)
+    assert isinstance(refusal, Refusal)
+    assert refusal.error == error
+    assert words in refusal.reason

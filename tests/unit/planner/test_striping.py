@@ -1,0 +1,82 @@
+"""The model of how many sources are worth it, in numbers that can be checked by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_planner.limits import LOCAL, NETWORK, Rates
+from tensorhub_planner.striping import Candidate, stripe
+
+GB = 10**9
+RATES = Rates(ingest_bps=10 * GB, source_bps=10 * GB, setup_s=0.01)
+IDLE = Candidate(0)
+
+
+def test_one_idle_source_fills_the_reader() -> None:
+    """Four idle sources can't beat one, since the reader takes no more."""
+    found = stripe(10 * GB, [IDLE] * 4, RATES, 16, 0.1)
+    assert sum(found.nbytes) == 10 * GB
+    assert len(found.nbytes) == 1
+    assert found.seconds == found.seconds_alone
+    assert found.seconds == pytest.approx(1.01)
+
+
+def test_busy_sources_are_striped() -> None:
+    """Two sources with one reader each fill the reader together: 1.02 s instead of 2.01 s; a third adds nothing."""
+    found = stripe(10 * GB, [Candidate(1)] * 3, RATES, 16, 0.1)
+    assert found.nbytes == pytest.approx((5 * GB, 5 * GB))
+    assert found.seconds == pytest.approx(1.02)
+    assert found.seconds_alone == pytest.approx(2.01)
+
+
+def test_a_busier_source_gives_less() -> None:
+    """With one and three readers they give 5 and 2.5 GB/s, so two thirds and one third."""
+    found = stripe(9 * GB, [Candidate(1), Candidate(3)], RATES, 16, 0.0)
+    assert found.nbytes == pytest.approx((6 * GB, 3 * GB))
+
+
+def test_a_small_read_is_not_striped() -> None:
+    """Where asking one more source costs more than it brings."""
+    assert len(stripe(1024, [Candidate(3)] * 4, RATES, 16, 0.1).nbytes) == 1
+
+
+def test_on_one_host_nothing_is_striped() -> None:
+    """The reader copies by itself: its speed is the bound, however many sources there are and however busy."""
+    assert stripe(GB, [Candidate(7)] * 4, LOCAL, 16, 0.1).nbytes == (GB,)
+
+
+def test_what_the_plan_reads_already_counts() -> None:
+    """A source that already gives 6 GB of this plan gets less, so that both end together."""
+    found = stripe(4 * GB, [Candidate(1), Candidate(1, begun=2 * GB)], RATES, 16, 0.0)
+    assert found.nbytes == pytest.approx((3 * GB, 1 * GB))
+
+
+def test_one_that_ends_too_late_gets_nothing() -> None:
+    found = stripe(GB, [IDLE, Candidate(0, begun=50 * GB)], Rates(ingest_bps=1e15, source_bps=1e9, setup_s=0), 16, 0.0)
+    assert found.nbytes[0] == pytest.approx(GB)
+    assert sum(found.nbytes[1:]) == 0
+
+
+def test_nothing_to_read() -> None:
+    assert stripe(0, [Candidate(4)] * 3, NETWORK, 16, 0.1).nbytes == (0,)
+
+
+candidates = st.lists(st.builds(Candidate, st.integers(0, 20), st.integers(0, 10**12)), min_size=1, max_size=40)
+rates = st.builds(
+    lambda ingest, source, setup: Rates(ingest_bps=ingest, source_bps=source, setup_s=setup),
+    st.floats(1e6, 1e12),
+    st.none() | st.floats(1e6, 1e12),
+    st.floats(0, 1),
+)
+
+
+@given(st.integers(0, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
+def test_all_bytes_are_given_out(
+    nbytes: int, some: list[Candidate], speed: Rates, stripes_max: int, slack: float
+) -> None:
+    """Neither more nor less than all bytes, to the first few sources; and never slower than from one, but for slack."""
+    found = stripe(nbytes, some, speed, stripes_max, slack)
+    assert sum(found.nbytes) == pytest.approx(nbytes)
+    assert all(each >= 0 for each in found.nbytes)
+    assert 1 <= len(found.nbytes) <= min(len(some), stripes_max)
+    assert found.seconds <= found.seconds_alone * (1 + slack) * (1 + 1e-9)
