@@ -1,0 +1,155 @@
+"""Large things by digest: what is got is what was put, or an error."""
+
+import asyncio
+import random
+
+import pytest
+import zstandard
+from tests.integration.conftest import RunningNats
+
+from tensorhub_common.bus import blobs, jetstream
+from tensorhub_common.bus.blobs import CHUNK_BYTES_MAX, CHUNK_INFLATED_BYTES, LENGTH, Blobs, chunks_of, digest_of
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import BlobMissing, BlobTooLarge
+from tensorhub_common.errors import IntegrityError, InvalidName
+from tensorhub_common.subjects import blob, blob_stream
+
+
+@pytest.fixture
+async def store(bus: Bus, job: str) -> Blobs:
+    opened = Blobs(bus)
+    await opened.open(job)
+    await opened.open(job)
+    return opened
+
+
+async def messages(bus: Bus, job: str) -> int:
+    info = await jetstream.api(bus, f"STREAM.INFO.{blob_stream(job)}")
+    return int(info["state"]["last_seq"])
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, CHUNK_INFLATED_BYTES - 1, CHUNK_INFLATED_BYTES, CHUNK_INFLATED_BYTES + 1, 5_000_000]
+)
+async def test_what_was_put_is_got(store: Blobs, bus: Bus, job: str, length: int) -> None:
+    """Incompressible bytes, which grow a little in zstd's frame."""
+    data = random.Random(length).randbytes(length)
+    digest = await store.put(job, data)
+    assert digest == digest_of(data)
+    assert await Blobs(bus).get(job, digest) == data
+    assert await messages(bus, job) == chunks_of(length)
+
+
+async def test_putting_again_sends_nothing(store: Blobs, bus: Bus, job: str) -> None:
+    data = b"layout" * 300_000
+    digest = await store.put(job, data)
+    before = await messages(bus, job)
+    assert await store.put(job, data) == digest
+    assert await Blobs(bus).put(job, data) == digest
+    assert await messages(bus, job) == before
+
+
+async def test_puts_that_cross_each_other_agree(store: Blobs, bus: Bus, job: str) -> None:
+    data = random.Random(1).randbytes(2_000_000)
+    digests = await asyncio.gather(*(Blobs(bus).put(job, data) for _ in range(4)))
+    assert set(digests) == {digest_of(data)}
+    assert await Blobs(bus).get(job, digests[0]) == data
+
+
+async def test_a_put_that_broke_off_is_not_there_and_can_be_done_again(
+    store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = random.Random(2).randbytes(2_000_000)
+    write = store._write
+
+    async def breaks_off(job: str, digest: str, index: int, data: bytes) -> None:
+        if index == 0:
+            raise OSError("killed")
+        await write(job, digest, index, data)
+
+    monkeypatch.setattr(store, "_write", breaks_off)
+    with pytest.raises(OSError, match="killed"):
+        await store.put(job, data)
+    with pytest.raises(BlobMissing):
+        await store.get(job, digest_of(data))
+    monkeypatch.undo()
+    assert await Blobs(bus).get(job, await store.put(job, data)) == data
+
+
+async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BlobMissing, match="has no blob"):
+        await store.get(job, "0" * 64)
+    with pytest.raises(InvalidName):
+        await store.get(job, "../../x")
+    monkeypatch.setattr(jetstream, "RETRY_WAIT_S", 0.01)
+    with pytest.raises(BlobMissing, match="must open the job"):
+        await store.get("nobody-opened-it", "0" * 64)
+
+
+async def test_a_missing_part_is_told(store: Blobs, bus: Bus, job: str) -> None:
+    data = random.Random(3).randbytes(2_000_000)
+    digest = await store.put(job, data)
+    await jetstream.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
+    with pytest.raises(BlobMissing, match="only a part"):
+        await Blobs(bus).get(job, digest)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "length"),
+    [
+        (zstandard.compress(b"other bytes"), "11"),
+        (zstandard.compress(b"longer than it says"), "3"),
+        (zstandard.compress(b"\0" * 100_000_000), "100"),
+        (b"no zstd at all", "14"),
+        (b"", "1"),
+        (zstandard.compress(b"abc"), "999999999999"),
+        (zstandard.compress(b"abc"), "-3"),
+        (zstandard.compress(b"abc"), "three"),
+    ],
+)
+async def test_what_somebody_else_put_there_is_refused(
+    store: Blobs, bus: Bus, job: str, chunk: bytes, length: str
+) -> None:
+    """Whatever stands under a digest, it is that digest's bytes or an error, and nothing inflates without bound."""
+    digest = digest_of(b"the right bytes")
+    await jetstream.store(bus, blob(job, digest, 0), chunk, {LENGTH: length})
+    with pytest.raises(IntegrityError, match=digest):
+        await store.get(job, digest)
+
+
+async def test_too_large_is_refused(store: Blobs, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "BLOB_BYTES_MAX", 100)
+    await store.put(job, b"x" * 100)
+    with pytest.raises(BlobTooLarge):
+        await store.put(job, b"x" * 101)
+
+
+def test_an_incompressible_chunk_stays_within_the_limit() -> None:
+    data = random.Random(4).randbytes(CHUNK_INFLATED_BYTES)
+    assert len(zstandard.ZstdCompressor(level=blobs.ZSTD_LEVEL).compress(data)) <= CHUNK_BYTES_MAX
+
+
+async def test_the_cache_is_bounded_and_drops_the_oldest(bus: Bus, store: Blobs, job: str) -> None:
+    small = Blobs(bus, cache_bytes_max=250)
+    one, two, three = [await small.put(job, bytes([index]) * 100) for index in range(3)]
+    assert [digest for _, digest in small._cache] == [two, three]
+    assert await small.get(job, two) == b"\1" * 100
+    await small.get(job, one)
+    assert [digest for _, digest in small._cache] == [two, one]
+    assert small._cache_bytes == 200
+    await small.put(job, b"x" * 251)
+    assert small._cache_bytes == 200
+
+
+async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
+    store = Blobs(own_bus)
+    await store.open(job)
+    data = random.Random(5).randbytes(20_000_000)
+    putting = asyncio.create_task(store.put(job, data))
+    async with asyncio.timeout(5.0):
+        while await messages(own_bus, job) == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    own_nats_server.kill()
+    await asyncio.to_thread(own_nats_server.start)
+    digest = await putting
+    assert await Blobs(own_bus).get(job, digest) == data

@@ -1,0 +1,256 @@
+"""The connection to NATS: it comes back whatever becomes of the server, and no call on it waits without a bound."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import RunningNats
+
+from tensorhub_common.bus import connection
+from tensorhub_common.bus.connection import Bus, connect, shown
+from tensorhub_common.bus.failures import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.pings import answer_pings, ping
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait for a condition that nothing announces."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def echo(message: Message) -> bytes:
+    return message.data[::-1]
+
+
+async def test_a_question_is_answered_with_headers(bus: Bus) -> None:
+    async def answer(message: Message) -> bytes:
+        return message.headers["traceparent"].encode() + message.data
+
+    subject = bus.new_inbox()
+    await bus.serve(subject, answer)
+    assert await bus.request(subject, b"body", 2.0, {"traceparent": "00-ab"}) == b"00-abbody"
+
+
+async def test_nobody_there_and_no_answer_are_told_apart(bus: Bus) -> None:
+    async def never(_: Message) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    with pytest.raises(NoResponder):
+        await bus.request(bus.new_inbox(), b"", 2.0)
+    subject = bus.new_inbox()
+    await bus.serve(subject, never)
+    began = time.monotonic()
+    with pytest.raises(NoAnswer):
+        await bus.request(subject, b"", 0.2)
+    assert time.monotonic() - began < 1.0
+
+
+async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> None:
+    async def refuse(_: Message) -> bytes:
+        raise VersionUnavailable("version 7 is nowhere")
+
+    async def fail(_: Message) -> bytes:
+        raise ZeroDivisionError
+
+    subject, broken = bus.new_inbox(), bus.new_inbox()
+    await bus.serve(subject, refuse)
+    await bus.serve(broken, fail)
+    with pytest.raises(VersionUnavailable, match="version 7 is nowhere"):
+        await bus.request(subject, b"", 2.0)
+    with pytest.raises(TensorHubError, match="ZeroDivisionError"):
+        await bus.request(broken, b"", 2.0)
+
+
+async def test_handlers_and_waiting_questions_are_bounded(bus: Bus) -> None:
+    """Of six questions two run, two wait, and two are told at once that there is no room."""
+    release = asyncio.Event()
+    running = most = 0
+
+    async def slow(_: Message) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+        return b"done"
+
+    subject = bus.new_inbox()
+    await bus.serve(subject, slow, concurrent_max=2, pending_max=2)
+    asked = [asyncio.create_task(bus.request(subject, b"", 5.0)) for _ in range(6)]
+    await until(lambda: sum(task.done() for task in asked) == 2)
+    assert all(isinstance(task.exception(), Busy) for task in asked if task.done())
+    release.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert answers.count(b"done") == 4
+    assert most == 2
+
+
+async def test_one_of_a_queue_group_answers(nats_server: RunningNats, bus: Bus) -> None:
+    asked: list[int] = []
+    subject = bus.new_inbox()
+    for member in range(2):
+
+        async def answer(_: Message, member: int = member) -> bytes:
+            asked.append(member)
+            return b""
+
+        await bus.serve(subject, answer, queue="registries")
+    for _ in range(20):
+        await bus.request(subject, b"", 2.0)
+    assert len(asked) == 20
+
+
+async def test_a_closed_service_answers_no_more(bus: Bus) -> None:
+    subject = bus.new_inbox()
+    service = await bus.serve(subject, echo)
+    assert await bus.request(subject, b"ab", 2.0) == b"ba"
+    await service.close()
+    with pytest.raises(NoResponder):
+        await bus.request(subject, b"ab", 2.0)
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus: Bus) -> None:
+    """Headers count as well: sent all the same, such a message would make the server cut the connection."""
+    subject = bus.new_inbox()
+    await bus.serve(subject, echo)
+    for body, headers in ((b"x" * (1 << 20), {"a": "b"}), (b"x" * ((1 << 20) + 1), {})):
+        with pytest.raises(MessageTooLarge):
+            await bus.publish(subject, body, headers)
+    assert await bus.request(subject, b"ab", 2.0) == b"ba"
+
+
+async def test_processes_answer_pings(bus: Bus) -> None:
+    await answer_pings(bus, "registry-9", "registry")
+    pong = await ping(bus, "registry-9")
+    assert pong is not None
+    assert (pong.id, pong.role) == ("registry-9", "registry")
+    assert await ping(bus, "registry-10") is None
+
+
+async def test_no_server_is_told_within_the_bound(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailable, match="tensorhub up"):
+        await connect("nats://user:secret@127.0.0.1:1", name="test", timeout_s=0.3)
+    assert time.monotonic() - began < 2.0
+
+
+@pytest.mark.parametrize("url", ["nats://", "http://127.0.0.1:4222/", "nats://127.0.0.1:no", ""])
+async def test_what_is_no_address_is_told(url: str) -> None:
+    with pytest.raises(RegistryUnavailable):
+        await connect(url, name="test", timeout_s=0.3)
+
+
+async def test_wrong_credentials_are_told_at_once(nats_server: RunningNats, tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("tensorhub:wrong\n")
+    bare = "nats://" + nats_server.url.rpartition("@")[2]
+    began = time.monotonic()
+    with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
+        await connect(bare, name="test", credentials=file, timeout_s=5.0)
+    assert time.monotonic() - began < 2.0
+    secret = nats_server.url.partition("//")[2].rpartition("@")[0]
+    file.write_text(f"{secret}\n")
+    async with await connect(bare, name="test", credentials=file) as bus:
+        assert bus.is_connected
+    file.write_text("nothing")
+    with pytest.raises(RegistryUnavailable, match="holds no credentials"):
+        await connect(bare, name="test", credentials=file)
+    with pytest.raises(RegistryUnavailable, match="can't be read"):
+        await connect(bare, name="test", credentials=tmp_path / "none")
+
+
+async def test_an_old_server_is_refused(nats_server: RunningNats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "API_LEVEL_MIN", 1000)
+    with pytest.raises(RegistryUnavailable, match="too old"):
+        await connect(nats_server.url, name="test")
+
+
+def test_secrets_are_not_shown() -> None:
+    assert shown("nats://user:secret@host:4222") == "nats://host:4222"
+    assert "secret" not in shown("nats://user:secret@host:port")
+
+
+async def test_the_connection_comes_back_with_all_subscriptions(own_nats_server: RunningNats, own_bus: Bus) -> None:
+    changes: list[bool] = []
+    own_bus.watch(changes.append)
+    await own_bus.serve("question", echo)
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        since = own_bus.connected_since
+        own_nats_server.signal(number)
+        await until(lambda: not own_bus.is_connected)
+        with pytest.raises(NoBus):
+            await own_bus.publish("question", b"")
+        own_nats_server.kill()
+        own_nats_server.start()
+        await own_bus.wait_connected(5.0)
+        assert await own_bus.request("question", b"ab", 2.0) == b"ba"
+        assert own_bus.connected_since is not None
+        assert since is not None
+        assert own_bus.connected_since > since
+    assert changes == [False, True, False, True]
+
+
+async def test_a_request_under_way_fails_when_the_connection_breaks(own_nats_server: RunningNats, own_bus: Bus) -> None:
+    """It doesn't wait for its time-out, and a request without a connection waits for one no longer than its bound."""
+    begun = asyncio.Event()
+
+    async def never(_: Message) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    await own_bus.serve("question", never)
+    asked = asyncio.create_task(own_bus.request("question", b"", 60.0))
+    await asyncio.wait_for(begun.wait(), 5.0)
+    own_nats_server.kill()
+    with pytest.raises(NoBus, match="unknown"):
+        await asyncio.wait_for(asked, 5.0)
+    began = time.monotonic()
+    with pytest.raises(NoBus):
+        await own_bus.request("question", b"", 0.2)
+    assert 0.1 < time.monotonic() - began < 2.0
+
+
+async def test_a_request_waits_for_the_connection_to_come_back(own_nats_server: RunningNats, own_bus: Bus) -> None:
+    await own_bus.serve("question", echo)
+    own_nats_server.kill()
+    await until(lambda: not own_bus.is_connected)
+    asked = asyncio.create_task(own_bus.request("question", b"ab", 10.0))
+    own_nats_server.start()
+    assert await asked == b"ba"
+
+
+async def test_a_server_that_hangs_counts_as_gone(own_nats_server: RunningNats, own_bus: Bus) -> None:
+    own_nats_server.signal(signal.SIGSTOP)
+    await until(lambda: not own_bus.is_connected, 10.0)
+    own_nats_server.signal(signal.SIGCONT)
+    await own_bus.wait_connected(10.0)
+
+
+async def test_the_bus_outlives_an_error_at_which_the_client_gives_up(own_bus: Bus) -> None:
+    """Some errors that the server sends make nats-py close for good; the bus then takes a new client."""
+    await own_bus.serve("question", echo)
+    first = own_bus._client
+    await first._process_err("'Maximum Connections Exceeded'")
+    await until(lambda: own_bus._client is not first and own_bus.is_connected)
+    assert await own_bus.request("question", b"ab", 2.0) == b"ba"
+
+
+async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats) -> None:
+    bus = await connect(own_nats_server.url, name="test")
+    asked = asyncio.create_task(bus.wait_connected(0.1))
+    await asked
+    own_nats_server.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    await bus.close()
+    await bus.close()
+    assert time.monotonic() - began < connection.CLOSE_TIMEOUT_S + 1.0
+    with pytest.raises(NoBus):
+        await bus.request("question", b"", 1.0)

@@ -1,0 +1,98 @@
+"""A real nats-server for the tests: one for all that only need a bus, one of its own for each that kills it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tensorhub.up import tether
+from tensorhub.up.nats_server import NatsServer
+from tensorhub_common.bus.connection import Bus, connect
+
+READY_TIMEOUT_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 10.0
+
+_jobs: Final = count()
+
+
+class RunningNats:
+    """The embedded server as `tensorhub up` configures it, to be killed and started again on its port and store."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._server = NatsServer(directory)
+        self._server.prepare()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        tethered = (sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid()), *self._server.command)
+        with (self.directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(tethered, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not self._server.is_ready(self.pid):
+            assert self._process.poll() is None, (self.directory / "server.log").read_text()
+            assert time.monotonic() < deadline, "nats-server does not come up"
+            time.sleep(0.005)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNats]:
+    """One server for the whole session; take a `job` of your own on it, and leave it running."""
+    server = RunningNats(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_nats_server(tmp_path: Path) -> Iterator[RunningNats]:
+    """A server of the test's own, which may be killed and started again."""
+    server = RunningNats(tmp_path / "nats")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def job() -> str:
+    """A job name that no other test uses."""
+    return f"job-{os.getpid()}-{next(_jobs)}"
+
+
+@pytest.fixture
+async def bus(nats_server: RunningNats) -> AsyncIterator[Bus]:
+    """A connection to the session's server."""
+    async with await connect(nats_server.url, name="test") as connected:
+        yield connected
+
+
+@pytest.fixture
+async def own_bus(own_nats_server: RunningNats) -> AsyncIterator[Bus]:
+    """A connection to the test's own server."""
+    async with await connect(own_nats_server.url, name="test") as connected:
+        yield connected

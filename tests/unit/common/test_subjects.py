@@ -1,0 +1,133 @@
+"""Subjects: what is built is what is parsed, and nothing widens into a wildcard or another job."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common import subjects
+from tensorhub_common.errors import InvalidName
+from tensorhub_common.subjects import (
+    AgentAskSubject,
+    AskSubject,
+    BeatSubject,
+    BlobSubject,
+    CommandSubject,
+    EventSubject,
+    parse,
+)
+
+names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(lambda n: not n.startswith("BLOBS_"))
+digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
+
+BAD = ["", "a.b", "*", ">", "a b", "a\r\nPUB x 0", "é", "x" * 65, "_x", "a\x00"]
+DIGEST = "0123456789abcdef" * 4
+
+
+def test_subjects_are_as_the_protocol_says() -> None:
+    assert subjects.cmd("run-7", "publish") == "tensorhub.v1.run-7.cmd.publish"
+    assert subjects.cmd("run-7", "join", "agent-0") == "tensorhub.v1.run-7.cmd.join.agent-0"
+    assert subjects.event("run-7", "policy", "version", "published") == (
+        "tensorhub.v1.run-7.event.policy.version.published"
+    )
+    assert subjects.event("run-7", "_hub", "agent", "lost") == "tensorhub.v1.run-7.event._hub.agent.lost"
+    assert subjects.commands_of("run-7") == "tensorhub.v1.run-7.cmd.>"
+    assert subjects.events_of("run-7") == "tensorhub.v1.run-7.event.>"
+    assert subjects.events_of("run-7", "policy") == "tensorhub.v1.run-7.event.policy.>"
+    assert subjects.ask("run-7", "outcome") == "tensorhub.v1.run-7.ask.outcome"
+    assert subjects.asks_of_all_jobs("outcome") == "tensorhub.v1.*.ask.outcome"
+    assert subjects.hub_ask("open") == "tensorhub.v1._hub.ask.open"
+    assert subjects.ping("registry-0") == "tensorhub.v1._hub.ask.ping.registry-0"
+    assert subjects.agent_ask("agent-0", "lease") == "tensorhub.v1._hub.agent.agent-0.lease"
+    assert subjects.beat("agent-0") == "tensorhub.v1._hub.beat.agent-0"
+    assert subjects.beats() == "tensorhub.v1._hub.beat.*"
+    assert subjects.blob("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.blob.{DIGEST}.3"
+    assert subjects.blobs_of("run-7") == "tensorhub.v1.run-7.blob.>"
+    assert subjects.log_stream("run-7") == "TENSORHUB_run-7"
+    assert subjects.blob_stream("run-7") == "TENSORHUB_BLOBS_run-7"
+
+
+@given(job=names, one=names, two=names, three=names, digest=digests, index=st.integers(0, 999_999))
+def test_parse_undoes_every_function(job: str, one: str, two: str, three: str, digest: str, index: int) -> None:
+    assert parse(subjects.cmd(job, one)) == CommandSubject(job, one)
+    assert parse(subjects.cmd(job, one, two)) == CommandSubject(job, one, two)
+    assert parse(subjects.event(job, one, two, three)) == EventSubject(job, one, two, three)
+    assert parse(subjects.event(job, subjects.HUB, two, three)) == EventSubject(job, "_hub", two, three)
+    assert parse(subjects.blob(job, digest, index)) == BlobSubject(job, digest, index)
+    assert parse(subjects.ask(job, f"{one}.{two}")) == AskSubject(job, f"{one}.{two}")
+    assert parse(subjects.hub_ask(one)) == AskSubject(None, one)
+    assert parse(subjects.ping(one)) == AskSubject(None, f"ping.{one}")
+    assert parse(subjects.agent_ask(one, two)) == AgentAskSubject(one, two)
+    assert parse(subjects.beat(one)) == BeatSubject(one)
+    assert subjects.job_of_log(subjects.log_stream(job)) == job
+    assert subjects.job_of_log(subjects.blob_stream(job)) is None
+
+
+BUILDERS: list[Callable[[str], str]] = [
+    lambda bad: subjects.cmd(bad, "publish"),
+    lambda bad: subjects.cmd("j", "publish", bad),
+    lambda bad: subjects.event("j", bad, "version", "published"),
+    subjects.events_of,
+    lambda bad: subjects.events_of("j", bad),
+    subjects.commands_of,
+    lambda bad: subjects.ask(bad, "outcome"),
+    lambda bad: subjects.agent_ask(bad, "lease"),
+    subjects.beat,
+    subjects.ping,
+    subjects.log_stream,
+    subjects.blob_stream,
+    subjects.blobs_of,
+    lambda bad: subjects.blob("j", bad, 0),
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("build", BUILDERS)
+def test_names_that_could_reach_elsewhere_are_refused(build: Callable[[str], str], bad: str) -> None:
+    with pytest.raises(InvalidName):
+        build(bad)
+
+
+@pytest.mark.parametrize("bad", [each for each in BAD if each not in {"a.b", "_x"}])
+@pytest.mark.parametrize("build", [lambda bad: subjects.ask("j", bad), lambda bad: subjects.hub_ask(f"ping.{bad}")])
+def test_questions_may_have_dots_and_nothing_else(build: Callable[[str], str], bad: str) -> None:
+    with pytest.raises(InvalidName):
+        build(bad)
+
+
+def test_a_job_can_not_be_called_as_the_blob_stream_of_another() -> None:
+    with pytest.raises(InvalidName, match="BLOBS_"):
+        subjects.log_stream("BLOBS_j")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "",
+        "tensorhub.v1",
+        "tensorhub.v1.",
+        "tensorhub.v2.j.cmd.publish",
+        "tensorhub.v1.j.cmd",
+        "tensorhub.v1.j.cmd.publish.a.b",
+        "tensorhub.v1.j.cmd.>",
+        "tensorhub.v1.*.cmd.publish",
+        "tensorhub.v1._hub.cmd.publish",
+        "tensorhub.v1._hub.event.m.a.b",
+        "tensorhub.v1.j.event.m.version",
+        "tensorhub.v1.j.beat.agent-0",
+        "tensorhub.v1._hub.beat._x",
+        "tensorhub.v1.j.ask.",
+        f"tensorhub.v1.j.blob.{DIGEST}.01",
+        f"tensorhub.v1.j.blob.{DIGEST[1:]}.1",
+        "_INBOX.x",
+    ],
+)
+def test_what_the_hub_never_says_is_not_parsed(subject: str) -> None:
+    with pytest.raises(InvalidName):
+        parse(subject)
+
+
+@pytest.mark.parametrize("stream", ["KV_tensorhub", "TENSORHUB_", "TENSORHUB__x", "TENSORHUB_BLOBS_j", "TENSORHUB_é"])
+def test_other_streams_are_no_logs(stream: str) -> None:
+    assert subjects.job_of_log(stream) is None
