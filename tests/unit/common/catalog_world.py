@@ -37,7 +37,7 @@ from tensorhub_common.wire.commands import (
     Wish,
     Withdraw,
 )
-from tensorhub_common.wire.events import CommandRejected, Event, kind_of, model_of
+from tensorhub_common.wire.events import CommandRejected, Event, RoundDecided, RoundFailed, kind_of, model_of
 
 JOB = "run-7"
 MODEL = "policy"
@@ -49,6 +49,25 @@ _MAY_CHANGE_WHEN_REFUSED = frozenset({"seq", "time", "lanes"})
 def kinds(events: Sequence[Event]) -> list[str]:
     """Name the events' kinds, in their order."""
     return [kind_of(event) for event in events]
+
+
+def refused(events: Sequence[Event], error: str | None = None) -> CommandRejected:
+    """Assert that a command was refused, with this error where one is named; the refusal."""
+    assert isinstance(events[0], CommandRejected), kinds(events)
+    assert error in (None, events[0].error), events[0]
+    return events[0]
+
+
+def decided(events: Sequence[Event]) -> RoundDecided:
+    """Return the one decision among the events."""
+    (found,) = [event for event in events if isinstance(event, RoundDecided)]
+    return found
+
+
+def failed(events: Sequence[Event]) -> RoundFailed:
+    """Return the one failure of a round among the events."""
+    (found,) = [event for event in events if isinstance(event, RoundFailed)]
+    return found
 
 
 def root(version: int, shard: int = 0, layout: str = "L") -> str:
@@ -216,6 +235,13 @@ class World:
             GiveUp(by=by, model=MODEL, replica=replica, shard=shard, round=which, error=error, message="too late")
         )
 
+    def give_up_unnumbered(self, replica: str, shard: int = 0) -> tuple[Event, ...]:
+        """Leave whichever round the shard is in."""
+        by, why = self._shard_by(replica, shard), "too late"
+        return self.say(
+            GiveUp(by=by, model=MODEL, replica=replica, shard=shard, round=None, error="RoundTimeout", message=why)
+        )
+
     def granted(self, replica: str, shard: int = 0, attempt: int | None = None) -> tuple[Event, ...]:
         by, which = self._shard_by(replica, shard), self.attempt(replica) if attempt is None else attempt
         number = self.round(replica)
@@ -295,3 +321,13 @@ def recoded(command: AnyCommand) -> AnyCommand | Unreadable:
     verb = msgspec.json.decode(codec.encode(command))["verb"]
     process = None if command.by is None else command.by.process
     return codec.decode_command(verb, process, codec.encode(command))
+
+
+def reader_of_two(*, published: int | None = 12) -> World:
+    """Return a trainer and an engine of two shards each, on four agents."""
+    world = World()
+    world.replica_of("trainer", "a", "b")
+    world.replica_of("engine", "c", "d")
+    if published is not None:
+        world.publish("trainer", published)
+    return world

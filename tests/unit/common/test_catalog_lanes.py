@@ -4,7 +4,7 @@ import copy
 
 import msgspec
 import pytest
-from tests.unit.common.catalog_world import MODEL, REGISTRY, World, kinds, root
+from tests.unit.common.catalog_world import MODEL, REGISTRY, World, kinds, refused, root
 
 from tensorhub_common.catalog.apply import MESSAGE_CHARS_MAX, apply
 from tensorhub_common.catalog.state import HUB_LANES_MAX, LANES_MAX, Catalog
@@ -22,9 +22,7 @@ from tensorhub_common.wire.commands import (
 )
 from tensorhub_common.wire.events import (
     HUB_MODEL,
-    CommandRejected,
     CommandRepeated,
-    Event,
     PublishWished,
     ShardDraining,
     ShardRegistered,
@@ -42,12 +40,6 @@ def unpublish_by(by: Sender) -> Unpublish:
 
 def register_by(by: Sender, replica: str = "other") -> Register:
     return Register(by=by, model=MODEL, replica=replica, shard=0, shards=1, layout="L", nbytes=64)
-
-
-def rejected(events: tuple[Event, ...], error: str | None = None) -> CommandRejected:
-    assert isinstance(events[0], CommandRejected), kinds(events)
-    assert error in (None, events[0].error), events[0]
-    return events[0]
 
 
 @pytest.fixture
@@ -72,7 +64,7 @@ def test_a_repeat_is_answered_with_the_outcome_of_the_first(world: World) -> Non
 
 def test_a_repeat_of_a_refused_command_is_answered_with_the_refusal(world: World) -> None:
     command = unpublish_by(world.by("a", 0))
-    refusal = rejected(world.say(command))
+    refusal = refused(world.say(command))
     world.ready("trainer", 12)
     # The shard could be unpublished by now, but that word was answered long ago, on its own lane.
     other = msgspec.structs.replace(command, by=Sender("a/7", 1, 1))
@@ -85,7 +77,7 @@ def test_a_repeat_of_a_refused_command_is_answered_with_the_refusal(world: World
 
 def test_a_refusal_is_remembered_with_its_error_and_message(world: World) -> None:
     command = unpublish_by(world.by("a", 0))
-    refusal = rejected(world.say(command))
+    refusal = refused(world.say(command))
     (again,) = world.say(command)
     assert isinstance(again, CommandRepeated)
     assert (again.outcome, again.error, again.message) == ("command.rejected", refusal.error, refusal.message)
@@ -134,7 +126,7 @@ def test_a_repeated_join_is_answered_and_does_not_begin_the_agent_anew(world: Wo
 def test_an_older_word_of_a_lane_is_refused(world: World) -> None:
     late = unpublish_by(Sender("a/0", 1, 50))
     world.say(ready_by(Sender("a/0", 1, 51)))
-    assert "too late" in rejected(world.say(late), "BadCommand").message
+    assert "too late" in refused(world.say(late), "BadCommand").message
     assert world.states("trainer") == ["ready"]
 
 
@@ -158,34 +150,34 @@ def test_lanes_do_not_hinder_each_other(world: World) -> None:
 def test_what_an_older_incarnation_still_says_is_refused(world: World) -> None:
     old = world.by("a", 0)
     world.join("a", world.holding("trainer"))
-    message = rejected(world.say(ready_by(old)), "StaleSender").message
+    message = refused(world.say(ready_by(old)), "StaleSender").message
     assert "join again with a higher one" in message
     assert world.catalog.models[MODEL].last is None
 
 
 def test_an_older_incarnation_with_a_higher_n_is_refused_too(world: World) -> None:
     world.join("a", world.holding("trainer"))
-    rejected(world.say(ready_by(Sender("a/0", 1, 10_000))))
-    rejected(world.say(ready_by(Sender("a/77", 1, 10_000))))
+    refused(world.say(ready_by(Sender("a/0", 1, 10_000))))
+    refused(world.say(ready_by(Sender("a/77", 1, 10_000))))
 
 
 def test_an_incarnation_that_has_not_joined_is_refused(world: World) -> None:
-    rejected(world.say(ready_by(Sender("a/0", 2, 1))))
-    rejected(world.say(register_by(Sender("nobody", 1, 1))))
+    refused(world.say(ready_by(Sender("a/0", 2, 1))))
+    refused(world.say(register_by(Sender("nobody", 1, 1))))
     assert "nobody" not in world.catalog.lanes
 
 
 def test_an_expired_agent_is_refused_until_it_joins_with_a_higher_incarnation(world: World) -> None:
     world.expire("a")
-    rejected(world.ready("trainer", 12))
-    rejected(world.join("a", incarnation=1))
+    refused(world.ready("trainer", 12))
+    refused(world.join("a", incarnation=1))
     world.join("a", world.holding("trainer"))
     assert isinstance(world.ready("trainer", 12)[0], VersionPublished)
 
 
 @pytest.mark.parametrize("incarnation", [1, 0, -5])
 def test_a_join_that_is_no_higher_is_refused(world: World, incarnation: int) -> None:
-    rejected(world.join("a", incarnation=incarnation), "BadCommand" if incarnation < 0 else "StaleSender")
+    refused(world.join("a", incarnation=incarnation), "BadCommand" if incarnation < 0 else "StaleSender")
 
 
 def test_lanes_of_older_incarnations_are_forgotten(world: World) -> None:
@@ -217,7 +209,7 @@ def test_lanes_of_older_incarnations_are_forgotten(world: World) -> None:
 def test_a_lane_that_can_not_be_remembered_is_refused(world: World, lane: str) -> None:
     """Else its commands would count, and their repeats would count again."""
     before = dict(world.catalog.lanes)
-    rejected(world.say(register_by(Sender(lane, 1, 1))), "BadCommand")
+    refused(world.say(register_by(Sender(lane, 1, 1))), "BadCommand")
     assert world.catalog.lanes == before
     assert "other" not in world.catalog.models[MODEL].replicas
 
@@ -232,20 +224,20 @@ def test_good_lanes_count(world: World, lane: str) -> None:
     "by", [Sender("a/0", 1, -1), Sender("a/0", 1, 10**30), Sender("a/0", -1, 1), Sender("a/0", 10**30, 1)]
 )
 def test_a_sender_whose_numbers_can_not_be_kept_exactly_is_refused(world: World, by: Sender) -> None:
-    rejected(world.say(register_by(by)), "BadCommand")
+    refused(world.say(register_by(by)), "BadCommand")
 
 
 def test_numbers_that_can_not_be_kept_exactly_are_no_incarnation(world: World) -> None:
-    rejected(world.join("b", incarnation=10**30), "BadCommand")
-    rejected(world.join("b", incarnation=-1), "BadCommand")
+    refused(world.join("b", incarnation=10**30), "BadCommand")
+    refused(world.join("b", incarnation=-1), "BadCommand")
     assert "b" not in world.catalog.agents
     world.join("b", incarnation=VERSION_MAX)
 
 
 def test_a_command_that_must_name_its_sender_is_refused_without(world: World) -> None:
-    rejected(world.say(Drained(model=MODEL, replica="trainer", shard=0)), "BadCommand")
-    rejected(world.say(Join(host="h", site="s")), "BadCommand")
-    rejected(world.say(Expire(agent="a", incarnation=1, term=1)), "BadCommand")
+    refused(world.say(Drained(model=MODEL, replica="trainer", shard=0)), "BadCommand")
+    refused(world.say(Join(host="h", site="s")), "BadCommand")
+    refused(world.say(Expire(agent="a", incarnation=1, term=1)), "BadCommand")
 
 
 def test_a_wish_from_outside_is_not_remembered(world: World) -> None:
@@ -258,7 +250,7 @@ def test_a_wish_from_outside_is_not_remembered(world: World) -> None:
 @pytest.mark.parametrize("model", ["_hub", "_x", "a.b", "", "x" * 65, "ü", "*", ">"])
 def test_a_model_that_can_not_stand_in_a_subject_is_refused_in_the_hubs_name(world: World, model: str) -> None:
     """Else a registry could not publish the outcome, and would be stuck at a command that anyone may send."""
-    assert rejected(world.say(Publish(model=model, replica="trainer"))).model == HUB_MODEL
+    assert refused(world.say(Publish(model=model, replica="trainer"))).model == HUB_MODEL
 
 
 def test_a_repeat_about_such_a_model_has_a_subject_too(world: World) -> None:
@@ -273,15 +265,15 @@ def test_a_repeat_about_such_a_model_has_a_subject_too(world: World) -> None:
 
 
 def test_what_is_no_command_is_rejected_with_its_reason(world: World) -> None:
-    no = rejected(world.say(Unreadable("publish", "the body is no command")), "BadCommand")
+    no = refused(world.say(Unreadable("publish", "the body is no command")), "BadCommand")
     assert (no.verb, no.message, no.model, no.by) == ("publish", "the body is no command", HUB_MODEL, None)
 
 
 def test_a_refusal_repeats_only_so_much_of_what_was_sent(world: World) -> None:
-    no = rejected(world.say(Unreadable("v" * 1000, "\x00" * 10_000)))
+    no = refused(world.say(Unreadable("v" * 1000, "\x00" * 10_000)))
     assert (len(no.verb), len(no.message)) == (64, MESSAGE_CHARS_MAX)
     long = Publish(model="m" * 200_000, replica="r" * 200_000)
-    assert len(rejected(world.say(long)).message) <= MESSAGE_CHARS_MAX
+    assert len(refused(world.say(long)).message) <= MESSAGE_CHARS_MAX
 
 
 # ------------------------------------------------------------------------------------------------------------- the fold
@@ -300,38 +292,38 @@ def test_an_expiry_carries_the_leaders_term_and_a_lower_one_is_refused(world: Wo
     world.join("b")
     world.expire("a", term=7)
     late = Expire(by=Sender("_other", 9, 1), agent="b", incarnation=1, term=6)
-    assert "term 6 is over" in rejected(world.say(late)).message
-    rejected(world.expire("b", term=6), "StaleSender")
+    assert "term 6 is over" in refused(world.say(late)).message
+    refused(world.expire("b", term=6), "StaleSender")
     assert kinds(world.expire("b", term=7)) == ["agent.lost"]
 
 
 def test_an_expiry_that_is_said_again_is_refused(world: World) -> None:
     world.expire("a", term=7)
-    rejected(world.expire("a", term=7), "BadCommand")
+    refused(world.expire("a", term=7), "BadCommand")
 
 
 def test_an_expiry_of_an_older_incarnation_is_refused(world: World) -> None:
     """The leader's word was on its way while the agent came back."""
     world.join("a", world.holding("trainer"))
-    rejected(world.expire("a", incarnation=1))
+    refused(world.expire("a", incarnation=1))
     assert world.catalog.agents["a"].state == "live"
 
 
 def test_an_agents_word_never_expires_an_agent(world: World) -> None:
     world.join("b")
-    rejected(world.say(Expire(by=world.by("b"), agent="a", incarnation=1, term=99)), "BadCommand")
-    rejected(world.say(Expire(by=Sender("registry-0", 1, 1), agent="a", incarnation=1, term=99)), "BadCommand")
+    refused(world.say(Expire(by=world.by("b"), agent="a", incarnation=1, term=99)), "BadCommand")
+    refused(world.say(Expire(by=Sender("registry-0", 1, 1), agent="a", incarnation=1, term=99)), "BadCommand")
     assert world.catalog.term == 0
 
 
 @pytest.mark.parametrize("term", [-1, 10**30])
 def test_a_term_that_can_not_be_counted_is_refused(world: World, term: int) -> None:
-    rejected(world.expire("a", term=term))
+    refused(world.expire("a", term=term))
 
 
 def test_the_hub_is_no_agent(world: World) -> None:
-    rejected(world.join("_registry"), "BadCommand")
-    rejected(world.say(register_by(Sender(REGISTRY, 1, 10_000))), "StaleSender")
+    refused(world.join("_registry"), "BadCommand")
+    refused(world.say(register_by(Sender(REGISTRY, 1, 10_000))), "StaleSender")
     assert REGISTRY not in world.catalog.agents
 
 

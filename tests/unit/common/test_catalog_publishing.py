@@ -1,31 +1,19 @@
 """Publishing and unpublishing in the fold, sentence by sentence of the design."""
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World, kinds, root
+from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
-from tensorhub_common.catalog.table import ShardState, VersionState
 from tensorhub_common.errors import VersionConflict
-from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, Ready
+from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX
 from tensorhub_common.wire.events import (
-    CommandRejected,
-    Event,
     PublishFailed,
     PublishJoined,
     PublishStands,
     PublishWished,
     PublishWithdrawn,
     ReplicaReady,
-    ShardDraining,
-    VersionGone,
     VersionPublished,
 )
-
-
-def refused(events: tuple[Event, ...], error: str) -> str:
-    """Assert that a command was refused with this error; its message."""
-    assert isinstance(events[0], CommandRejected), kinds(events)
-    assert events[0].error == error, events[0].message
-    return events[0].message
 
 
 @pytest.fixture
@@ -95,8 +83,7 @@ def test_versions_are_compared_with_the_last_published_so_an_abandoned_number_ma
 def test_a_number_that_is_not_newer_is_refused_though_nobody_holds_the_last_one(one: World, version: int) -> None:
     one.publish("trainer", 12)
     one.empty("trainer")
-    message = refused(one.ready("trainer", version, digest="other"), "VersionConflict")
-    assert "publish 13 or higher" in message
+    assert "publish 13 or higher" in refused(one.ready("trainer", version, digest="other"), "VersionConflict").message
 
 
 def test_all_shards_of_a_replica_name_one_version_else_it_fails_for_all(two: World) -> None:
@@ -128,7 +115,7 @@ def test_publishing_again_what_this_shard_already_holds_returns(two: World) -> N
 @pytest.mark.parametrize("version", [13, None])
 def test_publishing_over_an_unreleased_version_is_a_conflict(one: World, version: int | None) -> None:
     one.publish("trainer", 11)
-    assert "unpublish 11 first" in refused(one.ready("trainer", version), "VersionConflict")
+    assert "unpublish 11 first" in refused(one.ready("trainer", version), "VersionConflict").message
 
 
 @pytest.mark.parametrize("version", [-1, VERSION_MAX + 1])
@@ -196,7 +183,7 @@ def test_an_equal_root_brings_a_version_back_whose_holders_are_gone(one: World) 
 def test_another_root_at_the_same_number_is_a_conflict(one: World) -> None:
     one.replica_of("copy", "b")
     one.publish("trainer", 12)
-    assert "other bytes" in refused(one.ready("copy", 12, digest="other"), "VersionConflict")
+    assert "other bytes" in refused(one.ready("copy", 12, digest="other"), "VersionConflict").message
 
 
 def test_another_layout_can_not_show_that_its_bytes_are_equal(one: World) -> None:
@@ -332,7 +319,7 @@ def test_a_wish_for_a_replica_that_is_not_whole_is_refused() -> None:
     world = World()
     world.join("a")
     world.register("a", "trainer", 0, 2)
-    assert "[1]" in refused(world.wish("trainer", 1), "BadCommand")
+    assert "[1]" in refused(world.wish("trainer", 1), "BadCommand").message
 
 
 def test_a_wish_for_nothing_known_is_refused(one: World) -> None:
@@ -343,70 +330,3 @@ def test_a_wish_for_nothing_known_is_refused(one: World) -> None:
 def test_a_wish_while_a_round_runs_is_refused(one: World) -> None:
     one.want("trainer", "latest")
     refused(one.wish("trainer", 1), "ReplicaConflict")
-
-
-# ------------------------------------------------------------------------------------------------------------ unpublish
-
-
-def test_unpublish_ends_the_version_and_the_memory_is_free_only_when_drained(one: World) -> None:
-    one.publish("trainer", 12)
-    draining, gone = one.unpublish("trainer")
-    assert isinstance(draining, ShardDraining)
-    assert isinstance(gone, VersionGone)
-    assert gone.reason == "unpublished"
-    assert one.states("trainer") == ["draining"]
-    assert kinds(one.drained("trainer")) == ["shard.drained"]
-    assert one.states("trainer") == ["empty"]
-
-
-def test_a_version_stays_available_while_another_replica_holds_it(one: World) -> None:
-    one.replica_of("copy", "b")
-    one.publish("trainer", 12)
-    one.publish("copy", 12)
-    assert kinds(one.unpublish("trainer")) == ["shard.draining"]
-    assert one.catalog.models[MODEL].versions[12].state is VersionState.AVAILABLE
-
-
-def test_one_shard_that_leaves_ends_the_whole_replicas_version(two: World) -> None:
-    two.publish("trainer", 12)
-    assert kinds(two.unpublish("trainer", 1)) == ["shard.draining", "version.unavailable"]
-    assert two.states("trainer") == ["ready", "draining"]
-    assert kinds(two.unpublish("trainer", 0)) == ["shard.draining"]
-
-
-def test_nothing_published_is_said_so(one: World) -> None:
-    refused(one.unpublish("trainer"), "NotPublished")
-    refused(one.drained("trainer"), "NotPublished")
-
-
-def test_a_repeated_unpublish_of_a_draining_shard_is_refused_and_leaves_it_draining(one: World) -> None:
-    one.publish("trainer", 12)
-    one.unpublish("trainer")
-    refused(one.unpublish("trainer"), "NotPublished")
-    assert one.shard("trainer").state is ShardState.DRAINING
-
-
-@pytest.mark.parametrize("version", [12, 13])
-def test_a_draining_shard_can_not_be_published(one: World, version: int) -> None:
-    one.publish("trainer", 12)
-    one.unpublish("trainer")
-    refused(one.ready("trainer", version), "ReplicaConflict")
-
-
-def test_a_shard_in_a_round_can_not_be_unpublished(one: World) -> None:
-    one.publish("trainer", 12)
-    one.want("trainer", "newer")
-    refused(one.unpublish("trainer"), "ReplicaConflict")
-
-
-def test_an_unpublished_version_may_be_published_again_with_the_same_bytes(one: World) -> None:
-    one.publish("trainer", 12)
-    one.empty("trainer")
-    assert kinds(one.publish("trainer", 12)) == ["version.available", "replica.ready"]
-
-
-def test_a_late_offer_of_an_old_lane_word_publishes_nothing(one: World) -> None:
-    """A `Ready` that was lost and comes after its withdrawal is older than the lane's last word."""
-    late = Ready(by=one.by("a", 0), model=MODEL, replica="trainer", shard=0, version=12, root=root(12))
-    refused(one.withdraw("trainer"), "NotPublished")
-    assert "too late" in refused(one.say(late), "BadCommand")
