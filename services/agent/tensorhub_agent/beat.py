@@ -52,7 +52,8 @@ class BeatThread:
     def stop(self) -> None:
         """End the thread, within a bound."""
         self._stop.set()
-        self._thread.join(JOIN_S_MAX)
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S_MAX)
 
     def _run(self) -> None:
         asyncio.run(self._beats())
