@@ -51,7 +51,7 @@ def vacate(shard: Shard) -> None:
 
 def refresh(model: Model, replica: Replica, reason: str, out: Out) -> None:
     """Bring the replica's version and the versions' availability up to date, and say what changed."""
-    before, after = replica.version, _common_version(replica)
+    before, after = replica.version, common_version(replica)
     if before == after:
         return
     replica.version = after
@@ -62,7 +62,8 @@ def refresh(model: Model, replica: Replica, reason: str, out: Out) -> None:
         _holder_went(model.versions[before], model, reason, out)
 
 
-def _common_version(replica: Replica) -> int | None:
+def common_version(replica: Replica) -> int | None:
+    """Return the version at which all shards of the replica stand ready, or None."""
     if len(replica.members) < replica.shards:
         return None
     first = replica.members[0].version

@@ -5,7 +5,7 @@ agent only once its own is lost or has released it.
 """
 
 from tensorhub_common.catalog import rounds
-from tensorhub_common.catalog.availability import Out, refresh, shift
+from tensorhub_common.catalog.availability import Out, common_version, refresh, shift
 from tensorhub_common.catalog.lookup import checked_name, live_agent, owned_shard
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
@@ -21,19 +21,18 @@ from tensorhub_common.catalog.state import (
     known_root,
 )
 from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
-from tensorhub_common.catalog.wellformed import checked_number, is_hub
+from tensorhub_common.catalog.wellformed import checked_digest, checked_number, is_hub
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, StaleSender
 from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
 from tensorhub_common.wire.events import (
     AgentJoined,
     AgentLost,
     ReplicaLost,
+    ReplicaReady,
     ShardRegistered,
     ShardReleased,
     Sibling,
 )
-
-_DIGEST_CHARS_MAX = 128
 
 
 def join(catalog: Catalog, command: Join, out: Out) -> None:
@@ -106,9 +105,19 @@ def _restate(
         elif _is_vouched_for(model, replica, shard, holding):
             shift(shard, ShardMove.RESTATED, holding.version, holding.root)
     for model_name, replica_name in touched:
-        found = catalog.models.get(model_name)
-        if found is not None:
-            _settle(found, replica_name, "lost", out)
+        model = catalog.models[model_name]
+        _tell_change(model, model.replicas[replica_name], agent.name, out)
+        _settle(model, replica_name, "lost", out)
+
+
+def _tell_change(model: Model, replica: Replica, agent: str, out: Out) -> None:
+    """Say which replicas an agent's return has ended or made whole, so that events alone tell what is ready."""
+    before, after = replica.version, common_version(replica)
+    if before is not None and after != before:
+        out.append(ReplicaLost(model=model.name, replica=replica.name, agent=agent, version=before))
+    refresh(model, replica, "lost", out)
+    if after is not None and after != before:
+        out.append(ReplicaReady(model=model.name, replica=replica.name, version=after))
 
 
 def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holding) -> bool:
@@ -186,8 +195,8 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
             f"shard {command.shard} of {command.shards} of {where} is out of range: shards count from 0, at most "
             f"{SHARDS_MAX}",
         )
-    if command.nbytes < 0 or not 0 < len(command.layout) <= _DIGEST_CHARS_MAX:
-        raise Refused(BadCommand, f"the layout digest or size of {where} shard {command.shard} is malformed")
+    checked_digest("layout", command.layout)
+    checked_number("size", command.nbytes)
     known = catalog.models.get(command.model)
     replica = known.replicas.get(command.replica) if known is not None else None
     if replica is not None:
