@@ -131,7 +131,7 @@ class TestAppending:
         assert await log.last_seq() == 1
 
     async def test_an_event_whose_acknowledgement_was_lost_is_recognised(self, log: JobLog) -> None:
-        """The server compares sequences before it looks for duplicates, so it refuses the repeat although it is ours."""
+        """The server compares sequences before it looks for duplicates, and so refuses our own repeat."""
         subject = event(log.job, "policy", "version", "published")
         first = await log.append(subject, b"", "e1", expected_last_event_seq=0)
         assert await log.append(subject, b"", "e1", expected_last_event_seq=0) == first

@@ -1,0 +1,224 @@
+"""Keeps child processes running: starts them, starts dead ones again, and ends them all.
+
+While the set is starting a child that dies is an error, told with the tail of its log. Once it is settled a dead
+child is started again, after a wait that doubles from `BACKOFF_FIRST_S` to `BACKOFF_MAX_S` and begins anew when the
+child had been up for `STEADY_S`. Always true: a child ends however its parent ends (see `tether`); `stop` returns
+within a bound with no child left; what a child writes goes to its own log, which is set aside when it has grown past
+`LOG_BYTES_MAX`.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tensorhub.up import tether
+from tensorhub_common.errors import TensorHubError
+
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MAX_S: Final = 5.0
+STEADY_S: Final = 10.0
+STOP_S: Final = 5.0
+KILL_S: Final = 5.0
+LOG_BYTES_MAX: Final = 16 * 1024 * 1024
+TAIL_BYTES: Final = 2000
+
+Result = TypeVar("Result")
+
+_log: Final = logging.getLogger(__name__)
+
+
+class ChildDied(TensorHubError):
+    """A child process ended while the set was starting. The message holds the tail of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run: `environment` is all that the child sees; `is_last` children end after all others have."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    is_last: bool = False
+
+
+@dataclass(slots=True)
+class Child:
+    """One child and the process that is its present life."""
+
+    spec: ChildSpec
+    process: asyncio.subprocess.Process
+    log_start: int
+    restarts: int = 0
+    keeping: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of its present life."""
+        return self.process.pid
+
+
+class Children:
+    """The set. Use it in one event loop, in a thread that lives as long as the children shall: best the main thread."""
+
+    def __init__(self, on_restart: Callable[[Child], None] | None = None) -> None:
+        self._on_restart = on_restart
+        self._children: list[Child] = []
+        self._is_settled = False
+        self._stopping = asyncio.Event()
+        self._fallen: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+
+    async def start(self, spec: ChildSpec) -> Child:
+        """Start a child and keep it."""
+        child = Child(spec, *await self._spawn(spec))
+        self._children.append(child)
+        child.keeping = asyncio.create_task(self._keep(child))
+        return child
+
+    async def while_starting(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do some work that needs the children. Raises `ChildDied` as soon as one of them ends meanwhile."""
+        task = asyncio.create_task(work)
+        waited: set[asyncio.Future[Any]] = {task, self._fallen}
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if self._fallen.done():
+            if not task.cancelled():
+                task.exception()  # Looked at, so that asyncio doesn't complain; the death is what matters.
+            raise self._death(self._fallen.result())
+        return task.result()
+
+    def settle(self) -> None:
+        """Say that all have started: from now on a dead child is started again. Raises `ChildDied` if one is dead."""
+        if self._fallen.done():
+            raise self._death(self._fallen.result())
+        self._is_settled = True
+
+    async def stop(self) -> None:
+        """End all children: first those that need the others, with SIGTERM and after `STOP_S` with SIGKILL."""
+        self._stopping.set()
+        for is_last in (False, True):
+            await self._stop([child for child in self._children if child.spec.is_last == is_last])
+
+    async def _stop(self, children: list[Child]) -> None:
+        keeping = [child.keeping for child in children if child.keeping is not None]
+        if not keeping:
+            return
+        for child in children:
+            _signal(child.process, signal.SIGTERM)
+        _, late = await asyncio.wait(keeping, timeout=STOP_S)
+        if late:
+            for child in children:
+                if child.process.returncode is None:
+                    _log.warning("%s (%d) did not end within %g s: killed", child.spec.name, child.pid, STOP_S)
+                    # With whatever it has started itself.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.pid, signal.SIGKILL)
+            await asyncio.wait(late, timeout=KILL_S)
+
+    async def _keep(self, child: Child) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        while True:
+            began = time.monotonic()
+            code = await child.process.wait()
+            if self._stopping.is_set():
+                return
+            if not self._is_settled:
+                if not self._fallen.done():
+                    self._fallen.set_result(child)
+                return
+            if time.monotonic() - began > STEADY_S:
+                backoff_s = BACKOFF_FIRST_S
+            _log.warning("%s (%d) ended %s; it is started again", child.spec.name, child.pid, _manner(code))
+            if await self._is_stopped_within(backoff_s):
+                return
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            await self._restart(child)
+
+    async def _restart(self, child: Child) -> None:
+        try:
+            child.process, child.log_start = await self._spawn(child.spec)
+        except OSError as error:
+            # No memory, no process numbers: the dead process stays, and `_keep` comes back after a longer wait.
+            _log.warning("%s can't be started again yet: %s", child.spec.name, error)
+            return
+        child.restarts += 1
+        if self._stopping.is_set():
+            _signal(child.process, signal.SIGTERM)
+        elif self._on_restart is not None:
+            self._on_restart(child)
+
+    async def _is_stopped_within(self, wait_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._stopping.wait()
+        return self._stopping.is_set()
+
+    async def _spawn(self, spec: ChildSpec) -> tuple[asyncio.subprocess.Process, int]:
+        _set_aside(spec.log)
+        with spec.log.open("ab") as log:
+            log_start = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                "-S",
+                str(Path(tether.__file__)),
+                str(os.getpid()),
+                *spec.command,
+                env=dict(spec.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # In a session of its own: Ctrl-C reaches us alone, and we end the children in their order.
+                start_new_session=True,
+            )
+        return process, log_start
+
+    def _death(self, child: Child) -> ChildDied:
+        return ChildDied(
+            f"{child.spec.name} ended {_manner(child.process.returncode)} while it was starting; "
+            f"the end of {child.spec.log}:\n{tail(child.spec.log, child.log_start)}"
+        )
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """Return the end of a log, of what stands after byte `start`."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace").strip() or "(it is empty)"
+    except OSError as error:
+        return f"(it can't be read: {error})"
+
+
+def _set_aside(log: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > LOG_BYTES_MAX:
+            log.replace(log.with_suffix(".old.log"))
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+
+
+def _manner(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"by signal {-code}"
+    return f"with exit code {code}"

@@ -1,0 +1,90 @@
+"""`hub.json`: how programs on this machine find the hub that `tensorhub up` runs here.
+
+It is written by rename, so a reader sees a whole file or none, and readable by its owner alone: the address holds the
+password of the embedded server. It stands there from when all is ready until the hub stops.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import RegistryUnavailable
+
+FILE_NAME: Final = "hub.json"
+MODE: Final = 0o600
+
+
+class ProcessEntry(msgspec.Struct, frozen=True):
+    """A service, by its process id."""
+
+    pid: int
+
+
+class AgentEntry(msgspec.Struct, frozen=True):
+    """An agent: where workers of its host reach it, and where it pretends to stand."""
+
+    id: str
+    pid: int
+    socket: str
+    host: str
+    site: str
+
+
+class HubFile(msgspec.Struct, frozen=True):
+    """What stands in the file. `credentials` is the path of a file, or None: then the address says all."""
+
+    nats: str
+    nats_pid: int
+    credentials: str | None
+    registry: ProcessEntry
+    planner: ProcessEntry
+    agents: list[AgentEntry]
+
+
+def path_in(directory: Path) -> Path:
+    """Return where the file stands in a hub's directory."""
+    return directory / FILE_NAME
+
+
+def write(directory: Path, hub: HubFile) -> None:
+    """Put the file there, in place of the one that is there."""
+    target = path_in(directory)
+    draft = target.with_name(f".{FILE_NAME}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(hub), indent=2) + b"\n")
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def remove(directory: Path) -> None:
+    """Take the file away, if it is there."""
+    path_in(directory).unlink(missing_ok=True)
+
+
+def read(directory: Path) -> HubFile:
+    """Return what the file says. Raises `RegistryUnavailable` when there is none or it is no hub file."""
+    target = path_in(directory)
+    try:
+        data = target.read_bytes()
+    except FileNotFoundError:
+        raise RegistryUnavailable(
+            f"no hub is found: there is no {target}. Start one with `tensorhub up`, or say where it is with "
+            "TENSORHUB_DIR or TENSORHUB_NATS"
+        ) from None
+    except OSError as error:
+        raise RegistryUnavailable(f"{target} can't be read: {error.strerror or error}") from None
+    try:
+        return msgspec.json.decode(data, type=HubFile)
+    except msgspec.MsgspecError as error:
+        raise RegistryUnavailable(
+            f"{target} is no hub file ({error}): start the hub anew with `tensorhub up`"
+        ) from None

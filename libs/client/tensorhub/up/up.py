@@ -1,0 +1,214 @@
+"""Brings up a whole hub on one machine and keeps it up: NATS, a registry, a planner and agents.
+
+Always true: `hub.json` stands there only while every process has answered that it is ready, and names the processes
+that run now; at the end of this process, in whatever way, none of the others is left.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tensorhub.up import hub_file
+from tensorhub.up.children import Child, Children, ChildSpec
+from tensorhub.up.hub_dir import HubDir
+from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
+from tensorhub.up.nats_server import NatsServer
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.errors import RegistryUnavailable
+
+AGENTS_MAX: Final = 256
+READY_TIMEOUT_S: Final = 30.0
+PING_TIMEOUT_S: Final = 0.5
+PING_WAIT_S: Final = 0.02
+
+NATS: Final = "nats"
+REGISTRY: Final = "registry-0"
+PLANNER: Final = "planner-0"
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_log: Final = logging.getLogger(__name__)
+
+
+def _module(name: str) -> tuple[str, ...]:
+    # -P: what stands in the folder that the user happens to be in must not shadow what a service imports.
+    return (sys.executable, "-P", "-m", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How to run the services; tests put others in their place."""
+
+    registry: tuple[str, ...] = _module("tensorhub_registry")
+    planner: tuple[str, ...] = _module("tensorhub_planner")
+    agent: tuple[str, ...] = _module("tensorhub_agent")
+
+
+class Up:
+    """One hub on this machine. Use it as an async context manager, in the main thread (see `tether`)."""
+
+    def __init__(
+        self,
+        directory: Path,
+        agents: int = 1,
+        hosts: int = 1,
+        *,
+        site: str = "site-0",
+        commands: Commands | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        if not 1 <= agents <= AGENTS_MAX:
+            raise ValueError(f"{agents} agents are not possible: take 1 to {AGENTS_MAX}")
+        if not 1 <= hosts <= agents:
+            raise ValueError(f"{hosts} hosts are not possible with {agents} agents: take 1 to {agents}")
+        self._directory = HubDir(directory)
+        self._count = agents
+        self._hosts = hosts
+        self._site = site
+        self._commands = commands or Commands()
+        self._environment = dict(os.environ if environment is None else environment)
+        self._nats = NatsServer(self._directory.nats)
+        self._children: Children | None = None
+        self._by_name: dict[str, Child] = {}
+        self._is_ready = False
+
+    @property
+    def hub(self) -> HubFile:
+        """What `hub.json` says now."""
+        pids = {name: child.pid for name, child in self._by_name.items()}
+        return HubFile(
+            nats=self._nats.url,
+            nats_pid=pids[NATS],
+            credentials=None,
+            registry=ProcessEntry(pids[REGISTRY]),
+            planner=ProcessEntry(pids[PLANNER]),
+            agents=[
+                AgentEntry(agent, pids[agent], str(self._directory.socket(agent)), self._host(index), self._site)
+                for index, agent in enumerate(self._agents())
+            ],
+        )
+
+    async def start(self) -> HubFile:
+        """Bring all up and return once each process has said that it is ready. On an error nothing is left running."""
+        self._directory.open()
+        try:
+            hub_file.remove(self._directory.path)
+            self._children = Children(self._on_restart)
+            self._nats.prepare()
+            await self._start(NATS, self._nats.command, {}, is_last=True)
+            await self._children.while_starting(self._nats.wait_ready(self._by_name[NATS].pid))
+            await self._start(REGISTRY, self._commands.registry, {"TENSORHUB_REGISTRY_ID": REGISTRY})
+            await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER})
+            for index, agent in enumerate(self._agents()):
+                await self._start(agent, self._commands.agent, self._of_agent(agent, index))
+            await self._children.while_starting(self._wait_ready())
+            self._children.settle()
+            self._is_ready = True
+            hub_file.write(self._directory.path, self.hub)
+            return self.hub
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Take `hub.json` away and end all processes, within a bound."""
+        if not self._directory.is_open:
+            return
+        self._is_ready = False
+        hub_file.remove(self._directory.path)
+        if self._children is not None:
+            await self._children.stop()
+        self._directory.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def run(self, on_ready: Callable[[HubFile], None]) -> None:
+        """Be up until SIGINT, SIGTERM or SIGHUP comes, then stop all and return."""
+        loop = asyncio.get_running_loop()
+        wanted = asyncio.Event()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, wanted.set)
+        stopping = asyncio.create_task(wanted.wait())
+        starting = asyncio.create_task(self.start())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                on_ready(starting.result())
+                await stopping
+        finally:
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await starting
+            stopping.cancel()
+            await self.stop()
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _agents(self) -> list[str]:
+        return [f"agent-{index}" for index in range(self._count)]
+
+    def _host(self, index: int) -> str:
+        return f"host-{index % self._hosts}"
+
+    def _of_agent(self, agent: str, index: int) -> dict[str, str]:
+        state = self._directory.state(agent)
+        state.mkdir(mode=0o700, exist_ok=True)
+        return {
+            "TENSORHUB_AGENT_ID": agent,
+            "TENSORHUB_HOST": self._host(index),
+            "TENSORHUB_SITE": self._site,
+            "TENSORHUB_SOCKET": str(self._directory.socket(agent)),
+            "TENSORHUB_STATE_DIR": str(state),
+        }
+
+    async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:
+        assert self._children is not None, "started before opened"
+        environment = self._environment | own | {"TENSORHUB_DIR": str(self._directory.path)}
+        # The address holds the password; credentials from outside are meant for another hub.
+        environment.pop("TENSORHUB_CREDENTIALS", None)
+        if not is_last:
+            environment["TENSORHUB_NATS"] = self._nats.url
+        spec = ChildSpec(name, command, environment, self._directory.log(name), is_last)
+        self._by_name[name] = await self._children.start(spec)
+
+    async def _wait_ready(self) -> None:
+        async with await connect(self._nats.url, name="tensorhub-up", timeout_s=READY_TIMEOUT_S) as bus:
+            missing = [name for name in self._by_name if name != NATS]
+            try:
+                async with asyncio.timeout(READY_TIMEOUT_S):
+                    while missing:
+                        await _wait_pong(bus, missing[0])
+                        del missing[0]
+            except TimeoutError:
+                raise RegistryUnavailable(
+                    f"{', '.join(missing)} did not say within {READY_TIMEOUT_S:g} s that it is ready: "
+                    f"see {self._directory.log(missing[0])}"
+                ) from None
+
+    def _on_restart(self, _: Child) -> None:
+        if not self._is_ready:
+            return
+        try:
+            hub_file.write(self._directory.path, self.hub)
+        except OSError as error:
+            _log.warning("hub.json can't be written, so it names processes that are gone: %s", error)
+
+
+async def _wait_pong(bus: Bus, process: str) -> None:
+    while await ping(bus, process, PING_TIMEOUT_S) is None:  # noqa: ASYNC110 (only asking again tells)
+        await asyncio.sleep(PING_WAIT_S)

@@ -1,0 +1,246 @@
+"""A whole hub on one machine, with stubs in the services' places: up, kept up, and gone without a trace."""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.up.conftest import children_of, is_alive, wait_until
+
+from tensorhub.up import hub_dir, hub_file
+from tensorhub.up.children import ChildDied
+from tensorhub.up.hub_dir import HubDir, HubDirInUse
+from tensorhub.up.hub_file import HubFile
+from tensorhub.up.up import Commands, Up
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.joblog import open_job
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import cmd
+
+STUB = Path(__file__).with_name("stub_service.py")
+
+
+def stubs(*failing: str) -> Commands:
+    def run(role: str) -> tuple[str, ...]:
+        return (sys.executable, str(STUB), role, *failing)
+
+    return Commands(registry=run("registry"), planner=run("planner"), agent=run("agent"))
+
+
+def pids_of(hub: HubFile) -> dict[str, int]:
+    named = {"nats": hub.nats_pid, "registry-0": hub.registry.pid, "planner-0": hub.planner.pid}
+    return named | {agent.id: agent.pid for agent in hub.agents}
+
+
+async def until_back(directory: Path, before: HubFile, name: str) -> HubFile:
+    """Return what hub.json says once it names another process, which answers."""
+    async with asyncio.timeout(20.0):
+        while pids_of(hub := hub_file.read(directory))[name] == pids_of(before)[name]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        async with await connect(hub.nats, name="test") as bus:
+            for process in set(pids_of(hub)) - {"nats"}:
+                while (pong := await ping(bus, process)) is None or pong.pid != pids_of(hub)[process]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    return hub
+
+
+async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
+    hub_json = tmp_path / "hub" / "hub.json"
+    hub_json.parent.mkdir()
+    hub_json.write_text("of an earlier hub that was killed")
+    environment = dict(os.environ) | {"TENSORHUB_CREDENTIALS": "/of/another/hub", "TENSORHUB_BEAT_S": "0.25"}
+    up = Up(tmp_path / "hub", agents=3, hosts=2, site="berlin", commands=stubs(), environment=environment)
+    async with up as started:
+        assert started.hub == hub_file.read(tmp_path / "hub")
+        assert stat.S_IMODE(hub_json.stat().st_mode) == 0o600
+        hub = started.hub
+        assert all(is_alive(pid) for pid in pids_of(hub).values())
+        assert [(agent.id, agent.host, agent.site) for agent in hub.agents] == [
+            ("agent-0", "host-0", "berlin"),
+            ("agent-1", "host-1", "berlin"),
+            ("agent-2", "host-0", "berlin"),
+        ]
+        seen = json.loads((tmp_path / "hub" / "agent-2.env.json").read_text())
+        assert seen == {
+            "TENSORHUB_NATS": hub.nats,
+            "TENSORHUB_DIR": str(tmp_path / "hub"),
+            "TENSORHUB_AGENT_ID": "agent-2",
+            "TENSORHUB_HOST": "host-0",
+            "TENSORHUB_SITE": "berlin",
+            "TENSORHUB_SOCKET": hub.agents[2].socket,
+            "TENSORHUB_STATE_DIR": str(tmp_path / "hub" / "state" / "agent-2"),
+            "TENSORHUB_BEAT_S": "0.25",
+        }
+        async with await connect(hub.nats, name="test") as bus:
+            pong = await ping(bus, "agent-1")
+            assert pong is not None
+            assert (pong.id, pong.pid, pong.role) == ("agent-1", hub.agents[1].pid, "agent")
+    assert not hub_json.exists()
+    assert not any(is_alive(pid) for pid in pids_of(hub).values())
+
+
+def tellers(directory: Path, secret: str) -> list[Path]:
+    """The files that tell a secret to other users; what the stubs note for these tests aside."""
+    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith(".env.json")]
+    return [path for path in files if path.stat().st_mode & 0o077 and secret in path.read_text(errors="replace")]
+
+
+async def test_nobody_without_the_address_gets_in(tmp_path: Path) -> None:
+    async with Up(tmp_path, commands=stubs()) as up:
+        with pytest.raises(TensorHubError, match="refuses the credentials"):
+            await connect("nats://" + up.hub.nats.rpartition("@")[2], name="stranger")
+        assert "@" in up.hub.nats
+        assert tellers(tmp_path, up.hub.nats.partition("@")[0].rpartition(":")[2]) == []
+
+
+async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_path: Path) -> None:
+    async with Up(tmp_path, agents=2, commands=stubs()) as up:
+        hub = up.hub
+        async with await connect(hub.nats, name="test") as bus:
+            log = await open_job(bus, "job")
+            assert await log.append(cmd("job", "publish"), b"", "m") == 1
+        for name in ("agent-1", "registry-0", "planner-0", "nats"):
+            os.kill(pids_of(hub)[name], signal.SIGKILL)
+            after = await until_back(tmp_path, hub, name)
+            changed = {each for each in pids_of(hub) if pids_of(hub)[each] != pids_of(after)[each]}
+            assert changed == {name}
+            assert after.nats == hub.nats
+            hub = after
+        async with await connect(hub.nats, name="test") as bus:
+            log = await open_job(bus, "job")
+            assert await log.last_seq() == 1
+
+
+async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
+    for seq in (1, 2):
+        async with Up(tmp_path, commands=stubs()) as up, await connect(up.hub.nats, name="test") as bus:
+            log = await open_job(bus, "job")
+            assert await log.append(cmd("job", "publish"), b"", f"m{seq}") == seq
+
+
+async def test_two_can_not_share_a_directory(tmp_path: Path) -> None:
+    """The second is told by whom it is used, and takes nothing from the first."""
+    async with Up(tmp_path, commands=stubs()) as first:
+        second = Up(tmp_path, commands=stubs())
+        with pytest.raises(HubDirInUse, match=rf"process {os.getpid()}\) uses {tmp_path}"):
+            await second.start()
+        await second.stop()
+        assert hub_file.read(tmp_path) == first.hub
+        assert all(is_alive(pid) for pid in pids_of(first.hub).values())
+    async with Up(tmp_path, commands=stubs()):
+        pass
+
+
+async def test_a_service_that_dies_at_its_start_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    before = children_of(os.getpid())
+    up = Up(tmp_path, agents=2, commands=stubs("agent-1"))
+    with pytest.raises(ChildDied, match=r"(?s)agent-1 ended with exit code 1.*agent-1 has no GPU"):
+        await up.start()
+    assert not (tmp_path / "hub.json").exists()
+    assert children_of(os.getpid()) == before
+    async with Up(tmp_path, agents=2, commands=stubs()):
+        pass
+
+
+async def test_nats_that_can_not_start_is_told(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "store").write_text("a file where the store should be")
+    with pytest.raises(ChildDied, match=r"(?s)nats ended.*not a directory"):
+        await Up(tmp_path, commands=stubs()).start()
+
+
+async def test_a_service_that_never_says_it_is_ready_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children_of(os.getpid())
+    monkeypatch.setattr("tensorhub.up.up.READY_TIMEOUT_S", 1.0)
+    silent = Commands(stubs().registry, stubs().planner, (sys.executable, "-c", "import time; time.sleep(600)"))
+    with pytest.raises(TensorHubError, match=r"agent-0 did not say within 1 s .*agent-0\.log"):
+        await Up(tmp_path, commands=silent).start()
+    assert children_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize(("agents", "hosts"), [(0, 1), (1, 0), (1, 2), (257, 1)])
+def test_numbers_that_make_no_hub_are_refused(tmp_path: Path, agents: int, hosts: int) -> None:
+    with pytest.raises(ValueError, match="not possible"):
+        Up(tmp_path, agents, hosts)
+
+
+def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: Path) -> None:
+    shallow, deep = HubDir(tmp_path), HubDir(tmp_path / "/".join(["d" * 40] * 3))
+    for directory in (shallow, deep):
+        directory.open()
+        path = directory.socket("agent-255")
+        assert len(os.fsencode(path)) <= hub_dir.SOCKET_PATH_BYTES_MAX
+        assert path.parent.is_dir()
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert path.is_relative_to(directory.path) == (directory is shallow)
+        directory.close()
+    assert not path.parent.exists()
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from tensorhub.up.up import Commands, Up
+
+def run(role):
+    return (sys.executable, sys.argv[2], role, *sys.argv[3:])
+
+up = Up(Path(sys.argv[1]), agents=2, commands=Commands(run("registry"), run("planner"), run("agent")))
+asyncio.run(up.run(lambda hub: print("ready", flush=True)))
+print("stopped", flush=True)
+"""
+
+
+@pytest.fixture
+def up_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`up` in a process of its own, once it is ready."""
+    command = (sys.executable, "-c", PARENT, str(tmp_path), str(STUB))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_all(up_process: subprocess.Popen[str], tmp_path: Path, number: int) -> None:
+    hub = hub_file.read(tmp_path)
+    up_process.send_signal(number)
+    assert up_process.communicate(timeout=15)[0] == "stopped\n"
+    assert up_process.returncode == 0
+    assert not (tmp_path / "hub.json").exists()
+    assert not any(is_alive(pid) for pid in pids_of(hub).values())
+
+
+def test_killed_it_leaves_no_process_and_another_can_begin(up_process: subprocess.Popen[str], tmp_path: Path) -> None:
+    hub = hub_file.read(tmp_path)
+    up_process.kill()
+    up_process.wait(10)
+    wait_until(lambda: not any(is_alive(pid) for pid in pids_of(hub).values()), 5.0)
+
+    async def again() -> HubFile:
+        async with Up(tmp_path, commands=stubs()) as up:
+            return up.hub
+
+    assert asyncio.run(again()).nats_pid != hub.nats_pid
+
+
+def test_a_signal_during_the_start_stops_all(tmp_path: Path) -> None:
+    """An agent never gets ready, and Ctrl-C comes while it is waited for."""
+    silent = tmp_path / "silent.py"
+    silent.write_text("import time; time.sleep(600)")
+    command = (sys.executable, "-c", PARENT, str(tmp_path), str(silent))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(children_of(process.pid)) == 5)
+        pids = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=15)[0] == "stopped\n"
+    assert not any(is_alive(pid) for pid in pids)
+    assert not (tmp_path / "hub.json").exists()

@@ -1,0 +1,93 @@
+"""`hub.json`: whole or absent, for its owner alone, with exactly the stated keys."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tensorhub.up import hub_file
+from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
+from tensorhub_common.errors import RegistryUnavailable
+
+HUB = HubFile(
+    nats="nats://tensorhub:secret@127.0.0.1:4222",
+    nats_pid=1,
+    credentials=None,
+    registry=ProcessEntry(2),
+    planner=ProcessEntry(3),
+    agents=[AgentEntry("agent-0", 4, "/tmp/agent-0.sock", "host-0", "site-0")],  # noqa: S108
+)
+
+
+def test_it_reads_as_it_was_written(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    assert hub_file.read(tmp_path) == HUB
+
+
+def test_its_keys_are_as_documented(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    assert json.loads((tmp_path / "hub.json").read_text()) == {
+        "nats": "nats://tensorhub:secret@127.0.0.1:4222",
+        "nats_pid": 1,
+        "credentials": None,
+        "registry": {"pid": 2},
+        "planner": {"pid": 3},
+        "agents": [
+            {"id": "agent-0", "pid": 4, "socket": "/tmp/agent-0.sock", "host": "host-0", "site": "site-0"}  # noqa: S108
+        ],
+    }
+
+
+def test_only_its_owner_may_read_it_whatever_stood_there_before(tmp_path: Path) -> None:
+    (tmp_path / "hub.json").write_text("{}")
+    (tmp_path / "hub.json").chmod(0o644)
+    hub_file.write(tmp_path, HUB)
+    assert stat.S_IMODE((tmp_path / "hub.json").stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["hub.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_file.write(tmp_path, HUB)
+
+    def no_room(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(OSError, match="no space"):
+        hub_file.write(tmp_path, HUB)
+    monkeypatch.undo()
+    assert hub_file.read(tmp_path) == HUB
+    assert [each.name for each in tmp_path.iterdir()] == ["hub.json"]
+
+
+def test_removing_twice_is_removing_once(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    hub_file.remove(tmp_path)
+    hub_file.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_hub_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnavailable, match="tensorhub up"):
+        hub_file.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"nats": 1}', "\xff"])
+def test_what_is_no_hub_file_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hub.json").write_text(text, encoding="latin-1")
+    with pytest.raises(RegistryUnavailable, match="no hub file"):
+        hub_file.read(tmp_path)
+
+
+def test_a_file_that_can_not_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "hub.json").mkdir()
+    with pytest.raises(RegistryUnavailable, match="can't be read"):
+        hub_file.read(tmp_path)
+
+
+def test_keys_of_a_newer_hub_do_no_harm(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    told = json.loads((tmp_path / "hub.json").read_text()) | {"rollout": {"pid": 9}}
+    (tmp_path / "hub.json").write_text(json.dumps(told))
+    assert hub_file.read(tmp_path) == HUB
