@@ -254,3 +254,19 @@ async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats) -
     assert time.monotonic() - began < connection.CLOSE_TIMEOUT_S + 1.0
     with pytest.raises(NoBus):
         await bus.request("question", b"", 1.0)
+
+
+async def test_a_handler_that_is_cancelled_does_not_hold_up_those_that_wait(bus: Bus) -> None:
+    async def answer(message: Message) -> bytes:
+        await asyncio.sleep(0)
+        if message.data == b"cancel":
+            raise asyncio.CancelledError
+        return b"done"
+
+    subject = bus.new_inbox()
+    await bus.serve(subject, answer, concurrent_max=1)
+    first = asyncio.create_task(bus.request(subject, b"cancel", 0.5))
+    second = asyncio.create_task(bus.request(subject, b"", 5.0))
+    assert await second == b"done"
+    with pytest.raises(NoAnswer):
+        await first

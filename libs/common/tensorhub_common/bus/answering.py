@@ -66,7 +66,7 @@ class Answering:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        if self._pending and not task.cancelled():
+        if self._pending:
             self._begin(self._pending.popleft())
 
     async def _answer(self, question: Message) -> None:

@@ -150,7 +150,7 @@ def time_ns_of(text: str) -> int:
     """Return nanoseconds since the epoch for the server's form of a time, to the last digit."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise NoBus(f"NATS sent {text!r:.60} where a time was expected")
+        raise StreamFailure(f"NATS sent {text!r:.60} where a time was expected")
     seconds = int(datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp())
     return seconds * NS_PER_S + int((match[2] or "0").ljust(9, "0"))
 
