@@ -1,7 +1,7 @@
 """Mappings of other agents' segments, kept so that the next read of a segment pays nothing for them.
 
-Mapping 1 GiB and touching it first costs about a third of copying it. A segment is known by its name and inode: a segment
-that was made anew under a name is another one.
+Mapping 1 GiB, touching it for the first time and unmapping it costs half of what copying it does. A segment is known by
+its name and inode, so one that was made anew under a name is another one.
 
 Always true:
 - Nothing is unmapped while a session uses it.

@@ -1,11 +1,12 @@
 """What every transport does, whichever way its bytes travel.
 
-A transport has two sides in one object. The serving side listens, and lets readers in that show a ticket. The reading side
-opens a session with a lease's ticket, and each session brings pieces from one source's segment into memory of this agent.
+A transport has two sides in one object. The serving side listens, and lets readers in that show a ticket. The reading
+side opens a session with a lease's ticket, and each session brings pieces from one source's segment into memory of this
+agent.
 
-A lease lives as long as its session: the session renews it on the data path, so no outage of NATS ends a read, and either
-side's end is seen by the other at once. Nothing here decides: whether a ticket is good, whether a lease holds and where to
-read instead is for the pure cores.
+A lease lives as long as its session: the session renews it on the data path, so no outage of NATS ends a read, and
+either side's end is seen by the other at once. Nothing here decides: whether a ticket is good, whether a lease holds
+and where to read instead is for the pure cores.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class LeaseBook(Protocol):
     def holds(self, lease: str) -> bool:
         """Tell whether the memory has been kept for the lease from its opening up to now."""
 
-    def ended(self, lease: str, *, done: bool) -> None:
+    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (two words of one sentence)
         """The reader has finished (`done`) or is gone. Told once for each opened lease that was not broken."""
 
 
@@ -98,7 +99,7 @@ class Transport(Protocol):
         """Let nobody in any more and end all served leases. Sessions of the reading side are closed by their owners."""
 
     def break_lease(self, lease: str, reason: str) -> None:
-        """Tell a lease's reader that it is over, and end its session. The book is not told again. Unknown: no effect."""
+        """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
 
     async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> SourceSession:
         """Show the grant's ticket to the source, as agent `reader`. Bounded. Raises `TransportLost`."""

@@ -1,257 +1,69 @@
 """The transport between agents of one host: the reader maps the source's segment and copies out of it.
 
-The source hands a read-only descriptor of the segment over a unix socket, for a ticket. From then on the reader works alone;
-the source's processor does nothing for it. The connection is the lease's data path: its end on either side is the end of
-the lease, at once and also when a process is killed. A stopped process holds nobody up, since every wait has a bound.
+For a ticket, the source hands a read-only descriptor of the segment over a unix socket. From then on the reader works
+alone; the source's processor does nothing for it. The connection is the lease's data path: its end on either side is
+the end of the lease, at once and also when a process is killed. A stopped process holds nobody up, since every wait has
+a bound.
+`local_frames.py` says what the two say to each other.
 
-Each frame is four bytes of length (big endian) and a MessagePack object, in this order:
-
-    reader                         source
-      Hello(protocol, ticket)  →
-                               ←   Welcome + descriptor, or No, and the end
-      Renew, each RENEW_S      →
-      Confirm(n)               →
-                               ←   Holds(n, holds)
-                               ←   Broken, and the end (at any time)
-      Done, and the end        →
-
-Anything else ends the connection, with one line in the log of whoever saw it.
+Always true: a lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
 """
 
 import asyncio
 import contextlib
 import logging
 import os
-import socket
+import socket as sockets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
-from tensorhub_agent.mappings import MAPPINGS_MAX, Mapping, MappingCache
-from tensorhub_agent.segments import ForeignSegment
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.local_frames import (
+    FRAME_BYTES_MAX,
+    REASON_CHARS_MAX,
+    Broken,
+    Confirm,
+    Done,
+    Hello,
+    Holds,
+    No,
+    Renew,
+    Welcome,
+    from_reader,
+    from_source,
+    send,
+)
+from tensorhub_agent.local_session import LocalSession
+from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transport import LeaseOpened, OnLost, Refused, TransportLost
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import LeaseGrant
 
-FRAME_BYTES_MAX: Final = 4096
 CONNECTIONS_MAX: Final = 1024
 BACKLOG: Final = 128
 SOCKET_PATH_BYTES_MAX: Final = 107
 
 OPEN_S: Final = 2.0
-"""A source that doesn't let a reader in within this is left out. Connecting and the ticket take 0.3 ms."""
+"""A source that doesn't let a reader in within this is left out. It takes 0.3 ms when nobody is in the way."""
 
 HELLO_S: Final = 2.0
 """A connection that has not shown a ticket within this is closed."""
 
-RENEW_S: Final = 1.0
 SILENCE_S: Final = 15.0
-"""A reader that says nothing for this long is gone. The leases' own bound is shorter; this one is the transport's."""
-
-CONFIRM_S: Final = 2.0
-SEND_S: Final = 2.0
-"""A peer that takes no frame for this long, though its socket has room for thousands, is gone."""
+"""A reader that renews nothing for this long is gone. The leases' own bound is shorter; this one is the transport's."""
 
 ACCEPT_PAUSE_S: Final = 0.5
-"""Without a free descriptor there is nothing to accept; try again after this."""
+"""Without a free descriptor nobody can be accepted; try again after this."""
 
 SWEEP_S: Final = 5.0
 """A removed segment is kept alive by a mapping that nobody uses for this long at most."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-class Frame(msgspec.Struct, frozen=True, tag_field="t"):
-    """The part common to all frames."""
-
-
-class Hello(Frame, frozen=True, tag="hello"):
-    """The reader shows its ticket."""
-
-    protocol: int
-    ticket: str
-    reader: str
-
-
-class Welcome(Frame, frozen=True, tag="welcome"):
-    """The lease is open. The segment's descriptor comes with this frame."""
-
-    segment: str
-    nbytes: int
-
-
-class No(Frame, frozen=True, tag="no"):
-    """The source does not let the reader in."""
-
-    reason: str
-
-
-class Renew(Frame, frozen=True, tag="renew"):
-    """The reader is alive."""
-
-
-class Confirm(Frame, frozen=True, tag="confirm"):
-    """Does the lease still hold?"""
-
-    number: int
-
-
-class Holds(Frame, frozen=True, tag="holds"):
-    """The answer to the `Confirm` of that number."""
-
-    number: int
-    holds: bool
-
-
-class Done(Frame, frozen=True, tag="done"):
-    """The reader has all that it wants."""
-
-
-class Broken(Frame, frozen=True, tag="broken"):
-    """The source has ended the lease; its memory may change from now on."""
-
-    reason: str
-
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_from_reader: Final = msgspec.msgpack.Decoder(Hello | Renew | Confirm | Done)
-_from_source: Final = msgspec.msgpack.Decoder(Welcome | No | Holds | Broken)
-
-Redeem = Callable[[str], LeaseOpened | Refused]
-Ended = Callable[[str, bool], None]
-
-
-async def _send(framed: Framed, frame: Frame, fd: int | None = None) -> None:
-    try:
-        async with asyncio.timeout(SEND_S):
-            await framed.send(_encode(frame), fd)
-    except TimeoutError:
-        raise PeerGone(f"the other side has taken no frame for {SEND_S:g} s") from None
-
-
-class LocalSession:
-    """The reading side of one open lease. `LocalTransport.open` makes it."""
-
-    def __init__(self, framed: Framed, mapping: Mapping, pool: CopyPool, cache: MappingCache, on_lost: OnLost) -> None:
-        """Take over an opened connection and a mapping."""
-        self._framed, self._mapping, self._pool, self._cache = framed, mapping, pool, cache
-        self._on_lost = on_lost
-        self._why: str | None = None
-        self._jobs: set[CopyJob] = set()
-        self._confirming: dict[int, asyncio.Future[bool]] = {}
-        self._confirmed = 0
-        self._closing: asyncio.Task[None] | None = None
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
-
-    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
-        """See `SourceSession.read`."""
-        if self._why is not None:
-            raise TransportLost(self._why)
-        try:
-            job = self._pool.copy_and_digest(destination, self._mapping.view, spans, digests=digests)
-        except ValueError as why:
-            raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
-        self._jobs.add(job)
-        try:
-            return await job.result()
-        except CopyStopped:
-            raise TransportLost(self._why or "the session was closed") from None
-        finally:
-            self._jobs.discard(job)
-
-    async def still_holds(self) -> bool:
-        """See `SourceSession.still_holds`."""
-        if self._why is not None:
-            return False
-        self._confirmed = number = self._confirmed + 1
-        answer = self._confirming[number] = asyncio.get_running_loop().create_future()
-        try:
-            await _send(self._framed, Confirm(number))
-            async with asyncio.timeout(CONFIRM_S):
-                return await answer
-        except TimeoutError:
-            self._lose(f"the source has not said within {CONFIRM_S:g} s whether the lease holds")
-        except PeerGone as why:
-            self._lose(str(why))
-        finally:
-            self._confirming.pop(number, None)
-        return False
-
-    async def close(self) -> None:
-        """See `SourceSession.close`."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        cancelled: asyncio.CancelledError | None = None
-        while not self._closing.done():
-            try:
-                await asyncio.shield(self._closing)
-            except asyncio.CancelledError as why:
-                cancelled = why
-        if cancelled is not None:
-            raise cancelled
-        self._closing.result()
-
-    async def _close(self) -> None:
-        lost, self._why = self._why, self._why or "the session was closed"
-        for job in self._jobs:
-            job.stop()
-        for job in list(self._jobs):
-            await job.ended()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if lost is None:
-            with contextlib.suppress(PeerGone):
-                await _send(self._framed, Done())
-        self._end_confirming()
-        self._framed.close()
-        self._cache.release(self._mapping)
-
-    def _lose(self, reason: str) -> None:
-        """Tell the owner, once. Copies under way go on to their end: the memory stays readable, and digests judge it."""
-        if self._why is None:
-            self._why = reason
-            self._end_confirming()
-            self._on_lost(reason)
-
-    def _end_confirming(self) -> None:
-        for answer in self._confirming.values():
-            if not answer.done():
-                answer.set_result(False)
-
-    async def _listen(self) -> None:
-        try:
-            while True:
-                frame = _from_source.decode(await self._framed.receive())
-                match frame:
-                    case Holds(number, holds) if number in self._confirming:
-                        if not self._confirming[number].done():
-                            self._confirming[number].set_result(holds)
-                    case Holds():
-                        pass  # Nobody waits for it any more.
-                    case Broken(reason):
-                        self._lose(f"the source has broken the lease: {reason}")
-                        return
-                    case _:
-                        raise BadCommand(f"{type(frame).__name__} makes no sense on an open lease")  # noqa: TRY301
-        except PeerGone as why:
-            self._lose(f"the source is gone: {why}")
-        except (TensorHubError, msgspec.MsgspecError) as why:
-            _log.warning("a source sent what can't be read, and its lease is given up: %s", why)
-            self._lose(f"the source sent what can't be read: {why}")
-
-    async def _renew(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(RENEW_S)
-                await _send(self._framed, Renew())
-        except PeerGone as why:
-            self._lose(f"the source is gone: {why}")
 
 
 class _Served:
@@ -267,31 +79,196 @@ class _Served:
             self.breaking = asyncio.create_task(self._end(reason))
 
     async def _end(self, reason: str) -> None:
-        try:
-            await _send(self.framed, Broken(reason))
-        except PeerGone:
-            pass
-        finally:
-            self.framed.close()
+        with contextlib.suppress(PeerGone):
+            await send(self.framed, Broken(reason[:REASON_CHARS_MAX]))
+        self.framed.close()
 
 
 class LocalTransport:
     """Both sides of the local transport of one agent. See `Transport`."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         *,
         socket: Path,
         agent: str,
         pool: CopyPool,
-        redeem: Redeem,
+        redeem: Callable[[str], LeaseOpened | Refused],
         renew: Callable[[str], None],
         holds: Callable[[str], bool],
-        ended: Ended,
+        ended: Callable[[str, bool], None],
         mappings_max: int = MAPPINGS_MAX,
     ) -> None:
-        """Serve at `socket`; the four callables are those of `LeaseBook`, and answer at once."""
+        """Serve at `socket`. The four callables are the methods of a `LeaseBook`."""
         self._path, self._agent, self._pool = socket, agent, pool
         self._redeem, self._renew, self._holds, self._ended = redeem, renew, holds, ended
         self._cache = MappingCache(mappings_max)
-        self._listening: socket_.socket | None = None
+        self._socket: sockets.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._served: dict[str, _Served] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """The socket's path."""
+        return str(self._path)
+
+    async def start(self) -> None:
+        """Listen. A socket that an earlier process left there is replaced."""
+        self._socket = _listen(self._path)
+        self._tasks = {asyncio.create_task(self._accept(self._socket)), asyncio.create_task(self._sweep())}
+
+    async def stop(self) -> None:
+        """End the served leases, remove the socket and let go of the mappings that no session uses."""
+        ending = self._tasks | self._serving
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self._path.unlink(missing_ok=True)
+        self._cache.close()
+
+    def break_lease(self, lease: str, reason: str) -> None:
+        """See `Transport.break_lease`."""
+        served = self._served.get(lease)
+        if served is not None:
+            served.end(reason)
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> LocalSession:
+        """See `Transport.open`."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                framed = await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
+                try:
+                    return await self._greet(framed, grant, reader, on_lost)
+                except BaseException:
+                    framed.close()
+                    raise
+        except TimeoutError:
+            raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
+        except TransportLost:
+            raise
+        except (TensorHubError, msgspec.MsgspecError) as why:
+            raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
+
+    async def _greet(self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost) -> LocalSession:
+        await send(framed, Hello(PROTOCOL, grant.ticket, reader))
+        match await from_source(framed):
+            case Welcome(segment, nbytes):
+                mapping = self._cache.acquire(segment, framed.take_fd(), nbytes)
+                return LocalSession(framed, mapping, self._pool, self._cache, on_lost)
+            case No(reason):
+                raise TransportLost(f"the source refused: {reason}")
+            case other:
+                raise BadCommand(f"its first frame was {type(other).__name__}")
+
+    # The serving side.
+
+    async def _accept(self, listening: sockets.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as why:
+                _log.warning("no reader can be let in for now: %s", why)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            pid, uid = peer_of(connection)
+            if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
+                _log.warning(
+                    "a reader (process %d of user %d) was refused: %d are served", pid, uid, len(self._serving)
+                )
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(Framed(connection, FRAME_BYTES_MAX), pid))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, framed: Framed, pid: int) -> None:
+        """Serve one connection to its end."""
+        try:
+            async with asyncio.timeout(HELLO_S):
+                hello = await from_reader(framed)
+            if not isinstance(hello, Hello):
+                raise BadCommand(f"the first frame must be Hello and was {type(hello).__name__}")
+            opened = self._let_in(hello)
+            if isinstance(opened, Refused):
+                _log.info("reader %s (process %d) was refused: %s", hello.reader, pid, opened.reason)
+                await send(framed, No(opened.reason[:REASON_CHARS_MAX]))
+            else:
+                await self._serve_lease(framed, opened)
+        except PeerGone:
+            pass  # Whoever had opened a lease was told of its end.
+        except TimeoutError:
+            _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
+        except (TensorHubError, msgspec.MsgspecError, OSError) as why:
+            _log.warning("the connection of the reader of process %d ends: %s", pid, why)
+        finally:
+            framed.close()
+
+    def _let_in(self, hello: Hello) -> LeaseOpened | Refused:
+        if hello.protocol != PROTOCOL:
+            return Refused(
+                f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
+                "install the same version of tensorhub on both"
+            )
+        return self._redeem(hello.ticket)
+
+    async def _serve_lease(self, framed: Framed, opened: LeaseOpened) -> None:
+        served = self._served[opened.lease] = _Served(framed, opened.lease)
+        done = False
+        try:
+            fd = opened.segment.open_readonly()
+            try:
+                await send(framed, Welcome(opened.segment.name, opened.segment.nbytes), fd)
+            finally:
+                os.close(fd)
+            done = await self._answer(served)
+        finally:
+            del self._served[opened.lease]
+            if served.breaking is None:
+                self._ended(opened.lease, done)
+
+    async def _answer(self, served: _Served) -> bool:
+        """Answer a reader until it is done (True). Raises what ends it otherwise."""
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                frame = await from_reader(served.framed)
+            match frame:
+                case Renew():
+                    self._renew(served.lease)
+                case Confirm(number):
+                    await send(served.framed, Holds(number, self._holds(served.lease)))
+                case Done():
+                    return True
+                case Hello():
+                    raise BadCommand("Hello may be said once only")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self._cache.sweep()
+
+
+def _listen(path: Path) -> sockets.socket:
+    """Return a socket that listens at the path, which only this user may open."""
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise AgentUnavailable(
+            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, which is what a unix socket takes: "
+            "set TENSORHUB_SOCKET to a shorter one"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    listening = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
+    try:
+        listening.setblocking(False)  # noqa: FBT003 (the library's signature)
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        # Between the two lines somebody else could connect, but is refused as another user when accepted.
+        path.chmod(0o600)
+        listening.listen(BACKLOG)
+    except OSError as why:
+        listening.close()
+        raise AgentUnavailable(f"the agent can't listen at {path} ({why.strerror}); make the folder writable") from why
+    return listening

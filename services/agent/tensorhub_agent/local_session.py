@@ -1,0 +1,147 @@
+"""The reading side of the local transport: one open lease, and the copies out of its mapped segment.
+
+Always true:
+- `read` and `close` come back only when no byte of theirs can be written any more.
+- The owner hears of a loss once, and not after it has called `close`.
+- A copy under way when the session is lost goes on: the memory stays readable, and its digests judge it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
+from tensorhub_agent.local_frames import Broken, Confirm, Done, Holds, Renew, from_source, send
+from tensorhub_agent.mappings import Mapping, MappingCache
+from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.framed import Framed, PeerGone
+
+RENEW_S: Final = 1.0
+
+CONFIRM_S: Final = 2.0
+"""A source that doesn't say within this whether the lease holds is lost."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class LocalSession:
+    """One open lease. `LocalTransport.open` makes it; see `SourceSession`."""
+
+    def __init__(self, framed: Framed, mapping: Mapping, pool: CopyPool, cache: MappingCache, on_lost: OnLost) -> None:
+        """Take over an opened connection and a mapping."""
+        self._framed, self._mapping, self._pool, self._cache = framed, mapping, pool, cache
+        self._on_lost = on_lost
+        self._over: str | None = None
+        self._jobs: set[CopyJob] = set()
+        self._confirming: dict[int, asyncio.Future[bool]] = {}
+        self._confirmed = 0
+        self._closing: asyncio.Task[None] | None = None
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
+
+    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+        """See `SourceSession.read`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        try:
+            job = self._pool.copy_and_digest(destination, self._mapping.view, spans, digests=digests)
+        except ValueError as why:
+            raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
+        self._jobs.add(job)
+        try:
+            return await job.result()
+        except CopyStopped:
+            # Only `close` stops a copy whose caller still waits, and it says why before it does.
+            raise TransportLost(str(self._over)) from None
+        finally:
+            self._jobs.discard(job)
+
+    async def still_holds(self) -> bool:
+        """See `SourceSession.still_holds`."""
+        if self._over is not None:
+            return False
+        self._confirmed = number = self._confirmed + 1
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._confirming[number] = answer
+        try:
+            await send(self._framed, Confirm(number))
+            async with asyncio.timeout(CONFIRM_S):
+                return await answer
+        except TimeoutError:
+            self._lose(f"the source has not said within {CONFIRM_S:g} s whether the lease holds")
+        except PeerGone as why:
+            self._lose(f"the source is gone: {why}")
+        finally:
+            self._confirming.pop(number, None)
+        return False
+
+    async def close(self) -> None:
+        """See `SourceSession.close`."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as why:
+                cancelled = why
+        if cancelled is not None:
+            raise cancelled
+        self._closing.result()
+
+    async def _close(self) -> None:
+        lost = self._over is not None
+        self._over = self._over or "the session was closed"
+        for job in self._jobs:
+            job.stop()
+        for job in list(self._jobs):
+            await job.ended()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not lost:
+            with contextlib.suppress(PeerGone):
+                await send(self._framed, Done())
+        self._end_confirming()
+        self._framed.close()
+        self._cache.release(self._mapping)
+
+    def _lose(self, reason: str) -> None:
+        if self._over is None:
+            self._over = reason
+            self._end_confirming()
+            self._on_lost(reason)
+
+    def _end_confirming(self) -> None:
+        for answer in self._confirming.values():
+            if not answer.done():
+                answer.set_result(False)
+
+    async def _listen(self) -> None:
+        try:
+            while self._over is None:
+                match await from_source(self._framed):
+                    case Holds(number, holds):
+                        answer = self._confirming.get(number)
+                        if answer is not None and not answer.done():
+                            answer.set_result(holds)
+                    case Broken(reason):
+                        self._lose(f"the source has broken the lease: {reason}")
+                    case other:
+                        raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
+        except PeerGone as why:
+            self._lose(f"the source is gone: {why}")
+        except (TensorHubError, msgspec.MsgspecError) as why:
+            _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
+            self._lose(f"the source sent what can't be read: {why}")
+
+    async def _renew(self) -> None:
+        try:
+            while self._over is None:
+                await asyncio.sleep(RENEW_S)
+                await send(self._framed, Renew())
+        except PeerGone as why:
+            self._lose(f"the source is gone: {why}")

@@ -1,0 +1,208 @@
+import errno
+import mmap
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tensorhub_agent import segments
+from tensorhub_agent.segments import ForeignSegment, SegmentStore, segment_prefix
+from tensorhub_common.errors import MemoryExhausted
+
+MIB = 1024 * 1024
+PREFIX = segment_prefix("hub1", "node-0")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SegmentStore]:
+    store = SegmentStore(tmp_path, PREFIX, 64 * MIB)
+    yield store
+    store.close()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_new_segment_is_private_zero_and_shared_between_its_mappings(store: SegmentStore) -> None:
+    segment = store.create(MIB + 1)
+    assert segment.nbytes == MIB + mmap.PAGESIZE
+    assert len(segment.view) == segment.nbytes
+    assert segment.name.startswith("tensorhub-hub1-node-0-")
+    about = segment.path.stat()
+    assert stat.S_IMODE(about.st_mode) == 0o600
+    assert about.st_blocks * 512 >= segment.nbytes
+    assert bytes(segment.view) == bytes(segment.nbytes)
+    with mmap.mmap(segment.fd, segment.nbytes) as other:
+        segment.view[MIB] = 7
+        assert other[MIB] == 7
+
+
+def test_a_segment_of_no_bytes_is_one_page(store: SegmentStore) -> None:
+    segment = store.create(0)
+    assert segment.nbytes == mmap.PAGESIZE
+    assert store.total_bytes == mmap.PAGESIZE
+
+
+def test_the_limit_is_named_with_its_numbers(store: SegmentStore, tmp_path: Path) -> None:
+    store.create(60 * MIB)
+    with pytest.raises(MemoryExhausted, match=rf"{60 * MIB} of at most {64 * MIB} bytes.*TENSORHUB_MEMORY_BYTES_MAX"):
+        store.create(5 * MIB)
+    assert store.total_bytes == 60 * MIB
+    assert len(list(tmp_path.iterdir())) == 1
+    store.create(4 * MIB)
+
+
+def test_a_full_file_system_is_an_error_that_leaves_nothing_behind(
+    store: SegmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of several steps fails, as when somebody else takes the last bytes in between."""
+    monkeypatch.setattr(segments, "RESERVE_STEP_BYTES", MIB)
+    reserve = os.posix_fallocate
+
+    def fails_later(fd: int, at: int, nbytes: int) -> None:
+        if at:
+            raise OSError(errno.ENOSPC, "full")
+        reserve(fd, at, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", fails_later)
+    before = open_files()
+    with pytest.raises(MemoryExhausted, match=r"3145728 bytes does not fit into .*No space left.* bytes free; release"):
+        store.create(3 * MIB)
+    assert store.total_bytes == 0
+    assert list(tmp_path.iterdir()) == []
+    assert open_files() == before
+
+
+def test_a_refusal_of_the_kernel_is_an_error_and_no_signal(store: SegmentStore, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(MemoryExhausted, match="File too large"):
+            store.create(2 * MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_than_the_machine_has_is_refused_before_a_byte_is_taken(
+    store: SegmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory file system may be larger than the memory: then the kernel would kill somebody."""
+    monkeypatch.setattr(segments, "_memory_spare", lambda _: MIB)
+    with pytest.raises(MemoryExhausted, match="1048576 bytes of memory to spare"):
+        store.create(2 * MIB)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_counted_where_segments_stand_in_memory_alone() -> None:
+    shm = Path("/dev/shm")  # noqa: S108 (shared memory has this one place)
+    if not shm.is_dir():
+        pytest.skip("no /dev/shm here")
+    fd = os.open(shm, os.O_RDONLY)
+    try:
+        spare = segments._memory_spare(fd)
+    finally:
+        os.close(fd)
+    assert spare is not None
+    with Path("/proc/self/stat").open("rb") as file:
+        assert segments._memory_spare(file.fileno()) is None
+
+
+def test_a_removed_segment_stays_valid_where_it_is_mapped(store: SegmentStore) -> None:
+    segment = store.create(MIB)
+    segment.view[5] = 5
+    store.remove(segment)
+    store.remove(segment)
+    assert not segment.path.exists()
+    assert store.total_bytes == 0
+    segment.view[6] = 6
+    assert (segment.view[5], segment.view[6]) == (5, 6)
+
+
+def test_the_next_run_opens_what_the_last_one_left(tmp_path: Path) -> None:
+    first = SegmentStore(tmp_path, PREFIX, MIB)
+    segment = first.create(MIB)
+    segment.view[:4] = b"left"
+    first.close()
+    # A limit that was lowered meanwhile costs nobody what stands there.
+    second = SegmentStore(tmp_path, PREFIX, 0)
+    assert second.stray() == [segment.name]
+    again = second.open(segment.name)
+    assert bytes(again.view[:4]) == b"left"
+    assert (again.nbytes, second.total_bytes, second.stray()) == (MIB, MIB, [])
+    assert second.open(segment.name) is again
+    second.close()
+
+
+def test_what_is_no_segment_of_this_agent_is_not_opened(store: SegmentStore, tmp_path: Path) -> None:
+    good = PREFIX + "0a1b2c3d.seg"
+    with pytest.raises(ForeignSegment, match="not named like"):
+        store.open("../" + good)
+    with pytest.raises(ForeignSegment, match="can't be opened"):
+        store.open(good)
+    (tmp_path / "target").write_bytes(bytes(mmap.PAGESIZE))
+    (tmp_path / good).symlink_to(tmp_path / "target")
+    with pytest.raises(ForeignSegment, match="can't be opened"):
+        store.open(good)
+    (tmp_path / good).unlink()
+    (tmp_path / good).write_bytes(bytes(mmap.PAGESIZE))
+    (tmp_path / good).chmod(0o644)
+    with pytest.raises(ForeignSegment, match="only this user"):
+        store.open(good)
+    (tmp_path / good).chmod(0o600)
+    (tmp_path / good).write_bytes(b"short")
+    with pytest.raises(ForeignSegment, match="whole pages"):
+        store.open(good)
+
+
+def test_strays_are_this_agents_leftovers_alone(store: SegmentStore, tmp_path: Path) -> None:
+    """An agent whose name begins with this one's keeps its files."""
+    kept = store.create(1)
+    mine = [PREFIX + end for end in ("00000000.seg", "00000000.seg.json", "00000000.seg.json.tmp", "11111111.seg.json")]
+    others = [
+        "tensorhub-hub1-node-0-1-00000000.seg",
+        "tensorhub-hub2-node-0-00000000.seg",
+        "tensorhub-hub1-node-0-x.seg",
+    ]
+    for name in [*mine, *others, f"{kept.name}.json"]:
+        (tmp_path / name).touch()
+    (tmp_path / (PREFIX + "22222222.seg")).mkdir()
+    assert store.stray() == mine
+    for name in store.stray():
+        store.remove_stray(name)
+    assert store.stray() == []
+    assert all((tmp_path / name).exists() for name in others)
+
+
+def test_a_descriptor_for_readers_can_not_write(store: SegmentStore) -> None:
+    segment = store.create(1)
+    fd = segment.open_readonly()
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, segment.nbytes)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(fd, b"x")
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+    fd = segment.open_writable()
+    try:
+        os.pwrite(fd, b"x", 0)
+    finally:
+        os.close(fd)
+    assert segment.view[0] == ord("x")
+
+
+def test_an_agents_prefix_is_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'-'"):
+        segment_prefix("a-b", "c")
+    one, other = (SegmentStore.of(tmp_path, tmp_path / hub, "node-0", 0) for hub in ("one", "other"))
+    assert one.prefix != other.prefix
+    assert one.prefix == SegmentStore.of(tmp_path, tmp_path / "one", "node-0", 0).prefix
+    about = os.statvfs(tmp_path)
+    assert 0 < one.bytes_max < about.f_blocks * about.f_frsize
