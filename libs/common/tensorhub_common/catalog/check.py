@@ -1,6 +1,6 @@
 """What always holds of a catalog. Tests and the simulator call `check` after every command."""
 
-from tensorhub_common.catalog.state import Catalog, Model, Replica, known_root
+from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, known_root
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
 
 
@@ -12,7 +12,11 @@ def check(catalog: Catalog) -> None:
             assert owner == agent.name, (
                 f"{model_name}/{replica_name}/{index} is listed by {agent.name}, owned by {owner}"
             )
+    for lane, last in catalog.lanes.items():
+        known = catalog.agents.get(lane.partition("/")[0])
+        assert known.incarnation == last.incarnation if known else lane.startswith("_"), f"lane {lane} is nobody's"
     for model in catalog.models.values():
+        assert set(model.waiting) <= set(model.replicas)
         _check_versions(model)
         for replica in model.replicas.values():
             _check_replica(catalog, model, replica)
@@ -61,11 +65,16 @@ def _check_round(model: Model, replica: Replica) -> None:
         return
     assert current.wants, f"round {current.number} has no shard"
     assert set(current.wants) == set(current.patient)
+    assert set(current.wants) <= set(replica.members), f"round {current.number} has a shard that is not registered"
+    assert current.granted <= set(current.wants)
+    assert current.attempt <= ATTEMPTS_MAX
     assert (replica.name in model.waiting) == (current.state is RoundState.JOINING)
     if current.state is RoundState.JOINING:
         assert not filling
+        assert not current.granted
         assert current.version is None
         return
+    assert current.started or not filling, f"round {current.number} fills {filling} and was never started"
     assert len(current.wants) == replica.shards, f"round {current.number} was decided before all had joined"
     assert current.version is not None
     if current.state is RoundState.STARTED:

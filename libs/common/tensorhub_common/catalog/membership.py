@@ -138,6 +138,7 @@ def _settle(model: Model, replica_name: str, reason: str, out: Out) -> None:
 
 def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) -> None:
     """Let one shard hold nothing and wait for nothing. Its siblings' round fails if it was counted on."""
+    shift(shard, ShardMove.LOST)
     replica.offers.pop(shard.index, None)
     current = replica.round
     if current is not None:
@@ -146,7 +147,6 @@ def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) 
             del current.patient[shard.index]
         elif current.state is not RoundState.JOINING or shard.index in current.wants:
             rounds.interrupt(model, replica, why, out)
-    shift(shard, ShardMove.LOST)
 
 
 def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> None:

@@ -122,7 +122,7 @@ class AgentRecord:
     incarnation: int
     host: str
     site: str
-    state: AgentState = AgentState.LIVE
+    state: AgentState = AgentState.UNKNOWN
     shards: dict[tuple[str, str, int], None] = field(default_factory=dict)
 
 
