@@ -76,9 +76,10 @@ def choose(
     return tuple(choices), left
 
 
-def _order(offer: Offer) -> tuple[int, int, bool, int, str, str, int]:
+def _order(offer: Offer) -> tuple[int, int, bool, int, tuple[str, int, str, int]]:
     source = offer.source
-    return (offer.readers, offer.assigned, offer.is_filling, offer.lot, source.agent, source.replica, source.shard)
+    name = (source.agent, source.incarnation, source.replica, source.shard)
+    return (offer.readers, offer.assigned, offer.is_filling, offer.lot, name)
 
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:

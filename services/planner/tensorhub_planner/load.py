@@ -76,16 +76,11 @@ class Ledger:
             self.done(reader)
         return MappingProxyType(self._busy)
 
-    def assign(self, reader: Reader, plan: Plan, now: float, *, afresh: bool, failed: Iterable[SourceId] = ()) -> None:
-        """Count a plan. `afresh`: all that the reader had before is void; else only what the failed sources had."""
-        if afresh:
-            self.done(reader)
+    def assign(self, reader: Reader, plan: Plan, now: float) -> None:
+        """Count a plan, on top of what the reader reads already."""
         read = self._reads.pop(reader, None) or _Read(now)
         read.since = now
         self._reads[reader] = read
-        for source in failed:
-            for lane in [lane for lane in read.nbytes if lane[0] == source.agent]:
-                self._drop(lane, read.nbytes.pop(lane))
         for share in plan.shares:
             self._add(read, (share.source.agent, share.transport), share.nbytes)
 
@@ -94,6 +89,15 @@ class Ledger:
         read = self._reads.pop(reader, None)
         for lane, nbytes in read.nbytes.items() if read is not None else ():
             self._drop(lane, nbytes)
+
+    def failed(self, reader: Reader, sources: Iterable[SourceId]) -> None:
+        """Forget what a reader had from sources that failed it; the others still serve it."""
+        read = self._reads.get(reader)
+        if read is None:
+            return
+        gone = {source.agent for source in sources}
+        for lane in [lane for lane in read.nbytes if lane[0] in gone]:
+            self._drop(lane, read.nbytes.pop(lane))
 
     def see(self, job: str, event: Event) -> None:
         """Let a read end that the log says is over."""

@@ -33,21 +33,23 @@ def ledger() -> Iterator[Ledger]:
 
 def test_plans_add_up(ledger: Ledger) -> None:
     """By agent and transport: a local reader is no load on the network card."""
-    ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0, afresh=True)
-    ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1, afresh=True)
+    ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0)
+    ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1)
     assert ledger.at(1) == {("a", "ucxx"): Busy(2, 6), ("b", "ucxx"): Busy(1, 7), ("b", "local"): Busy(1, 3)}
 
 
-def test_a_new_plan_takes_the_place_of_the_old(ledger: Ledger) -> None:
-    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
-    ledger.assign(ONE, of(share("b", 5)), 1, afresh=True)
+def test_a_read_that_begins_anew(ledger: Ledger) -> None:
+    ledger.assign(ONE, of(share("a", 5)), 0)
+    ledger.done(ONE)
+    ledger.assign(ONE, of(share("b", 5)), 1)
     assert ledger.at(1) == {("b", "ucxx"): Busy(1, 5)}
 
 
 def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
     """What the failed source had goes; what the others still give stays, and more of the same is one reader still."""
-    ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0, afresh=True)
-    ledger.assign(ONE, of(share("b", 5)), 1, afresh=False, failed=[source("a")])
+    ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
+    ledger.failed(ONE, [source("a")])
+    ledger.assign(ONE, of(share("b", 5)), 1)
     assert ledger.at(1) == {("b", "ucxx"): Busy(1, 10)}
 
 
@@ -62,7 +64,7 @@ def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
     ],
 )
 def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
-    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
+    ledger.assign(ONE, of(share("a", 5)), 0)
     ledger.see("another-job", ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"))
     assert ledger.at(1) == {("a", "ucxx"): Busy(1, 5)}
     ledger.see(JOB, event)
@@ -70,8 +72,8 @@ def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
 
 
 def test_a_read_that_never_ends_is_forgotten(ledger: Ledger) -> None:
-    ledger.assign(ONE, of(share("a", 5)), 0, afresh=True)
-    ledger.assign(TWO, of(share("a", 5)), 4, afresh=True)
+    ledger.assign(ONE, of(share("a", 5)), 0)
+    ledger.assign(TWO, of(share("a", 5)), 4)
     assert ledger.at(9.9) == {("a", "ucxx"): Busy(2, 10)}
     assert ledger.at(10) == {("a", "ucxx"): Busy(1, 5)}
     assert ledger.at(14) == {}
@@ -80,7 +82,7 @@ def test_a_read_that_never_ends_is_forgotten(ledger: Ledger) -> None:
 def test_the_ledger_is_bounded(ledger: Ledger) -> None:
     """Past the limit the oldest reads are forgotten."""
     for shard in range(9):
-        ledger.assign(Reader(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10, afresh=True)
+        ledger.assign(Reader(JOB, "policy", "rollout", shard), of(share("a", 1)), shard / 10)
     assert ledger.at(1) == {("a", "ucxx"): Busy(4, 4)}
 
 
@@ -89,7 +91,8 @@ plans = st.lists(
     st.builds(share, st.sampled_from("abc"), st.integers(0, 9), st.sampled_from(("local", "ucxx"))), max_size=3
 ).map(lambda shares: of(*shares))
 steps = st.lists(
-    st.tuples(st.just("assign"), readers, plans, st.booleans(), st.lists(st.sampled_from("abc"), max_size=2))
+    st.tuples(st.just("assign"), readers, plans)
+    | st.tuples(st.just("source failed"), readers, st.lists(st.sampled_from("abc"), max_size=2))
     | st.tuples(st.just("done"), readers)
     | st.tuples(st.just("failed"), readers)
     | st.tuples(st.just("lost"), st.sampled_from("abc"))
@@ -102,8 +105,10 @@ def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # typ
     ledger, now = Ledger(Limits(assigned_s_max=10, readers_max=4)), 0.0
     for step in story:
         match step:
-            case ("assign", reader, plan, afresh, failed):
-                ledger.assign(reader, plan, now, afresh=afresh, failed=[source(agent) for agent in failed])
+            case ("assign", reader, plan):
+                ledger.assign(reader, plan, now)
+            case ("source failed", reader, agents):
+                ledger.failed(reader, map(source, agents))
             case ("done", reader):
                 ledger.done(reader)
             case ("failed", reader):

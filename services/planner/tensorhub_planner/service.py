@@ -1,0 +1,145 @@
+"""The planner's ear: questions in, plans out. I/O only; `plan` decides.
+
+Several planners may run: each follows all logs and any of them answers a question (they are one queue group). A planner
+that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+import msgspec
+from opentelemetry import trace
+
+from tensorhub_common import telemetry
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.layout import Layout
+from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
+from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.following import Catalogs
+from tensorhub_planner.layouts import Layouts
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.mismatch import explain
+from tensorhub_planner.plan import LayoutsDiffer, plan
+from tensorhub_planner.ranges import count_of, normal
+from tensorhub_planner.sources import find
+
+ROLE: Final = "planner"
+QUEUE: Final = "planners"
+"""Of the planners in this queue group one gets each question."""
+ASKS_AT_ONCE_MAX: Final = 1024
+"""Most of these wait for a log; deciding takes well under a millisecond."""
+ASKS_PENDING_MAX: Final = 8192
+
+_demands: Final = msgspec.json.Decoder(Demand)
+_log: Final = telemetry.logger(__name__)
+_tracer: Final = trace.get_tracer(__name__)
+
+
+class Planner:
+    """Answers `ask.plan` of every job."""
+
+    def __init__(self, bus: Bus, limits: Limits, name: str) -> None:
+        self._bus = bus
+        self._limits = limits
+        self._name = name
+        self._ledger = Ledger(limits)
+        self._layouts = Layouts(Blobs(bus))
+        self._catalogs = Catalogs(bus, self._ledger.see)
+
+    async def run(self) -> None:
+        """Follow the logs, answer questions, say that we live, and go on. Raises what makes going on impossible."""
+        self._catalogs.start()
+        await self._bus.serve(
+            asks_of_all_jobs("plan"),
+            self.answer,
+            queue=QUEUE,
+            concurrent_max=ASKS_AT_ONCE_MAX,
+            pending_max=ASKS_PENDING_MAX,
+        )
+        await answer_pings(self._bus, self._name, ROLE)
+        _log.info("ready")
+        await self._catalogs.broken
+
+    async def close(self) -> None:
+        """Follow nothing any more; the questions end with the connection."""
+        await self._catalogs.stop()
+
+    async def answer(self, question: Message) -> bytes:
+        """Return the plan, the refusal or the error for one question."""
+        with _tracer.start_as_current_span("plan", context=telemetry.extract(question.headers)) as span:
+            try:
+                answer: PlanAnswer | Error = await self._answer(question)
+            except TensorHubError as error:
+                answer = Error(error=_code(error), message=str(error))
+            _describe(span, answer)
+        return msgspec.json.encode(answer)
+
+    async def _answer(self, question: Message) -> PlanAnswer:
+        subject = parse(question.subject)
+        if not isinstance(subject, AskSubject) or subject.job is None:
+            raise BadCommand(f"a plan belongs to a job, so it can't be asked for on {question.subject}")
+        try:
+            demand = _demands.decode(question.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+            raise BadCommand(f"the question is no demand: {why}"[:500]) from None
+        try:
+            return await self._plan(subject.job, demand)
+        except TensorHubError as why:
+            # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
+            return Refusal(error=_code(why), reason=str(why))
+
+    async def _plan(self, job: str, demand: Demand) -> PlanAnswer:
+        found = find(await self._catalogs.at(job, demand.at_seq), demand)
+        if isinstance(found, Refusal):
+            return found
+        sizes = await self._layouts.sizes(job, found.seat.layout)
+        reader, now = Reader(job, demand.model, demand.replica, demand.shard), time.monotonic()
+        if demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes):
+            # It begins anew: what it was given before is void, and no load on anybody.
+            self._ledger.done(reader)
+        else:
+            self._ledger.failed(reader, demand.avoid)
+        answer = plan(demand, found.seat, sizes, found.holders, found.topology, self._ledger.at(now), self._limits)
+        if isinstance(answer, LayoutsDiffer):
+            return await self._mismatch(job, demand, answer)
+        if isinstance(answer, Plan):
+            self._ledger.assign(reader, answer, now)
+        return answer
+
+    async def _mismatch(self, job: str, demand: Demand, differ: LayoutsDiffer) -> Refusal:
+        mine, theirs = [await self._layout(job, digest) for digest in (differ.seat.layout, differ.holder.layout)]
+        return await asyncio.to_thread(explain, demand, differ, mine, theirs)
+
+    async def _layout(self, job: str, digest: str) -> Layout | None:
+        """Return a layout, or None: a refusal that names no tensors is better than none."""
+        try:
+            return await self._layouts.layout(job, digest)
+        except TensorHubError as why:
+            _log.warning("a layout can't be compared", job=job, layout=digest, why=str(why))
+            return None
+
+
+def _code(error: TensorHubError) -> str:
+    """Name an error by the class that everybody knows: the bus has narrower ones of its own."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == TensorHubError.__module__)
+
+
+def _describe(span: trace.Span, answer: PlanAnswer | Error) -> None:
+    match answer:
+        case Plan():
+            span.set_attribute("tensorhub.version", answer.version)
+            span.set_attribute("tensorhub.sources", len(answer.shares))
+            span.set_attribute("tensorhub.why", answer.why)
+        case Refusal():
+            span.set_attribute("tensorhub.error", answer.error)
+            span.set_attribute("tensorhub.why", answer.reason)
+        case Error():
+            span.set_attribute("tensorhub.error", answer.error)
+            span.set_attribute("tensorhub.why", answer.message)

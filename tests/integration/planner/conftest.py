@@ -1,0 +1,104 @@
+"""A job whose agents and registry are the test: it writes commands into a real log, and asks a real planner."""
+
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from tensorhub_common import subjects
+from tensorhub_common.bus import joblog
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of, payload_bytes
+from tensorhub_common.wire import codec
+from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal, SourceId
+
+MODEL = "policy"
+ASK_TIMEOUT_S = 5.0
+ROOT = "0123456789abcdef" * 2
+LAYOUT = layout_of(
+    TensorEntry(f"layer-{n}", "bfloat16", 2, (1024, 1024 * 4), (1024, 1024 * 4), (0, 0)) for n in range(8)
+)
+"""64 MiB in 16 pieces."""
+
+
+class Job:
+    """A job in a real log. Every shard stands on an agent of its own, named after the replica."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.bus = bus
+        self.name = name
+        self.last_seq = 0
+        self.log = joblog.JobLog(bus, name)
+        self._blobs = Blobs(bus)
+        self._n = count(1)
+
+    async def open(self) -> None:
+        await joblog.open_job(self.bus, self.name)
+        await self._blobs.open(self.name)
+
+    async def say(self, agent: str, command: Command) -> int:
+        """Append a command as its agent would; return its sequence number."""
+        sender = Sender(agent, 1, next(self._n))
+        body = codec.encode(msgspec.structs.replace(command, by=sender))
+        verb = str(command.__struct_config__.tag)
+        msg_id = f"{agent}-{sender.n}"
+        self.last_seq = await self.log.append(subjects.cmd(self.name, verb, agent), body, msg_id)
+        return self.last_seq
+
+    async def register(
+        self, replica: str, layout: Layout = LAYOUT, *, host: str | None = None, stored: bool = True
+    ) -> None:
+        """Let a replica of one shard stand on an agent of the same name."""
+        digest = layout_digest(layout)
+        if stored:
+            assert await self._blobs.put(self.name, msgspec.msgpack.encode(layout)) == digest
+        await self.say(replica, Join(host=host or f"host-of-{replica}", site="berlin"))
+        nbytes = payload_bytes(layout)
+        await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))
+
+    async def publish(self, replica: str, version: int) -> int:
+        return await self.say(replica, Ready(model=MODEL, replica=replica, shard=0, version=version, root=ROOT))
+
+    async def fetch(self, replica: str, version: int) -> int:
+        """Do a whole round."""
+        number = await self.say(replica, Want(model=MODEL, replica=replica, shard=0, want=version))
+        await self.say(replica, Granted(model=MODEL, replica=replica, shard=0, round=number, attempt=1))
+        filled = Filled(model=MODEL, replica=replica, shard=0, round=number, version=version, root=ROOT)
+        return await self.say(replica, filled)
+
+    def demand(self, replica: str, version: int = 1, **rest: Any) -> Demand:
+        demand = Demand(
+            model=MODEL, version=version, replica=replica, shard=0, agent=replica, root=ROOT, at_seq=self.last_seq
+        )
+        return msgspec.structs.replace(demand, **rest)
+
+    async def ask(self, demand: Demand) -> PlanAnswer | Error:
+        return await self.ask_raw(msgspec.json.encode(demand))
+
+    async def ask_raw(self, body: bytes, job: str | None = None) -> PlanAnswer | Error:
+        answer = await self.bus.request(subjects.ask(job or self.name, "plan"), body, ASK_TIMEOUT_S)
+        return msgspec.json.decode(answer, type=Plan | Refusal | Error)
+
+    async def plan(self, replica: str, version: int = 1) -> Plan:
+        answer = await self.ask(self.demand(replica, version))
+        assert isinstance(answer, Plan), answer
+        return answer
+
+
+def source(replica: str) -> SourceId:
+    return SourceId(replica, 1, replica, 0)
+
+
+@pytest.fixture
+async def world(bus: Bus, job: str) -> Job:
+    """A job on the session's server in which `trainer` has published version 1, and `rollout` wants it."""
+    made = Job(bus, job)
+    await made.open()
+    await made.register("trainer")
+    await made.register("rollout")
+    await made.publish("trainer", 1)
+    return made

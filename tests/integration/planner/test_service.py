@@ -1,0 +1,204 @@
+"""The planner on a real log: it answers by what stands there, at once or with a bound."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
+
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout import TensorEntry, layout_of
+from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.commands import Register, Unpublish
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.service import Planner
+
+
+@asynccontextmanager
+async def planning(url: str, name: str = "planner-0") -> AsyncIterator[Planner]:
+    """Run a planner until the end of the block; it must not have ended by itself."""
+    async with await connect(url, name=name) as bus:
+        planner = Planner(bus, Limits(), name)
+        running = asyncio.create_task(planner.run())
+        async with asyncio.timeout(5):
+            while await ping(bus, name, 0.5) is None:
+                assert not running.done(), running.result()
+                await asyncio.sleep(0)
+        yield planner
+        assert not running.done(), running.exception()
+        running.cancel()
+        await planner.close()
+
+
+@pytest.fixture
+async def planner(nats_server: RunningNats) -> AsyncIterator[Planner]:
+    async with planning(nats_server.url) as made:
+        yield made
+
+
+async def test_a_plan_from_the_log(planner: Planner, world: Job) -> None:
+    """Asked right after the last command: the planner folds up to it first."""
+    found = await world.plan("rollout")
+    (share,) = found.shares
+    assert found.version == 1
+    assert share.source == source("trainer")
+    assert share.transport == "ucxx"
+    assert share.pieces == ((0, 16),)
+    assert share.nbytes == 64 * 1024 * 1024
+    assert "1 of 1 source on the same site" in found.why
+
+
+async def test_each_change_counts_at_once(planner: Planner, world: Job) -> None:
+    """Who has fetched it serves it; who has unpublished it does not."""
+    await world.register("other", host="host-of-rollout")
+    await world.fetch("other", 1)
+    near = await world.plan("rollout")
+    assert [(share.source, share.transport) for share in near.shares] == [(source("other"), "local")]
+    await world.say("other", Unpublish(model=MODEL, replica="other", shard=0))
+    assert [share.source for share in (await world.plan("rollout")).shares] == [source("trainer")]
+    await world.say("trainer", Unpublish(model=MODEL, replica="trainer", shard=0))
+    gone = await world.ask(world.demand("rollout"))
+    assert isinstance(gone, Refusal)
+    assert gone.error == "VersionUnavailable"
+    assert "trainer/0 on trainer is draining version 1" in gone.reason
+
+
+async def test_readers_are_spread_and_counted(planner: Planner, world: Job) -> None:
+    """Two holders, two readers: one each; a reader that is done is no load any more."""
+    for replica in ("second", "reader"):
+        await world.register(replica)
+    await world.fetch("second", 1)
+    first, second = await world.plan("rollout"), await world.plan("reader")
+    assert {share.source for plan in (first, second) for share in plan.shares} == {source("trainer"), source("second")}
+    again = await world.plan("rollout")
+    assert again.shares == first.shares, "its own earlier plan is void, so it is no load"
+
+
+async def test_what_failed_is_avoided(planner: Planner, world: Job) -> None:
+    answer = await world.ask(world.demand("rollout", avoid=(source("trainer"),), pieces=((3, 2),)))
+    assert isinstance(answer, Refusal)
+    assert "trainer/0 on trainer failed this read" in answer.reason
+
+
+async def test_other_layouts_name_the_tensors(planner: Planner, world: Job) -> None:
+    odd = layout_of([*LAYOUT.tensors[1:], TensorEntry("layer-0", "float32", 4, (2, 2), (2, 2), (0, 0))])
+    await world.register("odd", odd)
+    answer = await world.ask(world.demand("odd", root=None))
+    assert isinstance(answer, Refusal)
+    assert answer.error == "LayoutMismatch"
+    assert "'layer-0' (bfloat16[1024, 4096]" in answer.reason
+    assert "layer-1" not in answer.reason
+
+
+async def test_a_layout_that_nobody_stored(planner: Planner, world: Job) -> None:
+    await world.register("odd", layout_of([TensorEntry("w", "int8", 1, (7,), (7,), (0,))]), stored=False)
+    answer = await world.ask(world.demand("odd"))
+    assert isinstance(answer, Refusal)
+    assert "has no blob" in answer.reason
+
+
+async def test_a_planner_that_lags_says_so(planner: Planner, world: Job) -> None:
+    """Within its bound, and it has not stopped for others meanwhile."""
+    begun = time.monotonic()
+    late = asyncio.create_task(world.ask(world.demand("rollout", at_seq=world.last_seq + 1000)))
+    assert (await world.plan("rollout")).shares
+    answer = await late
+    assert isinstance(answer, Refusal)
+    assert answer.error == "RegistryUnavailable"
+    assert f"not to {world.last_seq + 1000}" in answer.reason
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no json", b"[]", b'{"model": 3}', b"\xff", msgspec.json.encode({"model": "m"}), b"[" * 100_000]
+)
+async def test_what_is_no_demand_is_an_error(planner: Planner, world: Job, body: bytes) -> None:
+    answer = await world.ask_raw(body)
+    assert isinstance(answer, Error)
+    assert answer.error == "BadCommand"
+    assert (await world.plan("rollout")).shares
+
+
+async def test_a_job_that_nobody_opened(planner: Planner, world: Job) -> None:
+    """It may be opened later, and is answered for then."""
+    body = msgspec.json.encode(world.demand("rollout"))
+    answer = await world.ask_raw(body, "unheard-of")
+    assert isinstance(answer, Refusal)
+    assert answer.error == "RegistryUnavailable"
+    assert "must open the job first" in answer.reason
+
+
+MakePlan = Callable[[str, Demand], Awaitable[PlanAnswer]]
+
+
+def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
+    async def counting(job: str, demand: Demand) -> PlanAnswer:
+        answered[which] += 1
+        return await make_plan(job, demand)
+
+    return counting
+
+
+async def test_several_planners_share_the_questions(
+    planner: Planner, nats_server: RunningNats, world: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question has one answer, and both planners give some."""
+    async with planning(nats_server.url, "planner-1") as other:
+        answered = {id(planner): 0, id(other): 0}
+        for each in (planner, other):
+            monkeypatch.setattr(each, "_plan", counted(each._plan, answered, id(each)))
+        plans = await asyncio.gather(*(world.plan("rollout") for _ in range(40)))
+        assert all(isinstance(each, Plan) for each in plans)
+        assert sum(answered.values()) == 40
+        assert all(answered.values())
+
+
+async def test_a_burst_of_readers(planner: Planner, world: Job) -> None:
+    """A hundred at once, with layouts not read yet: all are answered, from the one holder."""
+    plans = await asyncio.gather(*(world.plan("rollout") for _ in range(100)))
+    assert {share.source for each in plans for share in each.shares} == {source("trainer")}
+
+
+async def test_nats_restarts(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
+    """The planner goes on where it was, and sees what was said since."""
+    world = Job(own_bus, job)
+    await world.open()
+    await world.register("trainer")
+    await world.register("rollout")
+    await world.publish("trainer", 1)
+    async with planning(own_nats_server.url):
+        assert (await world.plan("rollout")).shares
+        own_nats_server.kill()
+        own_nats_server.start()
+        await own_bus.wait_connected(10)
+        await world.say("trainer", Unpublish(model=MODEL, replica="trainer", shard=0))
+        deadline = time.monotonic() + 10
+        while True:
+            # Its subscription comes back by itself a moment after the server, and its follower after that.
+            try:
+                answer = await world.ask(world.demand("rollout"))
+            except TensorHubError:
+                answer = None
+            if isinstance(answer, Refusal) and answer.error == "VersionUnavailable":
+                break
+            assert time.monotonic() < deadline, answer
+            await asyncio.sleep(0.01)
+        assert "is draining" in answer.reason
+
+
+async def test_a_blob_store_that_holds_other_bytes(planner: Planner, world: Job) -> None:
+    """What stands under a layout's digest and is no layout is refused by name."""
+    digest = await Blobs(world.bus).put(world.name, b"no layout at all")
+    await world.say("rollout", Register(model=MODEL, replica="odd", shard=0, shards=1, layout=digest, nbytes=0))
+    answer = await world.ask(world.demand("odd", agent="rollout"))
+    assert isinstance(answer, Refusal)
+    assert answer.error == "LayoutMismatch"
+    assert "is no layout" in answer.reason
