@@ -10,7 +10,8 @@ import pytest
 from tests.integration.conftest import RunningNats
 
 from tensorhub_common.bus import connection
-from tensorhub_common.bus.connection import Bus, connect, shown
+from tensorhub_common.bus.address import shown
+from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings, ping
@@ -270,3 +271,12 @@ async def test_a_handler_that_is_cancelled_does_not_hold_up_those_that_wait(bus:
     assert await second == b"done"
     with pytest.raises(NoAnswer):
         await first
+
+
+async def test_what_is_served_can_be_asked_at_once_from_elsewhere(nats_server: RunningNats, bus: Bus) -> None:
+    async with await connect(nats_server.url, name="other") as other:
+        for _ in range(50):
+            subject = bus.new_inbox()
+            service = await bus.serve(subject, echo)
+            assert await other.request(subject, b"ab", 2.0) == b"ba"
+            await service.close()

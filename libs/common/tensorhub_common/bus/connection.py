@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 
+from tensorhub_common.bus.address import login, shown
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
 from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message, header_bytes
@@ -142,29 +142,41 @@ class Bus:
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> Message:
         """Ask and return the whole answer, headers and all, as it came."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        await self.wait_connected(timeout_s)
-        token = str(next(self._tokens))
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = answer
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self.publish(subject, body, headers, f"{self._inbox}.{token}")
-                message = await answer
-        except TimeoutError:
-            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
-        finally:
-            del self._waiting[token]
+        message = await self._exchange(subject, body, timeout_s, headers)
         if message.status == NO_RESPONDERS:
             raise NoResponder(f"nobody answers on {subject}: the service is not running")
         return message
 
+    async def _exchange(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> Message:
+        """Publish with a reply subject of our own: to `subject` or, when that is empty, to this reply subject."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await self.wait_connected(timeout_s)
+        token = str(next(self._tokens))
+        inbox = f"{self._inbox}.{token}"
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = answer
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.publish(subject or inbox, body, headers, inbox)
+                return await answer
+        except TimeoutError:
+            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
+        finally:
+            del self._waiting[token]
+
     async def subscribe(self, subject: str, on_message: OnMessage, queue: str = "") -> Subscription:
-        """Call `on_message` for each message, one after the other; of one `queue` group one member takes each."""
+        """Call `on_message` for each message, one after the other; of one `queue` group one member takes each.
+
+        Once it returns, what anybody publishes arrives; without a connection that is so once there is one again.
+        """
         subscription = Subscription(subject, queue, on_message, self._forget)
         self._subscriptions.append(subscription)
         if self._revival is None or self._revival.done():
             await subscription.attach(self._client)
+        if self.is_connected:
+            # A message to ourselves comes back after the server has read the subscription, which stands before it.
+            with contextlib.suppress(NoBus, NoAnswer):
+                await self._exchange("", b"", REQUEST_TIMEOUT_S, NO_HEADERS)
         return subscription
 
     async def serve(
@@ -226,7 +238,7 @@ class Bus:
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # It takes fractions of a second as well.
             ping_interval=PING_EVERY_S,  # type: ignore[arg-type]
             max_outstanding_pings=PINGS_OUTSTANDING_MAX,
-            **_login(self._credentials),
+            **login(self._credentials),
         )
 
     async def _revive(self) -> None:
@@ -368,29 +380,3 @@ async def _check_server(bus: Bus, timeout_s: float) -> None:
             f"NATS at {shown(bus.url)} is too old (JetStream API level {level}, and {API_LEVEL_MIN} is needed): leases "
             "would never end on it. Run nats-server 2.12 or newer"
         )
-
-
-def shown(url: str) -> str:
-    """Return an address without the secret that may stand in it."""
-    try:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.hostname else url.rpartition("@")[2]
-    except ValueError:
-        return url.rpartition("@")[2]
-
-
-def _login(credentials: Path | None) -> dict[str, Any]:
-    if credentials is None:
-        return {}
-    try:
-        text = credentials.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RegistryUnavailable(f"the credentials for NATS in {credentials} can't be read: {error}") from None
-    if "BEGIN NATS USER JWT" in text:
-        return {"user_credentials": str(credentials)}
-    user, colon, password = text.strip().partition(":")
-    if not user or not colon or "\n" in password:
-        raise RegistryUnavailable(
-            f"{credentials} holds no credentials for NATS: it must be a .creds file or one line user:password"
-        )
-    return {"user": user, "password": password}
