@@ -7,7 +7,7 @@ what comes back. Each method takes what happened and the time, and returns effec
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Fenced, Free, Key, Raise, Rejoin, Say, ShardNews
+from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Fenced, Key, Raise, Rejoin, Say, ShardNews
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
@@ -31,7 +31,14 @@ class AgentCore:
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
         self._lanes: dict[Key, int] = {}
+        """A shard that comes back has the lane that it had, so what it says stands behind what was said of it before."""
         self._said: dict[int, int] = {}
+        self._heard: dict[str, tuple[int, int]] = {}
+        """By lane the last answered command: its number, and where it stood in the log."""
+        self._stated: dict[Key, ShardCore] = {}
+        """What the present incarnation has stated that it has."""
+        self._unsaid: list[AnyEffect] = []
+        """Said before the log has let this incarnation in, which would refuse it as stale."""
         self._host = self._site = ""
 
     # Standing in the log.
@@ -46,6 +53,9 @@ class AgentCore:
         self.incarnation, self.joined = incarnation, False
         self._host, self._site = host, site
         self._said.clear()
+        self._heard.clear()
+        self._unsaid.clear()
+        self._stated = dict(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
         effects: list[AnyEffect] = [Say(Join(by=self._sender(0), host=host, site=site, holds=holds))]
         if again:
@@ -67,6 +77,8 @@ class AgentCore:
 
     def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Take the next event of the job's log."""
+        if self._is_repeat(event):
+            return []
         effects: list[AnyEffect] = []
         if isinstance(event, AgentJoined) and event.agent == self.agent:
             effects += self._on_joined(event, now)
@@ -81,6 +93,17 @@ class AgentCore:
             effects += self._take(core)
         return effects
 
+    def _is_repeat(self, event: AnyEvent) -> bool:
+        """Tell whether the log answers a command that came twice: only its first answer is what became of it."""
+        by = event.by
+        if by is None or (by.process, by.incarnation) != (self.agent, self.incarnation):
+            return False
+        number, at = self._heard.get(by.lane, (0, 0))
+        if by.n < number or (by.n == number and event.cmd != at):
+            return True
+        self._heard[by.lane] = (by.n, event.cmd)
+        return False
+
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
             # A process with this agent's name and a higher incarnation spoke; the log refuses what this one says.
@@ -88,25 +111,23 @@ class AgentCore:
         self.joined = True
         effects: list[AnyEffect] = []
         for holding in event.dropped:
-            core = self.shards.get(Key(holding.model, holding.replica, holding.shard))
+            core = self._stated_core(holding)
             if core is not None:
-                effects += self._drop(core, now)
+                core.dismiss(now)
+                effects += self._take(core)
         for holding in event.kept:
-            core = self.shards.get(Key(holding.model, holding.replica, holding.shard))
+            core = self._stated_core(holding)
             if core is not None:
                 core.believed(holding.version, holding.root)
                 effects += self._take(core)
-        return effects
+        unsaid, self._unsaid = self._unsaid, []
+        return effects + unsaid
 
-    def _drop(self, core: ShardCore, now: float) -> list[AnyEffect]:
-        """The log gave the shard to another agent, or never knew it: let it go here."""
-
-        core.gone = True
-        for lease in self.table.forget(core.key):
-            core.out.append(BreakLease(lease, "the shard moved to another agent"))
-        core.fail(AgentUnavailable, f"{core.where} is no longer agent {self.agent!r}'s: register it again")
-        core.out.append(Free(core.key))
-        return self._take(core)
+    def _stated_core(self, holding: Holding) -> ShardCore | None:
+        """Return the shard that was stated, unless it has gone since; one that was registered anew is another."""
+        key = Key(holding.model, holding.replica, holding.shard)
+        core = self.shards.get(key)
+        return core if core is not None and self._stated.get(key) is core else None
 
     def _concerned(self, event: AnyEvent) -> list[ShardCore]:
         model, replica = getattr(event, "model", None), getattr(event, "replica", None)
@@ -136,7 +157,7 @@ class AgentCore:
         return self._take(core)
 
     def called(self, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
-        """Begin a call on a shard."""
+        """Begin a call on a shard; `CallRegister` is a worker that comes back to it."""
         core = self.shards.get(key)
         if core is None:
             name = f"shard {key.shard} of {key.model}/{key.replica}"
@@ -208,7 +229,6 @@ class AgentCore:
         return effects
 
     def _lease_expired(self, lease: Lease, now: float) -> list[AnyEffect]:
-
         effects: list[AnyEffect] = [BreakLease(lease.name, "the reader was silent for too long")]
         core = self.shards.get(lease.key)
         if core is not None:
@@ -231,13 +251,21 @@ class AgentCore:
     # How.
 
     def _add(self, place: Place, held: Held | None) -> ShardCore:
-        taken = set(self._lanes.values())
-        lane = next(number for number in range(1, SHARDS_MAX + 1) if number not in taken)
-        self._lanes[place.key] = lane
+        lane = self._lane_of(place.key)
         sender: Callable[[], Sender] = lambda: self._sender(lane)  # noqa: E731 (one line says it)
         core = ShardCore(place, self.table, self.limits, sender, begin, held)
         self.shards[place.key] = core
         return core
+
+    def _lane_of(self, key: Key) -> int:
+        lane = self._lanes.pop(key, None)
+        if lane is None and len(self._lanes) >= SHARDS_MAX:
+            # The lane of the shard that has been gone for longest.
+            lane = self._lanes.pop(next(old for old in self._lanes if old not in self.shards))
+        if lane is None:
+            lane = len(self._lanes) + 1
+        self._lanes[key] = lane
+        return lane
 
     def _sender(self, lane: int) -> Sender:
         self._said[lane] = self._said.get(lane, 0) + 1
@@ -249,5 +277,11 @@ class AgentCore:
         out, core.out = core.out, []
         if core.gone and self.shards.get(core.key) is core:
             del self.shards[core.key]
-            del self._lanes[core.key]
-        return out
+        return out if self.joined else [effect for effect in out if not self._kept_back(effect)]
+
+    def _kept_back(self, effect: AnyEffect) -> bool:
+        """Keep a command until the log knows this incarnation."""
+        if isinstance(effect, Say):
+            self._unsaid.append(effect)
+            return True
+        return False

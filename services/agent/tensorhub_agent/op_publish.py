@@ -4,7 +4,7 @@ From the digest on the memory is as good as published: it does not change until 
 granted at once to readers that name the same root, which they can only have from the log.
 """
 
-from tensorhub_agent.effects import CallPublish, Digest, Digested, ShardNews
+from tensorhub_agent.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
@@ -41,6 +41,8 @@ class PublishOperation:
         self._ready_by: Sender | None = None
         self._withdraw_by: Sender | None = None
         self._missing: tuple[int, ...] = ()
+        # Until the log has answered this offer, what it says of the replica is about an earlier one that was given up.
+        self._counted = False
 
     def start(self, now: float) -> None:
         """Refuse what can't be published, or begin to digest."""
@@ -75,7 +77,8 @@ class PublishOperation:
             # With digests off nothing vouches for the bytes; an empty layout still has a root, over no digest.
             self._root = root_digest(news.digests) if core.limits.digests else NO_ROOT
             key = core.key
-            core.table.offer(key, self.version, self._root, self._digests)
+            if self._root != NO_ROOT:
+                core.table.offer(key, self.version, self._root, self._digests)
             self._ready_by = core.say(
                 Ready(model=key.model, replica=key.replica, shard=key.shard, version=self.version, root=self._root)
             )
@@ -84,13 +87,14 @@ class PublishOperation:
         """Take the log's word."""
         core = self.core
         mine = event.by is not None and event.by in (self._ready_by, self._withdraw_by)
+        self._counted = self._counted or (event.by is not None and event.by == self._ready_by)
         match event:
             case PublishStands() if mine:
                 self._published(event.version)
-            case ReplicaReady() if core.is_mine(event) and event.round is None and self._ready_by is not None:
+            case ReplicaReady() if core.is_mine(event) and event.round is None and self._counted:
                 core.hold(event.version)
                 self._published(event.version)
-            case PublishFailed() if core.is_mine(event) and core.key.shard in event.shards:
+            case PublishFailed() if core.is_mine(event) and core.key.shard in event.shards and self._counted:
                 self._unoffer()
                 core.fail(event.error, event.message)
             case PublishJoined() if core.is_mine(event):
@@ -118,8 +122,10 @@ class PublishOperation:
         core.finish(version=version)
 
     def _unoffer(self) -> None:
-        """Grant nothing more. Nobody can have read: readers ask for roots that the log has published."""
-        self.core.table.forget(self.core.key)
+        """Grant nothing more. A reader can be here only if the log has published already what is taken back now."""
+        core = self.core
+        for lease in core.table.forget(core.key):
+            core.out.append(BreakLease(lease, "the publication was taken back"))
 
     def _late(self, missing: tuple[int, ...]) -> str:
         who = f"shards {list(missing)} did not publish" if missing else "the registry did not answer"
@@ -143,6 +149,7 @@ class PublishOperation:
             self._deadline = now + OUTCOME_S_MAX
             return
         self._unoffer()
+        core.take_back()
         core.fail(
             RegistryUnavailable,
             f"the registry did not say what became of the publication of {core.where}; it is withdrawn as soon as it "

@@ -173,7 +173,7 @@ class ReadOperation:
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
         self._abandon_transfer()
-        self._give_up_by = None
+        self._give_up_by = self._filled_by = None
         self._deadline = self.call.deadline
         self._replan_at = None
 
@@ -379,12 +379,33 @@ class ReadOperation:
         if self._give_up_by is None:
             self._give_up(RoundTimeout.__name__, self._not_in_time(self._missing)[1], now)
             return
+        self._fence()
         self._end(
             RegistryUnavailable.__name__,
             f"the registry did not say what became of the read of {self.core.where}; it is given up: see 'tensorhub "
             "status', then call again",
             now,
         )
+
+    def _fence(self) -> None:
+        """The call raises without the log's word: whatever the log makes of it is undone by what stands behind it.
+
+        A lane keeps its order, so nothing that this shard says later can meet what was given up here: neither the
+        round, which the log may have taken up again, nor a fill that nobody was told of.
+        """
+        core, key = self.core, self.core.key
+        core.say(
+            GiveUp(
+                model=key.model,
+                replica=key.replica,
+                shard=key.shard,
+                round=None,
+                error=RoundTimeout.__name__,
+                message=f"the registry did not answer {core.where} within the bound",
+            )
+        )
+        if self._filled_by is not None and core.held.memory is Memory.FILLING:
+            core.take_back()
 
     def _give_up(self, error: str, message: str, now: float) -> None:
         key = self.core.key

@@ -3,7 +3,7 @@
 The log orders registrations, so of two siblings with clashing layouts the later one is refused, by its own agent.
 """
 
-from tensorhub_agent.effects import CallRegister, CheckSiblings, Free, ShardNews, SiblingsChecked
+from tensorhub_agent.effects import CallRegister, CheckSiblings, ShardNews, SiblingsChecked
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
 from tensorhub_common.wire.commands import Register, Release, Sender
@@ -42,7 +42,7 @@ class RegisterOperation:
             if event.siblings:
                 self.core.out.append(CheckSiblings(self.core.key, event.siblings))
             else:
-                self.core.finish()
+                self._done()
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
@@ -50,10 +50,14 @@ class RegisterOperation:
         """Take what the siblings' layouts say."""
         if isinstance(news, SiblingsChecked):
             if news.mismatch is None:
-                self.core.finish()
+                self._done()
             else:
                 self._release()
                 self._drop(LayoutMismatch.__name__, f"{self.core.where}: {news.mismatch}: give the same tensors")
+
+    def _done(self) -> None:
+        self.core.registered = True
+        self.core.finish()
 
     def _release(self) -> None:
         key = self.core.key
@@ -61,8 +65,7 @@ class RegisterOperation:
 
     def _drop(self, error: str, message: str) -> None:
         self.core.fail(error, message)
-        self.core.gone = True
-        self.core.out.append(Free(self.core.key))
+        self.core.leave()
 
     def on_readers_gone(self, now: float) -> None:
         """There are no readers yet."""

@@ -4,7 +4,7 @@ The order is the whole point: first no new lease is granted, then the log is tol
 does the call return and the memory change.
 """
 
-from tensorhub_agent.effects import AnyCall, BreakLease, CallRelease, CallUnpublish, Free, ShardNews
+from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable
 from tensorhub_common.wire.commands import Drained, Release, Sender, Unpublish
@@ -21,7 +21,7 @@ from tensorhub_common.wire.events import (
 class Draining:
     """The common way down: stop granting, tell the log, wait for readers, tell the log."""
 
-    def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease) -> None:
+    def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease | CallRegister) -> None:
         """Take the call."""
         self.core = core
         self.call: AnyCall = call
@@ -114,10 +114,20 @@ class UnpublishOperation(Draining):
         """The agent joined anew without stating this shard, so the log counts it as empty."""
         self._counted = True
         core = self.core
-        for lease in core.table.forget(core.key):
-            core.out.append(BreakLease(lease, "the agent joined anew"))
+        core.break_readers("the agent joined anew")
         core.become(Memory.EMPTY)
         core.finish()
+
+
+class AttachOperation(UnpublishOperation):
+    """A worker comes back to a shard that stands here. It may write what is empty, so a drain that broke off ends first."""
+
+    def start(self, now: float) -> None:
+        """Answer, unless a call that gave up has left the shard draining."""
+        if self.core.held.memory is Memory.DRAINING:
+            self.drain(now)
+        else:
+            self.core.finish()
 
 
 class ReleaseOperation(Draining):
@@ -150,16 +160,13 @@ class ReleaseOperation(Draining):
 
     def _free(self) -> None:
         core = self.core
-        core.table.forget(core.key)
-        core.gone = True
-        core.out.append(Free(core.key))
         core.finish()
+        core.leave()
 
     def restart(self, now: float) -> None:
         """Try again from the start, under the new incarnation."""
         core = self.core
-        for lease in core.table.forget(core.key):
-            core.out.append(BreakLease(lease, "the agent joined anew"))
+        core.break_readers("the agent joined anew")
         if core.held.memory is not Memory.EMPTY:
             core.become(Memory.EMPTY)
         core.fail(AgentUnavailable, f"the agent was taken for lost while it released {core.where}: release it again")

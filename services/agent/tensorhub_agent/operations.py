@@ -4,7 +4,7 @@ from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_register import RegisterOperation
-from tensorhub_agent.op_unpublish import ReleaseOperation, UnpublishOperation
+from tensorhub_agent.op_unpublish import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.shard import Operation, ShardCore
 
 
@@ -12,7 +12,7 @@ def begin(core: ShardCore, call: AnyCall) -> Operation:
     """Return the operation that does a call; it has not started."""
     match call:
         case CallRegister():
-            return RegisterOperation(core, call)
+            return AttachOperation(core, call) if core.registered else RegisterOperation(core, call)
         case CallPublish():
             return PublishOperation(core, call)
         case CallUnpublish():

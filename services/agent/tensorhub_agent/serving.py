@@ -11,6 +11,7 @@ from typing import Final
 
 from tensorhub_agent.effects import Key
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
 
 TICKET_S: Final = 5.0
@@ -126,7 +127,8 @@ class LeaseTable:
             return LeaseRefusal(reason=f"the shard holds other bytes than version {ask.version} has by the log")
         if offered.version is not None and offered.version != ask.version:
             return LeaseRefusal(reason=f"the shard holds version {offered.version}, not {ask.version}")
-        if offered.version is None and ask.root is None:
+        if offered.version is None and (ask.root is None or ask.root == NO_ROOT):
+            # Only a root of real digests says that these are the bytes of the version that the log has numbered meanwhile.
             return LeaseRefusal(reason="the shard's publication has no number yet")
         if len(offered.leases) >= READERS_MAX:
             return LeaseRefusal(reason=f"the shard has {READERS_MAX} readers already")
@@ -147,7 +149,7 @@ class LeaseTable:
     def redeem(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket, once. Returns the lease that is open now, or None for a void ticket."""
         lease = self._tickets.pop(ticket, None)
-        if lease is None or now > lease.deadline:
+        if lease is None or now >= lease.deadline:
             return None
         lease.state = LEASE_MOVES[lease.state, LeaseMove.REDEEMED]
         lease.deadline = now + SILENCE_S_MAX
@@ -176,7 +178,7 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[Lease]:
         """End the leases whose time is over; returns them."""
-        late = [lease for lease in self._leases.values() if now > lease.deadline]
+        late = [lease for lease in self._leases.values() if now >= lease.deadline]
         for lease in late:
             self._end(lease, LeaseMove.EXPIRED)
         return late

@@ -17,6 +17,8 @@ from tensorhub_agent.effects import (
     AnyEffect,
     BreakLease,
     CallPublish,
+    CallRegister,
+    Free,
     Hold,
     Key,
     Raise,
@@ -25,7 +27,7 @@ from tensorhub_agent.effects import (
     ShardNews,
 )
 from tensorhub_agent.serving import LeaseTable
-from tensorhub_common.errors import ReplicaConflict, TensorHubError
+from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError
 from tensorhub_common.wire.commands import AnyCommand, Drained, Sender, Unpublish
 from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady
 from tensorhub_common.wire.worker import ReadReport
@@ -147,6 +149,9 @@ class ShardCore:
         self.queued: AnyCall | None = None
         self.out: list[AnyEffect] = []
         self.gone = False
+        self.registered = held is not None
+        """Whether the log has taken the registration, as far as the agent knows."""
+        self._dismissed = False
         self._sender, self._begin = sender, begin
         self._numbers = 0
         if self.held.memory is Memory.READY and self.held.root is not None:
@@ -209,7 +214,35 @@ class ShardCore:
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
         self.operation = None
+        if self._dismissed:
+            self.leave()
         return call
+
+    def leave(self) -> None:
+        """Be gone from the agent, with the memory."""
+        if self.gone:
+            return
+        self.gone = True
+        self.break_readers("the shard is gone from this agent")
+        self.out.append(Free(self.key))
+        if self.queued is not None:
+            message = f"{self.where} is gone from its agent: register it again"
+            self.out.append(Raise(self.queued.call, AgentUnavailable.__name__, message))
+            self.queued = None
+
+    def break_readers(self, reason: str) -> None:
+        """End the offer, and tell whoever reads."""
+        for lease in self.table.forget(self.key):
+            self.out.append(BreakLease(lease, reason))
+
+    def dismiss(self, now: float) -> None:
+        """The log gave the shard to another agent, or never knew it: leave as soon as nothing can be written any more."""
+        self._dismissed = True
+        self.break_readers("the shard moved to another agent")
+        if self.operation is not None:
+            self.operation.restart(now)
+        if self.operation is None:
+            self.leave()
 
     @property
     def where(self) -> str:
@@ -224,6 +257,13 @@ class ShardCore:
 
     def called(self, call: AnyCall, now: float) -> None:
         """Begin a call, or refuse it at once."""
+        if isinstance(call, CallRegister):
+            if self.session is not None and self.session != call.session:
+                self.out.append(
+                    Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a live worker: release it there")
+                )
+                return
+            self.session = call.session
         if self.operation is not None:
             orphan = self.operation.call.session != call.session
             if orphan and self.queued is None:
@@ -297,8 +337,7 @@ class ShardCore:
     def believed(self, version: int | None, root: str | None) -> None:
         """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
         if self.held.memory is Memory.READY and root != self.held.root:
-            for lease in self.table.forget(self.key):
-                self.out.append(BreakLease(lease, "the log does not know what stands here"))
+            self.break_readers("the log does not know what stands here")
             self.become(Memory.EMPTY)
             version = None
         self.hold(version)
@@ -322,14 +361,18 @@ class ShardCore:
         if isinstance(event, PublishWished) and self.is_mine(event):
             wish = CallPublish(call=NOBODY, session=NOBODY, deadline=now + WISH_S_MAX, version=event.version)
             self.called(wish, now)
-        elif isinstance(event, ReplicaReady) and self.is_mine(event):
-            if self.held.memory is Memory.READY and self.held.version == event.version:
-                self.hold(event.version)
-            elif self.held.memory is Memory.EMPTY and event.round is None:
-                self._take_back()
+        elif (
+            isinstance(event, ReplicaReady)
+            and self.is_mine(event)
+            and (self.held.memory, self.held.version) == (Memory.READY, event.version)
+        ):
+            self.hold(event.version)
 
-    def _take_back(self) -> None:
-        """The log published an offer that the caller was told nothing of (it was fenced): unpublish it in good order."""
+    def take_back(self) -> None:
+        """A call ends without the log's word: should the log count the shard as a holder, it shall not for long.
+
+        This stands in the lane behind what was fenced and before whatever the shard says next.
+        """
         key = self.key
         self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
         self.say(Drained(model=key.model, replica=key.replica, shard=key.shard))

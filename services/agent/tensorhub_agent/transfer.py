@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_common.digests import PIECE_DIGEST_BYTES, root_digest
-from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_common.errors import IntegrityError, LayoutMismatch, RegistryUnavailable, VersionUnavailable
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Range, Refusal, Share, SourceId
 
@@ -33,6 +33,10 @@ PLAN_AGAIN_S: Final = 0.1
 
 PLANS_MAX: Final = 256
 """One read is planned at most so often."""
+
+
+NO_ANSWER: Final = RegistryUnavailable.__name__
+"""The error of a refusal that stands for no answer at all. Silence is no word about sources: the planner is asked again."""
 
 
 class Phase(StrEnum):
@@ -231,10 +235,10 @@ class Transfer:
         if self._ending:
             return
         for source in list(self.sources.values()):
-            if now - source.since >= self._patience(source):
+            if now >= source.since + self._patience(source):
                 self.lost(source.number, "it made no progress", now)
-        if self._planning and now - self._plan_sent >= PLAN_S_MAX:
-            self.planned(Refusal(error=VersionUnavailable.__name__, reason="no planner answered"), now)
+        if self._planning and now >= self._plan_sent + PLAN_S_MAX:
+            self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
 
     # What follows.
@@ -304,6 +308,9 @@ class Transfer:
     def _no_plan(self, refusal: Refusal, now: float) -> None:
         if refusal.error == LayoutMismatch.__name__:
             self._fail(refusal.error, refusal.reason)
+            return
+        if refusal.error == NO_ANSWER and self._plans < PLANS_MAX:
+            self._plan_at = now + PLAN_AGAIN_S
             return
         self._dry_since = now if self._dry_since is None else self._dry_since
         leasing = self.phase is Phase.LEASING
