@@ -5,16 +5,24 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.catalog_chance import Chance, Pick
+from tests.property.catalog_chance import AGENTS, SHARDS, Chance, Pick
 from tests.property.catalog_watcher import Watcher
-from tests.unit.common.catalog_world import JOB, World, recoded
+from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
 
 from tensorhub_common.catalog import availability, membership, rounds
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.catalog.table import AGENT_MOVES, ROUND_MOVES, SHARD_MOVES, VERSION_MOVES, move
-from tensorhub_common.wire.commands import Unreadable
-from tensorhub_common.wire.events import Event
+from tensorhub_common.catalog.table import (
+    AGENT_MOVES,
+    ROUND_MOVES,
+    SHARD_MOVES,
+    VERSION_MOVES,
+    AgentState,
+    ShardState,
+    move,
+)
+from tensorhub_common.wire.commands import VERSION_MAX, Unreadable
+from tensorhub_common.wire.events import Event, ReplicaReady, VersionPublished
 
 STEPS = 60
 SEEDED_RUNS = 60
@@ -78,3 +86,49 @@ def test_two_folders_of_one_log_hold_equal_catalogs(seed: int) -> None:
         events.extend(apply(catalog, seq, time, read))
     assert catalog == world.catalog
     assert events == world.events
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_state_is_a_trap(seed: int) -> None:
+    """Wherever chance has led, honest words lead out of it: every call ends, and a new version reaches all replicas."""
+    world = run(random.Random(2000 + seed).choice, SEEDED_STEPS)
+    world.skip(SEEDED_STEPS * 10)
+    end_all_calls(world)
+    stand_all_shards(world)
+    last = world.catalog.models[MODEL].last
+    if last is not None and last >= VERSION_MAX - 1:
+        return
+    assert isinstance(world.publish("trainer", None)[0], VersionPublished)
+    for replica in ("engine", "copy"):
+        assert isinstance(world.fetch(replica)[-1], ReplicaReady)
+        assert world.replica(replica).version == world.catalog.models[MODEL].last
+
+
+def end_all_calls(world: World) -> None:
+    """Let every shard of a live agent take back what it waits for, and give up what it holds."""
+    for agent in world.catalog.agents:
+        if world.catalog.agents[agent].state is AgentState.LOST:
+            world.join(agent)
+    model = world.catalog.models.get(MODEL)
+    for replica in list(model.replicas.values()) if model is not None else []:
+        for index in list(replica.members):
+            if index in replica.offers:
+                world.withdraw(replica.name, index)
+            if replica.round is not None and index in replica.round.wants:
+                world.give_up(replica.name, index)
+            if replica.members[index].state is ShardState.READY:
+                world.unpublish(replica.name, index)
+            if replica.members[index].state is ShardState.DRAINING:
+                world.drained(replica.name, index)
+        assert world.states(replica.name) == ["empty"] * len(replica.members)
+        assert (replica.round, replica.offers) == (None, {})
+
+
+def stand_all_shards(world: World) -> None:
+    """Release what stands and register every replica anew."""
+    model = world.catalog.models.get(MODEL)
+    for replica in list(model.replicas.values()) if model is not None else []:
+        for index in list(replica.members):
+            world.release(replica.name, index)
+    for name, shards in SHARDS.items():
+        world.replica_of(name, *AGENTS[:shards])
