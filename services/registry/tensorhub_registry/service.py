@@ -89,7 +89,7 @@ class Registry:
         self._obey(leader.Won(self._lease.term) if held else leader.Lost())
 
     def _on_connection(self, connected: bool) -> None:  # noqa: FBT001 (the bus calls it so)
-        self._obey(leader.Connection(connected))
+        self._obey(leader.Connected() if connected else leader.Disconnected())
 
     def _obey(self, event: leader.Input) -> None:
         """Carry out what follows from a change of the lease or of the connection."""

@@ -1,0 +1,345 @@
+"""One job as a registry drives it: follows the log from its beginning, folds it, and speaks its outcomes if it leads.
+
+Two tasks share the pure `JobFold` and never touch it between an await and its result's handling: `_follow` gives it the
+log's entries, `_speak` publishes what it has decided and tells it what became of that. So folding goes on while an
+acknowledgement is awaited.
+
+Always true: only while this registry leads does it publish; whatever it can't go on from (another fold spoke, the log
+was replaced) stops the job with an error, and the process and the other jobs go on.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from secrets import token_hex
+from typing import Final
+
+import msgspec
+
+from tensorhub_common import telemetry
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import (
+    LogFull,
+    LogMissing,
+    MessageTooLarge,
+    NoAnswer,
+    NoBus,
+    NoResponder,
+    StreamFailure,
+    WrongLastSequence,
+)
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import events_of
+from tensorhub_common.wire.events import AgentJoined, AgentLost
+from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, Batches
+from tensorhub_registry.liveness import Unwatch, Watch
+from tensorhub_registry.outcomes import (
+    Acknowledged,
+    Decided,
+    JobFold,
+    LastEvent,
+    LogGap,
+    Outgoing,
+    Output,
+    Publication,
+    Refused,
+    Stands,
+    Unanswered,
+)
+
+FOLD_BURST: Final = 8
+"""After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
+
+PAIR: Final = 2
+"""So many events are sent at once, where it is not a batch."""
+
+RETRY_S: Final = 0.1
+"""The pause after NATS could not be asked, or gave no answer."""
+
+FULL_RETRY_S: Final = 0.5
+"""The pause after a log without room."""
+
+ROOM_WAIT_S: Final = 0.5
+"""With the fold full and nothing published for so long, the log's end is asked how far publication is."""
+
+REPLIES_KEPT_MAX: Final = 256
+REPLY_AGAIN_S: Final = 5.0
+"""Whoever asked for an outcome so shortly before the log's end may have missed it when a leader died: send it again."""
+
+_UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
+"""Nobody knows whether what was asked was done. All of it may be repeated."""
+
+_log: Final = telemetry.logger(__name__)
+
+OnAgent = Callable[[Watch | Unwatch], None]
+
+
+class Job:
+    """One job of this registry, from `start` to `close`."""
+
+    def __init__(self, bus: Bus, name: str, on_agent: OnAgent) -> None:
+        self.name = name
+        self.fold = JobFold(name)
+        self.failure: str | None = None
+        """Why the job has stopped, if it has."""
+        self.term: int | None = None
+        """The term in which this registry leads, or None while it does not."""
+        self.log = JobLog(bus, name)
+        self._bus = bus
+        self._on_agent = on_agent
+        self._events = events_of(name)
+        self._batches = Batches(bus, name)
+        self._life = token_hex(6)
+        self._goal: int | None = None
+        self._ready = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._late: deque[Stands] = deque(maxlen=REPLIES_KEPT_MAX)
+        self._is_full = False
+        self._following: asyncio.Task[None] | None = None
+        self._speaking: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------------- from outside
+
+    def start(self) -> None:
+        """Begin to fold."""
+        self._following = asyncio.create_task(self._follow(), name=f"fold {self.name}")
+
+    async def close(self) -> None:
+        """Stop folding and speaking."""
+        self.stand_down()
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+
+    def lead(self, term: int) -> None:
+        """Speak from now on: this registry holds the lease."""
+        if self.failure is not None or self.term == term:
+            return
+        self.stand_down()
+        self.term = term
+        self._speaking = asyncio.create_task(self._speak(), name=f"speak {self.name}")
+
+    def stand_down(self) -> None:
+        """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
+        speaking, self._speaking = self._speaking, None
+        self.term = self._goal = None
+        self._ready.clear()
+        if speaking is not None and speaking is not asyncio.current_task():
+            speaking.cancel()
+
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Tell, within the bound, whether this registry leads and has folded all that stood in the log before."""
+        if self.term is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        return self._ready.is_set()
+
+    # ------------------------------------------------------------------------------------------- folding
+
+    async def _follow(self) -> None:
+        try:
+            folded = 0
+            async for entry in self.log.follow():
+                if self.fold.is_full:
+                    await self._make_room()
+                await self._carry_out(self.fold.handle(entry, time.monotonic()))
+                if self.fold.can_publish:
+                    self._wake.set()
+                if self._goal is not None:
+                    await self._look_whether_ready()
+                folded += 1
+                if folded % FOLD_BURST == 0:
+                    await asyncio.sleep(0)
+        except TensorHubError as why:
+            self._fail(str(why))
+        except Exception as why:  # noqa: BLE001 (one job's fault must not end the others)
+            # A fault in the fold is the same on every machine: go on with the other jobs.
+            _log.exception("the fold failed", job=self.name, seq=self.fold.seq + 1)
+            self._fail(f"entry {self.fold.seq + 1} can't be folded: {why!r}. This is a fault of TensorHub: report it")
+
+    async def _make_room(self) -> None:
+        """Wait until events were published, here or by the leader, so that the queue of others stays bounded."""
+        while self.fold.is_full:
+            self._room.clear()
+            try:
+                async with asyncio.timeout(ROOM_WAIT_S):
+                    await self._room.wait()
+            except TimeoutError:
+                with contextlib.suppress(*_UNKNOWN):
+                    await self._look_at_end()
+
+    async def _look_at_end(self) -> None:
+        last = await self.log.last_event()
+        if last is not None:
+            await self._carry_out(self.fold.handle(LastEvent(last), time.monotonic()))
+
+    async def _carry_out(self, effects: Iterable[Output]) -> None:
+        for effect in effects:
+            match effect:
+                case Decided():
+                    self._note_agent(effect)
+                case Stands():
+                    if effect.origin is not None and effect.origin.reply_to is not None:
+                        await self._reply(effect)
+                case LogGap(expected, found):
+                    raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
+
+    def _note_agent(self, decided: Decided) -> None:
+        match decided.events[0]:
+            case AgentJoined(agent=agent, incarnation=incarnation):
+                self._on_agent(Watch(self.name, agent, incarnation))
+            case AgentLost(agent=agent):
+                self._on_agent(Unwatch(self.name, agent))
+            case _:
+                pass
+
+    def _fail(self, why: str) -> None:
+        """Stop the job for good."""
+        if self.failure is not None:
+            return
+        self.failure = why
+        _log.error("the job is stopped", job=self.name, seq=self.fold.seq, why=why)
+        self.stand_down()
+        if self._following is not None and self._following is not asyncio.current_task():
+            self._following.cancel()
+
+    # ------------------------------------------------------------------------------------------- speaking
+
+    async def _speak(self) -> None:
+        try:
+            await self._begin_to_lead()
+            while True:
+                waiting = self.fold.unpublished
+                many = self._batches.allowed and waiting >= BATCH_EVENTS_MIN
+                publication = self.fold.to_publish(BATCH_EVENTS_MAX if many else PAIR)
+                if publication is None:
+                    await self._wake.wait()
+                    self._wake.clear()
+                else:
+                    await self._say(publication)
+        except TensorHubError as why:
+            self._fail(str(why))
+        except Exception as why:  # noqa: BLE001 (one job's fault must not end the others)
+            _log.exception("outcomes can't be published", job=self.name)
+            self._fail(f"outcomes can't be published: {why!r}. This is a fault of TensorHub: report it")
+
+    async def _begin_to_lead(self) -> None:
+        """Learn how far the log is and how far publication is, so that nothing is tried that stands there already."""
+        while True:
+            try:
+                await self._look_at_end()
+                self._goal = await self.log.last_seq()
+                refusal = await self._batches.try_allow()
+                break
+            except _UNKNOWN as why:
+                _log.debug("the log's end is unknown", job=self.name, why=str(why))
+            await asyncio.sleep(RETRY_S)
+        if refusal is not None:
+            _log.warning("events are published one by one", job=self.name, why=refusal)
+        await self._look_whether_ready()
+
+    async def _look_whether_ready(self) -> None:
+        if self._goal is None or self.fold.seq < self._goal:
+            return
+        self._goal = None
+        self._ready.set()
+        _log.info("leading", job=self.name, term=self.term, seq=self.fold.seq)
+        late, self._late = list(self._late), deque(maxlen=REPLIES_KEPT_MAX)
+        for stands in late:
+            if stands.events[0].time >= self.fold.time - REPLY_AGAIN_S:
+                await self._reply(stands)
+
+    async def _say(self, publication: Publication) -> None:
+        """Publish, and tell the fold what became of it."""
+        became: Acknowledged | Refused | Unanswered = Unanswered()
+        pause_s = RETRY_S
+        try:
+            became = await self._store(publication)
+            pause_s = 0.0
+        except WrongLastSequence:
+            became, pause_s = Refused(), 0.0
+        except LogFull as why:
+            pause_s = FULL_RETRY_S
+            self._note_full(str(why))
+        except (LogMissing, MessageTooLarge):
+            raise
+        except _UNKNOWN as why:
+            _log.warning("whether an outcome was published is unknown", job=self.name, why=str(why))
+            self._batches.allowed = self._batches.allowed and not isinstance(why, StreamFailure)
+        finally:
+            effects = self.fold.handle(became, time.monotonic())
+        await self._carry_out(effects)
+        if isinstance(became, Acknowledged):
+            self._room.set()
+            self._note_room()
+        elif isinstance(became, Refused) and self.fold.is_full:
+            with contextlib.suppress(*_UNKNOWN):
+                await self._look_at_end()
+        if pause_s:
+            await asyncio.sleep(pause_s)
+
+    async def _store(self, publication: Publication) -> Acknowledged:
+        events = publication.events
+        if len(events) > PAIR:
+            return Acknowledged(len(events), await self._batches.store(publication))
+        if len(events) == 1:
+            return Acknowledged(1, await self._store_one(events[0], publication.expected))
+        # Both requests are on their way before the first answer is awaited, in this order.
+        first = asyncio.create_task(self._store_one(events[0], publication.expected))
+        second = asyncio.create_task(self._store_ahead(events[1], publication.ahead))
+        try:
+            seq = await first
+            seq_ahead = await second
+        finally:
+            first.cancel()
+            second.cancel()
+        return Acknowledged(1, seq) if seq_ahead is None else Acknowledged(2, seq_ahead)
+
+    async def _store_one(self, outgoing: Outgoing, expected: int) -> int:
+        # The id must be one that nobody else can have used, or JetStream would take the event for a repeat.
+        msg_id = f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
+        return await self.log.append(outgoing.subject, outgoing.body, msg_id, outgoing.trace, expected)
+
+    async def _store_ahead(self, outgoing: Outgoing, expected: int) -> int | None:
+        """Store the second of two events, unless somebody wrote in between; if in doubt, the next attempt will tell."""
+        headers = {
+            **outgoing.trace,
+            jetstream.EXPECTED_LAST: str(expected),
+            jetstream.EXPECTED_LAST_OF: self._events,
+        }
+        try:
+            return (await jetstream.store(self._bus, outgoing.subject, outgoing.body, headers)).seq
+        except TensorHubError:
+            return None
+
+    def _note_full(self, why: str) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _log.error("the log is full: no outcome can be published until it has room", job=self.name, why=why)
+
+    def _note_room(self) -> None:
+        if self._is_full:
+            self._is_full = False
+            _log.info("the log has room again", job=self.name)
+
+    # ------------------------------------------------------------------------------------------- replies
+
+    async def _reply(self, stands: Stands) -> None:
+        """Send the outcome to the inbox that asked for it; while not ready, keep it in case the leader has died."""
+        if not self._ready.is_set():
+            self._late.append(stands)
+            return
+        origin = stands.origin
+        assert origin is not None, "only what has an origin is replied to"
+        assert origin.reply_to is not None, "only what names an inbox is replied to"
+        try:
+            await self._bus.publish(origin.reply_to, msgspec.json.encode(stands.events), origin.trace)
+        except TensorHubError as why:
+            _log.warning("an outcome could not be sent", job=self.name, seq=stands.events[0].cmd, why=str(why))

@@ -1,0 +1,362 @@
+"""The fold of one job's log, and which of its events still have to be said: exactly one whole group per command.
+
+Commands and events stand in one total order, and the fold decides the same events on every machine. Events are
+published in the order of their commands, each against the sequence of the last event in the log; so the log's last
+event tells, to whoever reads it, where publication stands, and a publisher that is not up to date is refused. A
+registry can therefore be killed between any two of its steps: the next one folds from the beginning, finds in the log
+what was said already, and goes on with the next event, also in the middle of a group.
+
+Always true: the events in the log are a prefix of all that the fold has decided or will decide; what stands in the log
+is compared with what was decided here, and a difference stops the fold (`FoldMismatch`); at most one publication is
+under way.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, cast
+
+import msgspec
+
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.machine import Tick
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import AnyCommand, Unreadable
+from tensorhub_common.wire.events import AnyEvent, Event, kind_of
+from tensorhub_registry.history import History
+from tensorhub_registry.reading import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
+
+UNPUBLISHED_MAX: Final = 65_536
+"""With so many events unpublished no further command is folded; one group comes on top at most."""
+
+UNSEEN_MAX: Final = 8_192
+"""So many events that are known to stand in the log are kept until they are read there and compared; of others only the
+order is checked."""
+
+PUBLISH_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One publication has at most so many bytes, or a single event."""
+
+Position = tuple[int, int]
+"""(command, i): where an event stands in the order of all."""
+
+START: Final[Position] = (0, 0)
+NO_TRACE: Final[Mapping[str, str]] = {}
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
+
+    count: int
+    seq: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The publication under way was refused: the log's last event is another one."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """Nobody knows what became of the publication under way."""
+
+
+class LastEvent(msgspec.Struct, frozen=True):
+    """The log's last event, asked for directly: what stands there although it has not been read in order yet."""
+
+    entry: LogEntry
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A command was folded. Its events may not stand in the log yet."""
+
+    events: tuple[AnyEvent, ...]
+
+
+class Stands(msgspec.Struct, frozen=True):
+    """A command's whole group stands in the log."""
+
+    events: tuple[AnyEvent, ...]
+    origin: Origin | None
+
+
+class LogGap(msgspec.Struct, frozen=True):
+    """The entry that was given is not the next one. Nothing was folded."""
+
+    expected: int
+    found: int
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One event on its way into the log."""
+
+    event: AnyEvent
+    subject: str
+    body: bytes
+    trace: Mapping[str, str]
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
+
+    The second may be sent before the first is acknowledged, expecting `ahead`: the sequence that the first one has if
+    nobody else writes meanwhile. That is safe at any time: all before `ahead` is known, so an event at `ahead` can only
+    be the next one after the last, and that is the first of these, whoever published it. A third one would not be safe:
+    with a command at `ahead`, the first event would stand where the third one expects the second.
+    """
+
+    expected: int
+    ahead: int
+    events: tuple[Outgoing, ...]
+
+
+Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
+Output = Decided | Stands | LogGap
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The publication that waits for its answer."""
+
+    expected: int
+    positions: tuple[Position, ...]
+
+
+@dataclass(slots=True)
+class JobFold:
+    """One job: its catalog, and the events between the catalog and the log."""
+
+    job: str
+    unpublished_max: int = UNPUBLISHED_MAX
+    unseen_max: int = UNSEEN_MAX
+    catalog: Catalog = field(init=False)
+    history: History = field(init=False, default_factory=History)
+    seq: int = field(init=False, default=0)
+    """The last entry that was folded."""
+    time: float = field(init=False, default=0.0)
+    """JetStream's time of that entry."""
+    last_event_seq: int = field(init=False, default=0)
+    """The sequence of the last event that is known to stand in the log."""
+    _known: Position = field(init=False, default=START)
+    """The position of that event."""
+    _read: Event | None = field(init=False, default=None)
+    """The last event that was read in the log's order; it may lie before `_known`."""
+    _unpublished: deque[AnyEvent] = field(init=False, default_factory=deque)
+    """Decided, and not known to stand in the log."""
+    _unseen: deque[AnyEvent] = field(init=False)
+    """Known to stand in the log, and not yet read there."""
+    _standing: list[AnyEvent] = field(init=False, default_factory=list)
+    """The part of the first unfinished group that stands in the log."""
+    _origins: dict[int, Origin] = field(init=False, default_factory=dict)
+    _under_way: _UnderWay | None = field(init=False, default=None)
+    _refused_at: int = field(init=False, default=-1)
+    """Publication waits until the log's last event is known to lie behind this sequence."""
+
+    def __post_init__(self) -> None:
+        """Begin with an empty catalog."""
+        self.catalog = Catalog(self.job)
+        self._unseen = deque(maxlen=self.unseen_max)
+
+    # ------------------------------------------------------------------------------------------- machine
+
+    def handle(self, event: Input, now: float) -> list[Output]:  # noqa: ARG002 (the fold's time is JetStream's)
+        """Take the log's next entry, or what became of a publication. Raises `FoldMismatch`."""
+        if isinstance(event, Acknowledged):
+            return self._acknowledged(event)
+        if isinstance(event, Refused):
+            return self._refused()
+        if isinstance(event, Unanswered):
+            self._under_way = None
+            return []
+        if isinstance(event, LastEvent):
+            return self._told(event.entry)
+        if isinstance(event, Tick):
+            return []
+        return self._entry(event)
+
+    def deadline(self) -> float | None:
+        """Nothing here waits for time."""
+        return None
+
+    # ------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no command may be folded before more events stand in the log."""
+        return len(self._unpublished) >= self.unpublished_max
+
+    @property
+    def unpublished(self) -> int:
+        """How many decided events are not known to stand in the log."""
+        return len(self._unpublished)
+
+    @property
+    def can_publish(self) -> bool:
+        """Whether `to_publish` would return something."""
+        return bool(self._unpublished) and self._under_way is None and self.last_event_seq > self._refused_at
+
+    def is_pending(self, seq: int) -> bool:
+        """Tell whether the command at `seq` has no whole group in the log yet, or is not folded yet."""
+        if seq > self.seq:
+            return True
+        return bool(self._unpublished) and self._unpublished[0].cmd <= seq <= self._unpublished[-1].cmd
+
+    def to_publish(self, count_max: int) -> Publication | None:
+        """Return the next events to publish and count them as under way; None where there are none or one must wait."""
+        if not self.can_publish:
+            return None
+        outgoing: list[Outgoing] = []
+        size = 0
+        for event in islice(self._unpublished, count_max):
+            body = encode(event)
+            size += len(body)
+            if outgoing and size > PUBLISH_BYTES_MAX:
+                break
+            origin = self._origins.get(event.cmd)
+            trace = NO_TRACE if origin is None else origin.trace
+            outgoing.append(Outgoing(event, subject_of(self.job, event), body, trace))
+        self._under_way = _UnderWay(self.last_event_seq, tuple(_at(each.event) for each in outgoing))
+        ahead = max(self.seq, self.last_event_seq) + 1
+        return Publication(self.last_event_seq, ahead, tuple(outgoing))
+
+    # ------------------------------------------------------------------------------------------- publication
+
+    def _acknowledged(self, answer: Acknowledged) -> list[Output]:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None or not 1 <= answer.count <= len(under_way.positions):
+            raise ValueError(f"{answer} answers nothing that was under way")
+        return self._learn(under_way.positions[answer.count - 1], answer.seq)
+
+    def _refused(self) -> list[Output]:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            raise ValueError("a publication was refused, and none was under way")
+        self._refused_at = under_way.expected
+        return []
+
+    def _told(self, entry: LogEntry) -> list[Output]:
+        event = read(self.job, entry)
+        if not isinstance(event, Event):
+            raise FoldMismatch(f"entry {entry.seq} of job {self.job!r} was to be an event and is none")
+        return self._learn(_at(event), entry.seq)
+
+    def _learn(self, position: Position, seq: int) -> list[Output]:
+        """Note that the event at `position` stands in the log, as entry `seq`, and so do all before it."""
+        if position <= self._known:
+            return []
+        self._known, self.last_event_seq = position, seq
+        return self._pass_known()
+
+    def _pass_known(self) -> list[Output]:
+        """Move the events that are known to stand over to those that are still to be read."""
+        effects: list[Output] = []
+        while self._unpublished and _at(self._unpublished[0]) <= self._known:
+            event = self._unpublished.popleft()
+            self._unseen.append(event)
+            self._stand(event, effects)
+        return effects
+
+    def _stand(self, event: AnyEvent, effects: list[Output]) -> None:
+        self._standing.append(event)
+        if event.i == event.k:
+            group = tuple(self._standing)
+            self._standing.clear()
+            self.history.add(group)
+            effects.append(Stands(group, self._origins.pop(event.cmd, None)))
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def _entry(self, entry: LogEntry) -> list[Output]:
+        if entry.seq != self.seq + 1:
+            return [LogGap(self.seq + 1, entry.seq)]
+        said = read(self.job, entry)
+        effects = self._event(entry, said) if isinstance(said, Event) else self._command(entry, said)
+        self.seq, self.time = entry.seq, entry.time
+        return effects
+
+    def _command(self, entry: LogEntry, command: AnyCommand | Unreadable) -> list[Output]:
+        if self.is_full:
+            raise ValueError(f"{self.unpublished} events are unpublished: publish before folding entry {entry.seq}")
+        group = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
+        if entry.headers:
+            origin = origin_of(entry.headers)
+            if origin is not None:
+                self._origins[entry.seq] = origin
+        self._unpublished.extend(group)
+        effects: list[Output] = [Decided(group)]
+        if (entry.seq, 0) < self._known:
+            effects += self._pass_known()
+        return effects
+
+    def _event(self, entry: LogEntry, event: AnyEvent) -> list[Output]:
+        self._check_order(entry, event)
+        effects: list[Output] = []
+        at = _at(event)
+        if self._unseen and _at(self._unseen[0]) <= at:
+            self._compare(entry, event, self._unseen)
+            self._unseen.popleft()
+        elif at > self._known:
+            self._compare(entry, event, self._unpublished)
+            self._known, self.last_event_seq = at, entry.seq
+            self._stand(self._unpublished.popleft(), effects)
+        self._read = event
+        return effects
+
+    def _compare(self, entry: LogEntry, event: AnyEvent, decided: deque[AnyEvent]) -> None:
+        """Hold what the log says against what was decided here."""
+        if not decided:
+            raise self._mismatch(entry, event, "nothing")
+        if decided[0] != event:
+            raise self._mismatch(entry, event, str(decided[0]))
+
+    def _check_order(self, entry: LogEntry, event: AnyEvent) -> None:
+        """Check that the event follows the one before it, also where nothing is left to compare it with."""
+        last = self._read
+        if last is not None and last.i < last.k:
+            follows = (event.cmd, event.i, event.k) == (last.cmd, last.i + 1, last.k)
+        else:
+            follows = event.i == 1 and event.cmd > (0 if last is None else last.cmd)
+        if not follows or event.cmd > self.catalog.seq or not 1 <= event.i <= event.k:
+            before = "nothing" if last is None else f"{last.cmd}.{last.i}/{last.k}"
+            raise self._mismatch(entry, event, f"what follows {before}")
+
+    def _mismatch(self, entry: LogEntry, event: AnyEvent, expected: str) -> FoldMismatch:
+        said = f"{kind_of(event)} {event.cmd}.{event.i}/{event.k}"
+        return FoldMismatch(
+            f"entry {entry.seq} of job {self.job!r} says {said}, where this registry decided {expected:.300}: another "
+            "version of the registry has spoken, or somebody else may write events. Run one version of it, and look at "
+            "NATS's permissions"
+        )
+
+    # ------------------------------------------------------------------------------------------- invariants
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        for queue in (self._unpublished, self._unseen):
+            _check_consecutive(queue)
+        if self._unpublished:
+            assert _at(self._unpublished[0]) > self._known, "an event that stands in the log would be published again"
+            assert self._unpublished[-1].cmd <= self.catalog.seq
+        if self._unseen:
+            assert _at(self._unseen[-1]) <= self._known
+            assert self._read is None or _at(self._read) < _at(self._unseen[0])
+        assert self.catalog.seq <= self.seq
+        if self._standing:
+            assert self._unpublished, "a group that stands half in the log has lost its other half"
+            assert self._unpublished[0].cmd == self._standing[0].cmd
+        assert self._under_way is None or self._under_way.expected <= self.last_event_seq
+        self.history.check()
+
+
+def _at(event: Event) -> Position:
+    return (event.cmd, event.i)
+
+
+def _check_consecutive(events: Iterable[AnyEvent]) -> None:
+    last: AnyEvent | None = None
+    for event in events:
+        if last is not None and last.i < last.k:
+            assert (event.cmd, event.i, event.k) == (last.cmd, last.i + 1, last.k)
+        elif last is not None:
+            assert event.i == 1
+            assert event.cmd > last.cmd
+        last = event

@@ -1,0 +1,128 @@
+"""Between a log entry's subject and bytes and what it says: a command, an event, or a command that can't be read.
+
+Anyone with the job's credentials may write on the command subjects, so whatever stands there becomes something that the
+fold can answer. Event subjects are the registry's alone: what stands there and is no event of ours means that another
+fold spoke.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from tensorhub_common import subjects
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.codec import decode_command, decode_event
+from tensorhub_common.wire.commands import AnyCommand, Unreadable
+from tensorhub_common.wire.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
+
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
+"""W3C trace context, which goes from a command over to its events."""
+REPLY_TO_HEADER: Final = "tensorhub-reply-to"
+"""Names the inbox that wants the outcome; header names are compared in lower case."""
+REPLY_TO_PREFIX: Final = "_INBOX."
+HEADER_CHARS_MAX: Final = 512
+"""A longer value of these headers counts as absent."""
+
+_TOKENS_BEFORE: Final = 4
+"""tensorhub, v1, the job, and "cmd" or "event"."""
+
+
+class FoldMismatch(TensorHubError):
+    """The log holds an event that this fold did not decide: another fold, or another version of it, has spoken."""
+
+
+class LogEntry(Protocol):
+    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
+
+    @property
+    def seq(self) -> int:
+        """Its number in the stream."""
+        ...
+
+    @property
+    def time(self) -> float:
+        """When JetStream stored it."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """What it was published on."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """Its body."""
+        ...
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a command's headers ask of its outcome: the trace that it belongs to, and an inbox that wants it."""
+
+    trace: Mapping[str, str]
+    reply_to: str | None = None
+
+
+def origin_of(headers: Mapping[str, str]) -> Origin | None:
+    """Return what the headers ask, or None where they ask nothing."""
+    trace: dict[str, str] = {}
+    reply_to: str | None = None
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower in TRACE_HEADERS:
+            if len(value) <= HEADER_CHARS_MAX and value.isascii() and value.isprintable():
+                trace[lower] = value
+        elif lower == REPLY_TO_HEADER and _is_inbox(value):
+            reply_to = value
+    return Origin(trace, reply_to) if trace or reply_to else None
+
+
+def _is_inbox(subject: str) -> bool:
+    """Tell whether an outcome may be sent there: only to inboxes, so that nobody makes the registry speak elsewhere."""
+    if not subject.startswith(REPLY_TO_PREFIX) or len(subject) > HEADER_CHARS_MAX:
+        return False
+    if not subject.isascii() or not subject.isprintable() or any(c in subject for c in " *>"):
+        return False
+    return all(subject.split("."))
+
+
+def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent:
+    """Say what an entry of this job's log is. Raises `FoldMismatch` for an event that is none."""
+    tokens = entry.subject.split(".")
+    if len(tokens) > _TOKENS_BEFORE and tokens[_TOKENS_BEFORE - 1] == "event":
+        return _read_event(job, entry)
+    match tokens[_TOKENS_BEFORE:]:
+        case [verb]:
+            return decode_command(verb, None, entry.data)
+        case [verb, process]:
+            return decode_command(verb, process, entry.data)
+        case rest:
+            said = ".".join(rest)
+            why = f"the subject ends in {said!r:.200}: a verb and at most one sender may stand there"
+            return Unreadable(said[:64], why)
+
+
+def _read_event(job: str, entry: LogEntry) -> AnyEvent:
+    try:
+        event = decode_event(entry.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
+    if subject_of(job, event) != entry.subject:
+        raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")
+    return event
+
+
+def _where(job: str, entry: LogEntry) -> str:
+    return f"entry {entry.seq} of job {job!r}"
+
+
+def subject_of(job: str, event: Event) -> str:
+    """Return the subject of an event. A rejection may name a model that can't stand there: that is the hub's matter."""
+    model = model_of(event)
+    token = subjects.HUB if model == HUB_MODEL or model.startswith("_") else model
+    return f"{subjects.PREFIX}.{job}.event.{token}.{kind_of(event)}"

@@ -1,0 +1,73 @@
+"""A job's log as JetStream keeps it, in memory: what the registry's cores read and write in tests."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.wire.codec import decode_event, encode
+from tensorhub_common.wire.commands import Command, Unreadable
+from tensorhub_common.wire.events import AnyEvent, Event
+from tensorhub_registry.outcomes import Outgoing
+from tensorhub_registry.reading import read
+
+JOB = "run-7"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    seq: int
+    time: float
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = {}
+
+
+class ModelledLog:
+    """One total order, and a refusal for whoever publishes an event against another last event."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.last_event_seq = 0
+
+    def append(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Entry:
+        seq = len(self.entries) + 1
+        entry = Entry(seq, 1_000.0 + seq / 8, subject, data, headers or {})
+        self.entries.append(entry)
+        return entry
+
+    def say(self, command: Command, headers: Mapping[str, str] | None = None) -> Entry:
+        """Append a command as its sender would."""
+        verb = str(command.__struct_config__.tag)
+        process = "" if command.by is None else f".{command.by.process}"
+        return self.append(f"tensorhub.v1.{JOB}.cmd.{verb}{process}", encode(command), headers)
+
+    def publish(self, expected: int, events: Sequence[Outgoing]) -> int | None:
+        """Store all of the events and return the last one's sequence, or None: the last event is another one."""
+        if expected != self.last_event_seq:
+            return None
+        for outgoing in events:
+            self.last_event_seq = self.append(outgoing.subject, outgoing.body, outgoing.trace).seq
+        return self.last_event_seq
+
+    def after(self, seq: int) -> Iterator[Entry]:
+        return iter(self.entries[seq:])
+
+    def events(self) -> list[AnyEvent]:
+        """Return the events that stand in it."""
+        return [decode_event(entry.data) for entry in self.entries if ".event." in entry.subject]
+
+    @property
+    def last_event(self) -> Entry | None:
+        return self.entries[self.last_event_seq - 1] if self.last_event_seq else None
+
+
+def decided(entries: Sequence[Entry]) -> list[Event]:
+    """Return all the events that the commands among these entries must have, by a fold of nothing but commands."""
+    catalog = Catalog(JOB)
+    events: list[Event] = []
+    for entry in entries:
+        said = read(JOB, entry)
+        if isinstance(said, Command | Unreadable):
+            events += apply(catalog, entry.seq, entry.time, said)
+    return events

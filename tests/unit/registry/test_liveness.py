@@ -1,0 +1,218 @@
+"""Which agents are lost: silent for a whole window in which this registry could have heard them."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.wire.asks import Beat
+from tensorhub_registry.liveness import Deaf, ExpireAgent, Forget, Input, Listening, Liveness, Unwatch, Watch
+
+WINDOW_S = 3.0
+STEP_S = 0.25
+
+
+class Driven:
+    """A liveness core whose clock goes on in steps, as its driver lets it."""
+
+    def __init__(self, *events: Input) -> None:
+        self.core = Liveness(WINDOW_S)
+        self.now = 100.0
+        self.expired: list[ExpireAgent] = []
+        self.say(*events)
+
+    def say(self, *events: Input) -> list[ExpireAgent]:
+        before = len(self.expired)
+        for event in events:
+            self.expired += self.core.handle(event, self.now)
+            self.core.check()
+        return self.expired[before:]
+
+    def run(self, seconds: float, *beats: Beat) -> list[ExpireAgent]:
+        """Let time pass, with these beats at each step."""
+        before = len(self.expired)
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            self.say(*beats, Tick())
+        return self.expired[before:]
+
+
+def beat(agent: str = "a", incarnation: int = 1) -> Beat:
+    return Beat(agent=agent, incarnation=incarnation)
+
+
+def test_a_silent_agent_is_lost_after_the_window_and_not_before() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 7)]
+
+
+def test_beats_keep_it_alive() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    assert driven.run(10 * WINDOW_S, beat()) == []
+    assert driven.run(WINDOW_S) == [ExpireAgent("j", "a", 1, 7)]
+
+
+def test_a_beat_keeps_only_its_own_incarnation_alive() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1), Watch("k", "a", 2))
+    assert driven.run(WINDOW_S, beat(incarnation=2)) == [ExpireAgent("j", "a", 1, 7)]
+
+
+def test_it_is_expired_in_every_job_in_which_that_incarnation_is_live() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1), Watch("k", "a", 1), Watch("l", "b", 1))
+    expired = driven.run(WINDOW_S, beat("b"))
+    assert expired == [ExpireAgent("j", "a", 1, 7), ExpireAgent("k", "a", 1, 7)]
+
+
+def test_who_does_not_lead_expires_nobody() -> None:
+    driven = Driven(Watch("j", "a", 1))
+    assert driven.run(10 * WINDOW_S) == []
+    assert driven.core.deadline() is None
+
+
+def test_leadership_begins_a_whole_window() -> None:
+    """Beats before it may have been missed."""
+    driven = Driven(Watch("j", "a", 1))
+    driven.run(10 * WINDOW_S)
+    driven.say(Listening(8))
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 8)]
+
+
+def test_a_reconnection_begins_a_whole_window() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    driven.run(WINDOW_S - STEP_S)
+    driven.say(Deaf())
+    assert driven.run(WINDOW_S) == []
+    driven.say(Listening(7))
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert len(driven.run(STEP_S)) == 1
+
+
+def test_a_pause_of_ours_begins_a_whole_window() -> None:
+    """We were stopped, and the beats of that time wait unread: what comes first on waking must not expire anybody."""
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    driven.run(WINDOW_S - STEP_S)
+    driven.now += 60.0
+    assert driven.say(Tick()) == []
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert len(driven.run(STEP_S)) == 1
+
+
+def test_a_pause_shows_also_where_something_else_comes_first() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    driven.now += 60.0
+    assert driven.say(beat("b"), Tick()) == []
+    assert driven.run(WINDOW_S - STEP_S) == []
+
+
+def test_delays_of_a_busy_host_are_no_pause() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    for _ in range(3):
+        driven.now += driven.core.pause_max_s
+        driven.say(Tick())
+    assert len(driven.expired) == 1
+
+
+def test_short_windows_have_short_pauses() -> None:
+    assert Liveness(0.3).pause_max_s < 0.3 / 2
+    assert Liveness(60.0).pause_max_s == 1.0
+
+
+def test_an_agent_is_watched_from_the_moment_it_is_known() -> None:
+    driven = Driven(Listening(7))
+    driven.run(10 * WINDOW_S)
+    driven.say(Watch("j", "a", 1))
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert len(driven.run(STEP_S)) == 1
+
+
+def test_the_lost_are_watched_no_more() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1), Unwatch("j", "a"), Unwatch("j", "b"))
+    assert driven.run(2 * WINDOW_S) == []
+
+
+def test_a_new_incarnation_takes_the_old_ones_place() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1), Watch("j", "a", 2))
+    assert driven.run(WINDOW_S) == [ExpireAgent("j", "a", 2, 7)]
+
+
+def test_a_job_is_forgotten_with_all_its_agents() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1), Watch("j", "b", 1), Watch("k", "b", 1), Forget("j"))
+    assert driven.run(WINDOW_S) == [ExpireAgent("k", "b", 1, 7)]
+
+
+def test_an_expiry_that_the_log_did_not_take_is_said_again_after_a_window() -> None:
+    driven = Driven(Listening(7), Watch("j", "a", 1))
+    driven.run(WINDOW_S)
+    assert driven.run(WINDOW_S - STEP_S) == []
+    assert driven.run(STEP_S) == [ExpireAgent("j", "a", 1, 7)]
+
+
+def test_ticks_are_wanted_often_enough_to_see_a_pause() -> None:
+    """Whoever calls at the deadline, even twice as late, is not taken for stopped."""
+    driven = Driven(Listening(7))
+    deadline = driven.core.deadline()
+    assert deadline is not None
+    assert 0 < deadline - driven.now < driven.core.pause_max_s / 2
+    driven.say(Watch("j", "a", 1))
+    driven.now += 0.2
+    driven.say(Tick())
+    deadline = driven.core.deadline()
+    assert deadline is not None
+    assert deadline <= 100.0 + WINDOW_S
+
+
+def test_beats_of_strangers_are_not_kept() -> None:
+    driven = Driven(Listening(7), *(beat(f"stranger-{n}") for n in range(1_000)))
+    assert not driven.core._heard
+
+
+AGENTS = st.sampled_from("ab")
+EVENTS = st.one_of(
+    st.builds(Beat, agent=AGENTS, incarnation=st.integers(1, 2)),
+    st.builds(Watch, job=st.sampled_from("jk"), agent=AGENTS, incarnation=st.integers(1, 2)),
+    st.builds(Unwatch, job=st.sampled_from("jk"), agent=AGENTS),
+    st.builds(Forget, job=st.sampled_from("jk")),
+    st.builds(Listening, term=st.integers(1, 3)),
+    st.builds(Deaf),
+    st.just(Tick()),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.sampled_from((0.0, 0.1, 0.5, 0.9, 2.0))), max_size=80))
+@settings(max_examples=150, deadline=None)
+def test_nobody_is_expired_who_beat_within_the_window_or_before_we_had_listened_for_one(
+    history: list[tuple[Input, float]],
+) -> None:
+    """Against a plain reading of the rule, for any history."""
+    core = Liveness(WINDOW_S)
+    now, last, since = 0.0, 0.0, None
+    heard: dict[tuple[str, int], float] = {}
+    live: dict[tuple[str, str], int] = {}
+    for event, wait_s in history:
+        now += wait_s
+        if now - last > core.pause_max_s and since is not None:
+            since = now
+        last = now
+        expired = core.handle(event, now)
+        core.check()
+        match event:
+            case Listening():
+                since = now
+            case Deaf():
+                since = None
+            case Beat(agent=agent, incarnation=incarnation):
+                heard[agent, incarnation] = now
+            case Watch(job, agent, incarnation):
+                live[job, agent] = incarnation
+            case Unwatch(job, agent):
+                live.pop((job, agent), None)
+            case Forget(job):
+                live = {key: value for key, value in live.items() if key[0] != job}
+            case _:
+                pass
+        for lost in expired:
+            assert since is not None
+            assert now - since >= WINDOW_S
+            assert now - heard.get((lost.agent, lost.incarnation), 0.0) >= WINDOW_S
+            assert live[lost.job, lost.agent] == lost.incarnation

@@ -1,0 +1,96 @@
+"""What an entry of the log is, whoever wrote it."""
+
+import pytest
+from tests.unit.registry.modelled_log import JOB, Entry
+
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Join, Publish, Sender, Unreadable
+from tensorhub_common.wire.events import CommandRejected, VersionRetired
+from tensorhub_registry.reading import HEADER_CHARS_MAX, FoldMismatch, Origin, origin_of, read, subject_of
+
+PREFIX = f"tensorhub.v1.{JOB}"
+
+
+def entry(subject: str, data: bytes) -> Entry:
+    return Entry(1, 0.0, f"{PREFIX}.{subject}", data)
+
+
+def test_commands_from_outside_and_from_agents() -> None:
+    wish = Publish(model="m", replica="r")
+    assert read(JOB, entry("cmd.publish", encode(wish))) == wish
+    join = Join(by=Sender("a", 1, 1), host="h", site="s")
+    assert read(JOB, entry("cmd.join.a", encode(join))) == join
+
+
+@pytest.mark.parametrize(
+    ("subject", "data", "reason"),
+    [
+        ("cmd.publish", b"", "no command"),
+        ("cmd.publish", b"\xff" * 900_000, "has 900000 bytes"),
+        ("cmd.join.b", encode(Join(by=Sender("a", 1, 1), host="h", site="s")), "a sender of 'b'"),
+        ("cmd.join.a.b", encode(Join(by=Sender("a", 1, 1), host="h", site="s")), "at most one sender"),
+        ("cmd.event.m.version.retired", b"{}", "at most one sender"),
+        ("cmd." + "x" * 300 + ".a.b", b"{}", "at most one sender"),
+        ("cmd.é", b"[]", "no command"),
+    ],
+)
+def test_whatever_else_stands_on_the_command_subjects_is_unreadable(subject: str, data: bytes, reason: str) -> None:
+    said = read(JOB, entry(subject, data))
+    assert isinstance(said, Unreadable)
+    assert reason in said.reason
+    assert len(said.reason) < 600
+
+
+def test_events() -> None:
+    event = VersionRetired(cmd=1, i=1, k=1, model="m", version=3)
+    assert read(JOB, entry("event.m.version.retired", encode(event))) == event
+
+
+@pytest.mark.parametrize(
+    ("subject", "data"),
+    [
+        ("event.m.version.retired", b"{}"),
+        ("event.m.version.retired", b"\xff"),
+        ("event.m.version.invented", b'{"kind":"version.invented","model":"m"}'),
+        ("event.n.version.retired", encode(VersionRetired(model="m", version=3))),
+        ("event.m.version.published", encode(VersionRetired(model="m", version=3))),
+    ],
+)
+def test_an_event_that_this_version_would_not_write_is_a_mismatch(subject: str, data: bytes) -> None:
+    with pytest.raises(FoldMismatch):
+        read(JOB, entry(subject, data))
+
+
+@pytest.mark.parametrize(("model", "token"), [("m", "m"), ("_hub", "_hub"), ("_secret", "_hub")])
+def test_the_subject_of_a_rejection_names_only_models_that_can_stand_there(model: str, token: str) -> None:
+    event = CommandRejected(verb="want", error="BadCommand", message="no", model=model)
+    assert subject_of(JOB, event) == f"{PREFIX}.event.{token}.command.rejected"
+
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({}, None),
+        ({"Nats-Msg-Id": "x"}, None),
+        ({"traceparent": TRACE}, Origin({"traceparent": TRACE})),
+        ({"Traceparent": TRACE, "TraceState": "a=b"}, Origin({"traceparent": TRACE, "tracestate": "a=b"})),
+        ({"traceparent": "x" * (HEADER_CHARS_MAX + 1)}, None),
+        ({"traceparent": "a\r\nNats-Rollup: all"}, None),
+        ({"traceparent": "é"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX.a.1"}, Origin({}, "_INBOX.a.1")),
+        ({"tensorhub-reply-to": "_INBOX.a"}, Origin({}, "_INBOX.a")),
+        ({"Tensorhub-Reply-To": f"{PREFIX}.cmd.publish"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX."}, None),
+        ({"Tensorhub-Reply-To": "_INBOX.a..b"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX.>"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX.a b"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX.a\r\nPUB x 0"}, None),
+        ({"Tensorhub-Reply-To": "_INBOX." + "a" * HEADER_CHARS_MAX}, None),
+    ],
+)
+def test_what_headers_ask_of_the_outcome(headers: dict[str, str], origin: Origin | None) -> None:
+    """A trace to carry on, and an inbox: nothing that could make the registry write anywhere else."""
+    assert origin_of(headers) == origin
