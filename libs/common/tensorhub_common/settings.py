@@ -7,6 +7,7 @@ round.
 Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
 
+import hashlib
 import re
 import socket
 import string
@@ -22,6 +23,9 @@ from tensorhub_common.errors import TensorHubError
 PREFIX: Final = "TENSORHUB_"
 HOST_CHARS_MAX: Final = 48
 """The real host name is cut to this, so that names made from it stay within `NAME_CHARS_MAX`."""
+
+HUB_ID_BYTES: Final = 4
+"""Of the digest of the hub's directory, as it stands in the names of its segments."""
 
 TABLE_BEGIN: Final = "<!-- settings: begin (written by `make docs`) -->"
 TABLE_END: Final = "<!-- settings: end -->"
@@ -295,3 +299,9 @@ def with_table(page: str) -> str:
 
 if __name__ == "__main__":
     sys.stdout.write(with_table(sys.stdin.read()))
+
+
+def segment_beginning(directory: Path) -> str:
+    """Return how the names of all segments of the hub in this directory begin; it keeps two hubs on one host apart."""
+    hub = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=HUB_ID_BYTES).hexdigest()
+    return f"tensorhub-{hub}-"

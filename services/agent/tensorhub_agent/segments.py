@@ -12,7 +12,6 @@ Always true:
 import contextlib
 import ctypes
 import errno
-import hashlib
 import mmap
 import os
 import re
@@ -26,6 +25,7 @@ from typing import Final
 
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.names import check_name
+from tensorhub_common.settings import segment_beginning
 
 SEGMENT_MODE: Final = 0o600
 SEGMENT_SUFFIX: Final = ".seg"
@@ -110,11 +110,11 @@ class SegmentStore:
 
         `bytes_max` 0 means `SHARE_OF_FILE_SYSTEM` of the memory file system.
         """
-        hub = hashlib.blake2b(os.fsencode(hub_dir.resolve()), digest_size=4).hexdigest()
+        check_name("agent", agent)
         if not bytes_max:
             about = os.statvfs(shm_dir)
             bytes_max = int(about.f_blocks * about.f_frsize * SHARE_OF_FILE_SYSTEM)
-        return cls(shm_dir, segment_prefix(hub, agent), bytes_max)
+        return cls(shm_dir, f"{segment_beginning(hub_dir)}{agent}-", bytes_max)
 
     @property
     def total_bytes(self) -> int:

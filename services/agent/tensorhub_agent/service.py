@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 import secrets
 from typing import Final
 
@@ -15,7 +13,7 @@ from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
-from tensorhub_agent.segments import SegmentStore, segment_prefix
+from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Limits
 from tensorhub_agent.shelf import Shelves
@@ -37,12 +35,6 @@ from tensorhub_common.wire.worker import Attached
 CONNECT_AGAIN_S: Final = 0.2
 TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
-
-HUB_ID_BYTES: Final = 4
-"""Of the digest of the hub's folder, which keeps apart the segments of two hubs on one host."""
-
-SHARE_PERCENT: Final = 80
-"""Of the memory file system, when no limit is set."""
 
 JOBS_MAX: Final = 100
 """One agent serves at most so many jobs."""
@@ -117,8 +109,7 @@ class AgentService:
 
     def _surroundings(self, bus: Bus, pool: CopyPool, beat: BeatThread) -> tuple[Surroundings, Shelves]:
         settings = self._settings
-        hub = hashlib.blake2b(str(settings.dir.resolve()).encode(), digest_size=HUB_ID_BYTES).hexdigest()
-        store = SegmentStore(settings.shm_dir, segment_prefix(hub, self.agent), _memory_bytes_max(settings))
+        store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
         shelves = Shelves(store)
         transport = LocalTransport(
             socket=settings.socket.with_suffix(".peers"),
@@ -258,13 +249,6 @@ class AgentService:
         job = self._jobs.get(_job_of(lease))
         if job is not None:
             job.lease_ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
-
-
-def _memory_bytes_max(settings: Settings) -> int:
-    if settings.memory_bytes_max:
-        return settings.memory_bytes_max
-    about = os.statvfs(settings.shm_dir)
-    return about.f_blocks * about.f_frsize * SHARE_PERCENT // 100
 
 
 def _job_of(name: str) -> str:

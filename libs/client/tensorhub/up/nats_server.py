@@ -2,9 +2,8 @@
 
 It listens on 127.0.0.1 only and asks for a password, since a port is open to every user of the machine. Started for
 the first time it takes a free port and tells it in a file; from then on the configuration names that port, so a
-restart comes back on it, over the same store. Always true: what was acknowledged is on the disk (`sync_interval:
-always`: measured, publish to acknowledgement takes 0.5 ms instead of 0.26, which is little for a log that must not
-forget).
+restart comes back on it, over the same store. Always true: what was acknowledged
+outlives the server, however it ends. It does not wait for the disk (docs/adr/0002-embedded-log-and-the-disk.md).
 """
 
 import asyncio
@@ -97,7 +96,6 @@ ports_file_dir: {json.dumps(str(self._ports))}
 jetstream {{
   store_dir: {json.dumps(str(self._directory / "store"))}
   max_file_store: {STORE_BYTES_MAX}
-  sync_interval: always
 }}
 authorization {{ user: {USER}, password: "{self._password}" }}
 """

@@ -21,6 +21,7 @@ from tensorhub.up.children import Child, Children, ChildSpec
 from tensorhub.up.hub_dir import HubDir
 from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
 from tensorhub.up.nats_server import NatsServer
+from tensorhub_common import settings
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import RegistryUnavailable
@@ -126,7 +127,19 @@ class Up:
         hub_file.remove(self._directory.path)
         if self._children is not None:
             await self._children.stop()
+        self._free_segments()
         self._directory.close()
+
+    def _free_segments(self) -> None:
+        """Give the agents' memory back; a worker that still has a segment mapped keeps it until it ends.
+
+        An agent leaves its segments for the next one of its name, which suits a restart. An `up` that was killed leaves
+        them too, and the next one in this directory takes them back.
+        """
+        shm = settings.load(self._environment).shm_dir
+        for path in shm.glob(f"{settings.segment_beginning(self._directory.path)}*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     async def __aenter__(self) -> Self:
         await self.start()
