@@ -22,6 +22,7 @@ from tensorhub_common.errors import TensorHubError
 
 LENGTH: Final = struct.Struct("!I")
 READ_BYTES: Final = 256 * 1024
+CONNECT_AGAIN_S: Final = 0.01
 FDS_MAX: Final = 16
 """So many descriptors may arrive with one read, and wait to be taken."""
 
@@ -168,13 +169,23 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
     return int(pid), int(uid)
 
 
+def _connected(sock: socket.socket, path: Path) -> bool:
+    try:
+        sock.connect(str(path))
+    except BlockingIOError:
+        return False
+    return True
+
+
 async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
     """Connect to a unix socket. Raises `PeerGone` when nobody listens there within the bound."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.get_running_loop().sock_connect(sock, str(path))
+            while not _connected(sock, path):
+                # The queue of those who wait to be let in is full; asyncio's own connect would take that for success.
+                await asyncio.sleep(CONNECT_AGAIN_S)
     except (OSError, TimeoutError) as why:
         sock.close()
         raise PeerGone(f"nobody answers on {path}: {why!r}") from None

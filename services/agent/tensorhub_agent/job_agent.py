@@ -53,7 +53,7 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
 from tensorhub_common.layout import Layout, shared_mismatch
 from tensorhub_common.subjects import ask, events_of, hub_ask
-from tensorhub_common.wire.asks import OpenJob
+from tensorhub_common.wire.asks import Error, OpenJob
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
 from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, PlanAnswer, Refusal, SourceId
@@ -70,7 +70,7 @@ PROGRESS_S: Final = 0.25
 FOLLOW_AGAIN_S: Final = 0.2
 
 _log: Final = logging.getLogger(__name__)
-_plans: Final[msgspec.json.Decoder[PlanAnswer]] = msgspec.json.Decoder(PlanAnswer)
+_plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
 
 
 @dataclass(slots=True)
@@ -278,9 +278,12 @@ class JobAgent:
     async def _ask_plan(self, demand: Demand) -> PlanAnswer:
         try:
             body = await self._around.bus.request(ask(self.job, "plan"), msgspec.json.encode(demand), PLAN_ASK_S)
-            return _plans.decode(body)
+            answer = _plans.decode(body)
         except (TensorHubError, msgspec.MsgspecError) as why:
             return Refusal(error=VersionUnavailable.__name__, reason=f"no planner answered: {why}")
+        if isinstance(answer, Error):
+            return Refusal(error=answer.error, reason=answer.message)
+        return answer
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""

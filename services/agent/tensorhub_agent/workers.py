@@ -28,6 +28,7 @@ CONNECTIONS_MAX: Final = 1024
 SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
 
+ACCEPT_AGAIN_S: Final = 0.5
 BACKLOG: Final = 128
 SOCKET_PATH_BYTES_MAX: Final = 107
 
@@ -137,7 +138,13 @@ class WorkerServer:
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(sock)
+            try:
+                connection, _ = await loop.sock_accept(sock)
+            except OSError as why:
+                # Without a free descriptor there is nothing to accept; workers wait in the queue meanwhile.
+                _log.warning("no worker can be let in: %s", why)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             pid, uid = peer_of(connection)
             if uid != os.getuid() or len(self._serving) >= CONNECTIONS_MAX:
                 _log.warning("a connection of process %d (user %d) was refused", pid, uid)

@@ -10,21 +10,15 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Service
 from tensorhub_common.subjects import ping as ping_subject
+from tensorhub_common.wire.asks import Pong
+from tensorhub_common.wire.commands import PROTOCOL
 
 PING_TIMEOUT_S: Final = 1.0
 
 
-class Pong(msgspec.Struct, frozen=True):
-    """What a living process says of itself: its id, its process number on its host, and what it is ("registry")."""
-
-    id: str
-    pid: int
-    role: str
-
-
 async def answer_pings(bus: Bus, process: str, role: str) -> Service:
     """Answer the pings of this process from now on; to be called once it is ready to serve."""
-    pong = msgspec.json.encode(Pong(process, os.getpid(), role))
+    pong = msgspec.json.encode(Pong(id=process, role=role, pid=os.getpid(), protocol=PROTOCOL))
 
     async def answer(_: Message) -> bytes:
         return pong
