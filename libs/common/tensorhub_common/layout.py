@@ -17,6 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -31,6 +32,11 @@ ALIGNMENT_BYTES: Final = 256
 
 TENSORS_MAX: Final = 1_000_000
 NAME_BYTES_MAX: Final = 4096
+TENSOR_BYTES_MAX: Final = 2**53 - 1
+"""What every reader of JSON counts exactly; sizes stand in commands."""
+
+SIZE_MAX: Final = 2**63 - 1
+"""A dimension of a global tensor has at most so many elements: indices are 64-bit integers."""
 
 Shape = tuple[int, ...]
 
@@ -97,7 +103,7 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
         raise LayoutMismatch(
             f"a shard has {len(tensors)} tensors; at most {TENSORS_MAX} are possible, so use more shards"
         )
-    for before, after in zip(tensors, tensors[1:], strict=False):
+    for before, after in pairwise(tensors):
         if before.name == after.name:
             raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
     for entry in tensors:
@@ -106,13 +112,13 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
 
 
 def _check_entry(entry: TensorEntry) -> None:
-    if not entry.name or len(entry.name.encode()) > NAME_BYTES_MAX:
+    if not 0 < _name_bytes(entry.name) <= NAME_BYTES_MAX:
         raise LayoutMismatch(
-            f"tensor name {entry.name[:40]!r} is empty or longer than {NAME_BYTES_MAX} bytes; rename the tensor"
+            f"tensor name {entry.name[:40]!r} is empty, no text or longer than {NAME_BYTES_MAX} bytes: rename it"
         )
-    if entry.itemsize < 1:
+    if not 1 <= entry.itemsize <= PIECE_BYTES_MAX:
         raise LayoutMismatch(
-            f"tensor {entry.name!r} has itemsize {entry.itemsize}; dense dtypes of whole bytes are possible"
+            f"tensor {entry.name!r} has itemsize {entry.itemsize}: dense dtypes of whole bytes are possible"
         )
     ranks = {len(entry.shape), len(entry.global_shape), len(entry.offset)}
     if len(ranks) != 1:
@@ -121,11 +127,21 @@ def _check_entry(entry: TensorEntry) -> None:
             "must have the same number of dimensions"
         )
     for size, whole, begin in zip(entry.shape, entry.global_shape, entry.offset, strict=True):
-        if size < 0 or begin < 0 or begin + size > whole:
+        if size < 0 or begin < 0 or begin + size > whole or whole > SIZE_MAX:
             raise LayoutMismatch(
                 f"tensor {entry.name!r}: a box of shape {entry.shape} at offset {entry.offset} does not fit "
                 f"into global shape {entry.global_shape}"
             )
+    if entry.nbytes > TENSOR_BYTES_MAX:
+        raise LayoutMismatch(f"tensor {entry.name!r} has {entry.nbytes} bytes; at most {TENSOR_BYTES_MAX} are possible")
+
+
+def _name_bytes(name: str) -> int:
+    """Return how long a name is as UTF-8, or 0 when it can't be written so (a lone surrogate)."""
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError:
+        return 0
 
 
 def layout_digest(layout: Layout) -> str:
