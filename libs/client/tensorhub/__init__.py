@@ -1,1 +1,85 @@
-"""The SDK of TensorHub: what trainers and engines import."""
+"""The SDK of TensorHub: what trainers and engines import.
+
+    import tensorhub, torch
+    hub = tensorhub.connect()
+    hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)
+    engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
+    print(engine.replicate("latest"), engine.tensors["w"])
+
+Importing it brings in no torch: a control host has none, and `versions`, `replicas` and `watch` need none.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from tensorhub.hub import AsyncHub, connect_async
+from tensorhub.hub_sync import Hub, Shard, connect
+from tensorhub.shard import AsyncShard
+from tensorhub.specs import TensorSpec
+from tensorhub.watching import Watched
+from tensorhub_common.bus.failures import LogGap, LogMissing
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    BadCommand,
+    DrainTimeout,
+    IntegrityError,
+    InvalidName,
+    LayoutMismatch,
+    MemoryExhausted,
+    NotFilled,
+    NotInThisVersion,
+    NotPublished,
+    RegistryUnavailable,
+    ReplicaConflict,
+    RetentionFull,
+    RoundTimeout,
+    StaleSender,
+    TensorHubError,
+    VersionConflict,
+    VersionUnavailable,
+)
+from tensorhub_common.settings import InvalidSetting
+from tensorhub_common.wire.asks import ReplicaInfo, ShardInfo, VersionInfo
+from tensorhub_common.wire.worker import ReadReport, SourceReport
+
+try:
+    __version__ = version("tensorhub")
+except PackageNotFoundError:  # A checkout on the path that nobody installed.
+    __version__ = "0+unknown"
+
+__all__ = [
+    "AgentUnavailable",
+    "AsyncHub",
+    "AsyncShard",
+    "BadCommand",
+    "DrainTimeout",
+    "Hub",
+    "IntegrityError",
+    "InvalidName",
+    "InvalidSetting",
+    "LayoutMismatch",
+    "LogGap",
+    "LogMissing",
+    "MemoryExhausted",
+    "NotFilled",
+    "NotInThisVersion",
+    "NotPublished",
+    "ReadReport",
+    "RegistryUnavailable",
+    "ReplicaConflict",
+    "ReplicaInfo",
+    "RetentionFull",
+    "RoundTimeout",
+    "Shard",
+    "ShardInfo",
+    "SourceReport",
+    "StaleSender",
+    "TensorHubError",
+    "TensorSpec",
+    "VersionConflict",
+    "VersionInfo",
+    "VersionUnavailable",
+    "Watched",
+    "__version__",
+    "connect",
+    "connect_async",
+]

@@ -1,0 +1,87 @@
+"""What callers of the SDK may pass, checked before anything travels.
+
+A mistake in a call is told at once and by its own name, with nothing changed: the wrong kind of value is a
+`TypeError` or `ValueError`, and what the hub would refuse is the error that the hub would raise.
+"""
+
+import math
+import operator
+from contextlib import suppress
+from typing import Final, Literal, SupportsIndex, cast
+
+from tensorhub_common.errors import (
+    LayoutMismatch,
+    NotInThisVersion,
+    TensorHubError,
+    VersionConflict,
+    VersionUnavailable,
+)
+from tensorhub_common.wire.commands import VERSION_MAX
+
+TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
+"""No call waits longer than a week."""
+
+SHARDS_MAX: Final = 65_536
+INSTALLS: Final = ("in-place", "staged", "mapped")
+
+
+def seconds(what: str, value: float) -> float:
+    """Return a bound in seconds: finite and not negative."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number of seconds; got {value!r:.80}")
+    if not 0 <= value <= TIMEOUT_S_MAX:
+        raise ValueError(f"{what} is {value:g}; give a number of seconds from 0 to {TIMEOUT_S_MAX:g}")
+    return float(value)
+
+
+def patience(value: float, timeout_s: float) -> float:
+    """Return how long to wait for something newer: at most the call's own bound."""
+    return timeout_s if value == math.inf else min(seconds("wait_s", value), timeout_s)
+
+
+def whole(what: str, value: object) -> int:
+    """Return a whole number, given as an int or anything that stands for one, such as numpy's integers."""
+    if not isinstance(value, bool):
+        # torch's tensors say in several ways that they are no whole number.
+        with suppress(TypeError, ValueError, RuntimeError):
+            return operator.index(cast("SupportsIndex", value))
+    raise TypeError(f"{what} is a whole number; got {value!r:.80}")
+
+
+def published_version(value: object) -> int | None:
+    """Return the version to publish; None means the last published one and one more."""
+    return None if value is None else _version(value, VersionConflict)
+
+
+def wanted_version(value: object) -> int | Literal["latest"]:
+    """Return the version to replicate."""
+    if value == "latest":
+        return "latest"
+    if isinstance(value, str):
+        raise TypeError(f"a version is a whole number or 'latest'; got {value!r:.80}")
+    return _version(value, VersionUnavailable)
+
+
+def _version(value: object, error: type[TensorHubError]) -> int:
+    version = whole("a version", value)
+    if not 0 <= version <= VERSION_MAX:
+        raise error(f"version {version} is out of range: take 0 to {VERSION_MAX}")
+    return version
+
+
+def shard_of(shard: object, shards: object) -> tuple[int, int]:
+    """Return a shard's number and how many there are. Raises `LayoutMismatch` when the number is out of range."""
+    number, count = whole("shard", shard), whole("shards", shards)
+    if not 1 <= count <= SHARDS_MAX:
+        raise LayoutMismatch(f"a replica of {count} shards is not possible: give shards from 1 to {SHARDS_MAX}")
+    if not 0 <= number < count:
+        raise LayoutMismatch(f"shard {number} is out of range: with shards={count} give 0 to {count - 1}")
+    return number, count
+
+
+def install(value: object) -> None:
+    """Check how weights are to be installed."""
+    if value not in INSTALLS:
+        raise ValueError(f"install is {value!r:.80}; possible are {', '.join(map(repr, INSTALLS))}")
+    if value != "in-place":
+        raise NotInThisVersion(f"install={value!r} is not in this version of TensorHub: use install='in-place'")

@@ -1,0 +1,88 @@
+"""One shard of this process as its agent knows it: where it belongs, its memory, what it holds, and what became of it.
+
+Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` never
+changes once a caller's tensors stand in it, because an attachment whose segment was replaced is `lost`.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.worker import ReadReport, RegisterCall
+
+
+class Key(NamedTuple):
+    """Names a shard within a job."""
+
+    model: str
+    replica: str
+    shard: int
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a shard belongs and what it looks like. `layout` is a Layout as zstd-compressed MessagePack."""
+
+    model: str
+    replica: str
+    shard: int
+    shards: int
+    spot: bool
+    layout: bytes
+
+    @property
+    def key(self) -> Key:
+        """Return the shard's name."""
+        return Key(self.model, self.replica, self.shard)
+
+    @property
+    def where(self) -> str:
+        """Name the shard in a sentence."""
+        return f"shard {self.shard} of {self.model}/{self.replica}"
+
+    def call(self, number: int, timeout_s: float) -> RegisterCall:
+        """Return the frame that registers the shard."""
+        return RegisterCall(call=number, timeout_s=timeout_s, **{name: getattr(self, name) for name in _FIELDS})
+
+
+_FIELDS = Place.__struct_fields__
+
+Segment = tuple[int, int]
+"""Device and inode: what tells a segment from all others while somebody has it open or mapped."""
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """The session changes it as the agent speaks; a shard reads it."""
+
+    place: Place
+    claimed: bool = True
+    """A caller has it, or is about to. Without one, the next who registers the same shard takes it over."""
+    registering: bool = True
+    handle: int | None = None
+    fd: int | None = None
+    segment: Segment | None = None
+    fresh: bool = False
+    version: int | None = None
+    report: ReadReport | None = None
+    load_untold: bool = False
+    """The values are in the memory, and the agent has not yet answered anything that it was told after that."""
+    busy: bool = False
+    releasing: bool = False
+    lost: TensorHubError | None = None
+
+    def close_fd(self) -> None:
+        """Close the segment's descriptor, if it is still open."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def segment_of(fd: int | None) -> Segment | None:
+    """Return which segment a descriptor belongs to; a shard without a byte may have none."""
+    if fd is None:
+        return None
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

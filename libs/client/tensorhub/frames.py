@@ -1,0 +1,117 @@
+"""One connection to an agent: frames out without waiting, frames in as they come, descriptors beside them.
+
+The agent attaches one descriptor to each `Registered`; the kernel keeps descriptors in the order of the bytes, so the
+n-th descriptor belongs to the n-th `Registered`.
+
+Always true: frames go out whole and in the order of `send`, whoever is cancelled meanwhile; after the connection has
+ended `on_end` has been called once, unless this side ended it, and nothing more is handed over.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import AgentUnavailable, TensorHubError
+from tensorhub_common.framed import Framed
+from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Registered
+
+UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""What waits for an agent that doesn't read; on top of that, a frame is refused."""
+
+OnFrame = Callable[[FromAgent, int | None], None]
+"""Takes a frame, and with `Registered` the descriptor of its segment, which is then the taker's to close."""
+
+OnEnd = Callable[[str], None]
+"""Takes the reason why the connection ended."""
+
+_frames: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Connection:
+    """One connection to an agent. Make it with `dial`; it belongs to the event loop that made it."""
+
+    def __init__(self, sock: socket.socket, on_frame: OnFrame, on_end: OnEnd) -> None:
+        self._socket = sock
+        self._framed = Framed(sock, FRAME_BYTES_MAX)
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unsent_bytes = 0
+        self._open = True
+        loop = asyncio.get_running_loop()
+        self._tasks = (loop.create_task(self._read()), loop.create_task(self._write()))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither side has ended it, as far as is known."""
+        return self._open
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame, after all earlier ones. On a connection that has ended nothing happens: `on_end` has told."""
+        body = _encode(frame)
+        if len(body) > FRAME_BYTES_MAX:
+            raise AgentUnavailable(
+                f"a frame of {len(body)} bytes is more than an agent takes ({FRAME_BYTES_MAX}): use more shards"
+            )
+        if self._unsent_bytes + len(body) > UNSENT_BYTES_MAX:
+            raise AgentUnavailable(
+                f"the agent has not read {self._unsent_bytes} bytes that were sent to it: see 'tensorhub doctor'"
+            )
+        if self._open:
+            self._unsent_bytes += len(body)
+            self._unsent.put_nowait(body)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                body = await self._unsent.get()
+                await self._framed.send(body)
+                self._unsent_bytes -= len(body)
+        except TensorHubError as error:
+            self._end(str(error))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                body = await self._framed.receive()
+                frame = _frames.decode(body)
+                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, Registered) else None)
+        except TensorHubError as error:
+            self._end(str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._end(f"the agent sent a frame that this version can't read ({error})")
+
+    def _end(self, reason: str) -> None:
+        if self._open:
+            self.close()
+            self._on_end(reason)
+
+    def close(self) -> None:
+        """End the connection without a word to `on_end`. A second call does nothing."""
+        self._open = False
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._framed.close()
+
+    def abandon(self) -> None:
+        """In a child of `fork`: close its copy of the socket, which would hide the parent's end, and touch no loop."""
+        self._open = False
+        self._socket.close()
+
+
+async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd) -> Connection:
+    """Connect to an agent's socket. Raises `OSError`. The caller bounds the time."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock.setblocking(False)  # noqa: FBT003 (the library's own form)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock, on_frame, on_end)

@@ -1,0 +1,298 @@
+"""The SDK for asyncio programs: `connect_async`, and the hub object that it returns.
+
+`hub_sync.py` is its twin for everybody else, method for method.
+
+Always true: names and numbers are checked before anything travels; no call waits without a bound, but for `watch`,
+which waits for whatever comes; nothing here imports torch before the first `register`.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+
+import msgspec
+import zstandard
+
+from tensorhub import arguments
+from tensorhub.attachment import Attachment, Place
+from tensorhub.find import find_agent
+from tensorhub.registry import ASK_S, NatsAddress, Registry
+from tensorhub.session import Session
+from tensorhub.shard import AsyncShard
+from tensorhub.watching import Watched
+from tensorhub_common import settings as settings_module
+from tensorhub_common import telemetry
+from tensorhub_common.errors import NotInThisVersion, TensorHubError
+from tensorhub_common.names import check_name
+from tensorhub_common.settings import Settings
+from tensorhub_common.subjects import check_job
+from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
+
+if TYPE_CHECKING:
+    from tensorhub.tensors import Described, Tensors
+
+CONNECT_S: Final = 10.0
+CLOSE_AWAY_S: Final = 3.0
+"""How long `close` waits for an agent that is away; the shards stay with it then."""
+FREE_S: Final = 5.0
+ZSTD_LEVEL: Final = 3
+
+Result = TypeVar("Result")
+
+log = telemetry.logger(__name__)
+
+
+class AsyncHub:
+    """A connection to one agent, for one job. `connect_async` makes it; use it in the event loop that made it."""
+
+    def __init__(self, job: str, session: Session, registry: Registry) -> None:
+        self.job = job
+        self._session = session
+        self._registry = registry
+        self._shards: dict[AsyncShard, None] = {}
+        self._closed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<hub of job {self.job} at agent {self.agent}>"
+
+    @property
+    def agent(self) -> str:
+        """The id of the agent whose memory the shards stand in."""
+        return self._session.agent.agent
+
+    # -------------------------------------------------------------------------------------------------- shards
+
+    async def register(
+        self,
+        model: str,
+        module_or_tensors: "Tensors",
+        *,
+        replica: str,
+        shard: int = 0,
+        shards: int = 1,
+        spot: bool = False,
+        install: str = "in-place",
+        timeout_s: float = 30,
+    ) -> AsyncShard:
+        """Bring a shard into hub memory, or come back to it; waits for no other shard.
+
+        If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
+        are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
+        its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
+        `MemoryExhausted`.
+        """
+        self._session.check()
+        check_name("model", model)
+        check_name("replica", replica)
+        number, count = arguments.shard_of(shard, shards)
+        arguments.install(install)
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        described, layout = await _in_thread(lambda: _described(module_or_tensors))
+        place = Place(model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout)
+        attachment = await self._session.register(place, bound_s)
+        try:
+            tensors = await _in_thread(lambda: _bound(described, attachment))
+        except asyncio.CancelledError:
+            attachment.claimed = False
+            raise
+        except BaseException:
+            await self._undo(attachment)
+            raise
+        attachment.close_fd()
+        if attachment.version is None and (attachment.fresh or _gives_all(described)):
+            self._session.loaded(attachment)
+        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget)
+        self._shards[made] = None
+        return made
+
+    async def _undo(self, attachment: Attachment) -> None:
+        """The tensors could not be made. A shard that this call brought is freed; one that was there before stays."""
+        if attachment.fresh:
+            with suppress(TensorHubError):
+                await self._session.release(attachment, FREE_S)
+        attachment.claimed = False
+
+    def _forget(self, shard: AsyncShard) -> None:
+        self._shards.pop(shard, None)
+
+    # ------------------------------------------------------------------------------------------------ questions
+
+    async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
+        """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
+        self._session.check()
+        return await self._registry.versions(model, arguments.seconds("timeout_s", timeout_s))
+
+    async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
+        """Return the replicas of a model with their shards, in the order of their registration."""
+        self._session.check()
+        return await self._registry.replicas(model, arguments.seconds("timeout_s", timeout_s))
+
+    def watch(
+        self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
+    ) -> AsyncGenerator[Watched, None]:
+        """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
+
+        `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
+        `kinds`: other kinds of events than those of versions; an empty collection means all.
+        """
+        self._session.check()
+        check_name("model", model)
+        if after is not None:
+            arguments.whole("after", after)
+        return self._until_closed(self._registry.watch(model, after, kinds))
+
+    async def _until_closed(self, events: AsyncGenerator[Watched, None]) -> AsyncGenerator[Watched, None]:
+        """Yield what comes; end with an error when the hub is closed meanwhile."""
+        closing = asyncio.ensure_future(self._closed.wait())
+        coming: asyncio.Future[Watched] | None = None
+        try:
+            while True:
+                coming = asyncio.ensure_future(_next(events))
+                await asyncio.wait({coming, closing}, return_when=asyncio.FIRST_COMPLETED)
+                self._session.check()
+                yield await coming
+        finally:
+            for task in (coming, closing):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+            await events.aclose()
+
+    async def retain(self, model: str, *, last: int) -> NoReturn:
+        """Keep the last versions of a model: not in this version."""
+        self._session.check()
+        check_name("model", model)
+        arguments.whole("last", last)
+        raise NotInThisVersion(
+            "retain is not in this version of TensorHub: a version lives while a replica holds it, so add a replica"
+        )
+
+    async def rewind(self, model: str, *, to: int) -> NoReturn:
+        """Retire later versions: not in this version."""
+        self._session.check()
+        check_name("model", model)
+        arguments.whole("to", to)
+        raise NotInThisVersion(
+            "rewind is not in this version of TensorHub: publish the checkpoint's weights as the next version instead"
+        )
+
+    # ------------------------------------------------------------------------------------------------------ end
+
+    async def close(self, *, timeout_s: float = 60) -> None:
+        """Release all shards and end the connection. A second call does nothing.
+
+        The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
+        shards.
+        """
+        if self._closed.is_set():
+            return
+        self._session.check()
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        if not self._session.is_connected:
+            bound_s = min(bound_s, CLOSE_AWAY_S)
+        try:
+            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards)]
+            outcomes = await asyncio.gather(*releases, return_exceptions=True)
+        finally:
+            self._closed.set()
+            await self._session.close()
+            await self._registry.close()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session.is_forked:
+            # A child that leaves its parent's block has nothing of its own to release.
+            return
+        try:
+            await self.close()
+        except TensorHubError as failure:
+            if error is None:
+                raise
+            # What went wrong in the block is what the caller must see.
+            log.warning("the hub could not release all its shards", why=str(failure))
+
+
+async def connect_async(
+    job: str | None = None,
+    *,
+    agent: str | PathLike[str] | None = None,
+    nats: str | None = None,
+    timeout_s: float = CONNECT_S,
+) -> AsyncHub:
+    """Connect to an agent of this host.
+
+    `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
+    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is.
+    Raises `AgentUnavailable` when no agent answers within the bound.
+    """
+    settings = settings_module.load(os.environ)
+    name = check_job(settings.job if job is None else job)
+    bound_s = arguments.seconds("timeout_s", timeout_s)
+    session = Session(find_agent(agent, settings, os.environ), name)
+    try:
+        attached = await session.open(bound_s)
+    except BaseException:
+        await session.close()
+        raise
+    return AsyncHub(name, session, Registry(name, _nats_address(nats, settings, attached.nats, attached.credentials)))
+
+
+def _nats_address(nats: str | None, settings: Settings, said: str, credentials: str | None) -> NatsAddress:
+    if nats or settings.nats:
+        return NatsAddress(nats or settings.nats or "", settings.credentials)
+    return NatsAddress(said, settings.credentials or (Path(credentials) if credentials else None))
+
+
+# ------------------------------------------------------------------------------------------------ tensors and memory
+
+
+def _described(module_or_tensors: "Tensors") -> "tuple[Described, bytes]":
+    try:
+        from tensorhub.tensors import describe  # noqa: PLC0415 (a control host asks questions and has no torch)
+    except ModuleNotFoundError as error:
+        raise TensorHubError(
+            f"register needs {error.name}, which is not installed here: pip install 'tensorhub[torch]'"
+        ) from None
+    described = describe(module_or_tensors)
+    packed = msgspec.msgpack.encode(described.layout)
+    return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(packed)
+
+
+def _bound(described: "Described", attachment: Attachment) -> dict[str, Any]:
+    """Map the segment and let what was described stand in it."""
+    from tensorhub.memory import map_segment  # noqa: PLC0415 (they import torch)
+    from tensorhub.tensors import bind  # noqa: PLC0415
+
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    return bind(described, memory, memory_wins=attachment.version is not None)
+
+
+def _gives_all(described: "Described") -> bool:
+    """Tell whether values were given for every byte of the shard."""
+    return all(entry.name in described.values for entry in described.layout.tensors if entry.nbytes)
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Do what may take long in a thread. When cancelled, wait for its end all the same: it writes into memory."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+async def _next(events: AsyncGenerator[Watched, None]) -> Watched:
+    return await anext(events)

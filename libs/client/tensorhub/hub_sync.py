@@ -1,0 +1,263 @@
+"""The SDK for programs without an event loop: `connect`, and twins of `AsyncHub` and `AsyncShard`.
+
+Each method does what its twin does, in a thread of the hub's own; so this file decides nothing. Objects may be used
+from any thread, one call at a time for each shard.
+"""
+
+from collections.abc import AsyncGenerator, Collection, Generator
+from contextlib import suppress
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from tensorhub.background import Background
+from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
+from tensorhub.registry import ASK_S
+from tensorhub.session import OnProgress
+from tensorhub.shard import AsyncShard
+from tensorhub.watching import Watched
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout import Layout
+from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
+from tensorhub_common.wire.worker import ReadReport
+
+if TYPE_CHECKING:
+    import torch
+
+    from tensorhub.tensors import Tensors
+
+
+class Shard:
+    """A shard that this process has registered; `Hub.register` makes it."""
+
+    def __init__(self, background: Background, shard: AsyncShard) -> None:
+        self._background = background
+        self._shard = shard
+
+    def __repr__(self) -> str:
+        return repr(self._shard)
+
+    @property
+    def tensors(self) -> "dict[str, torch.Tensor]":
+        """The tensors, by every name, standing in hub memory."""
+        return self._shard.tensors
+
+    @property
+    def layout(self) -> Layout:
+        """What stands where in the shard's segment."""
+        return self._shard.layout
+
+    @property
+    def model(self) -> str:
+        """The model that it belongs to."""
+        return self._shard.model
+
+    @property
+    def replica(self) -> str:
+        """The replica that it belongs to."""
+        return self._shard.replica
+
+    @property
+    def shard(self) -> int:
+        """Its number within the replica."""
+        return self._shard.shard
+
+    @property
+    def shards(self) -> int:
+        """How many shards the replica has."""
+        return self._shard.shards
+
+    @property
+    def version(self) -> int | None:
+        """What it holds now, or None."""
+        return self._shard.version
+
+    @property
+    def last_read(self) -> ReadReport | None:
+        """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
+        return self._shard.last_read
+
+    def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
+        """Publish what the tensors hold and return the version; None means the last published one and one more.
+
+        Returns when every shard of the replica has published it; from then on the memory is immutable until
+        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
+        """
+        return self._background.run(self._shard.publish(version, timeout_s=timeout_s))
+
+    def unpublish(self, *, timeout_s: float = 60) -> None:
+        """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
+
+        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
+        """
+        self._background.run(self._shard.unpublish(timeout_s=timeout_s))
+
+    def replicate(
+        self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None
+    ) -> int:
+        """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
+
+        Every shard of the replica must call it. "latest" waits for a first version up to the bound. `on_progress` is
+        called in the hub's own thread. Raises `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
+        """
+        return self._background.run(self._shard.replicate(version, timeout_s=timeout_s, on_progress=on_progress))
+
+    def update(self, wait_s: float = 0, *, timeout_s: float = 120, on_progress: OnProgress | None = None) -> int | None:
+        """Fetch a newer version than the one held, if there is one, and return its number, or None.
+
+        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        """
+        return self._background.run(self._shard.update(wait_s, timeout_s=timeout_s, on_progress=on_progress))
+
+    def release(self, *, timeout_s: float = 60) -> None:
+        """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
+        self._background.run(self._shard.release(timeout_s=timeout_s))
+
+    def mark_loaded(self) -> None:
+        """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
+
+        async def mark() -> None:
+            self._shard.mark_loaded()
+
+        self._background.run(mark())
+
+
+class Hub:
+    """A connection to one agent, for one job. `connect` makes it; `with` releases everything at its end."""
+
+    def __init__(self, background: Background, hub: AsyncHub) -> None:
+        self._background = background
+        self._hub = hub
+        self.job = hub.job
+
+    def __repr__(self) -> str:
+        return repr(self._hub)
+
+    @property
+    def agent(self) -> str:
+        """The id of the agent whose memory the shards stand in."""
+        return self._hub.agent
+
+    def register(
+        self,
+        model: str,
+        module_or_tensors: "Tensors",
+        *,
+        replica: str,
+        shard: int = 0,
+        shards: int = 1,
+        spot: bool = False,
+        install: str = "in-place",
+        timeout_s: float = 30,
+    ) -> Shard:
+        """Bring a shard into hub memory, or come back to it; waits for no other shard.
+
+        If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
+        are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
+        its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
+        `MemoryExhausted`.
+        """
+        shard_made = self._background.run(
+            self._hub.register(
+                model,
+                module_or_tensors,
+                replica=replica,
+                shard=shard,
+                shards=shards,
+                spot=spot,
+                install=install,
+                timeout_s=timeout_s,
+            )
+        )
+        return Shard(self._background, shard_made)
+
+    def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
+        """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
+        return self._background.run(self._hub.versions(model, timeout_s=timeout_s))
+
+    def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
+        """Return the replicas of a model with their shards, in the order of their registration."""
+        return self._background.run(self._hub.replicas(model, timeout_s=timeout_s))
+
+    def watch(
+        self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
+    ) -> Generator[Watched, None, None]:
+        """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
+
+        `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
+        `kinds`: other kinds of events than those of versions; an empty collection means all.
+        """
+
+        async def begin() -> AsyncGenerator[Watched, None]:
+            return self._hub.watch(model, after, kinds=kinds)
+
+        return self._each(self._background.run(begin()))
+
+    def _each(self, events: AsyncGenerator[Watched, None]) -> Generator[Watched, None, None]:
+        async def following() -> Watched | None:
+            return await anext(events, None)
+
+        try:
+            while (event := self._background.run(following())) is not None:
+                yield event
+        finally:
+            with suppress(TensorHubError):
+                self._background.run(events.aclose())
+
+    def retain(self, model: str, *, last: int) -> NoReturn:
+        """Keep the last versions of a model: not in this version."""
+        self._background.run(self._hub.retain(model, last=last))
+        raise AssertionError
+
+    def rewind(self, model: str, *, to: int) -> NoReturn:
+        """Retire later versions: not in this version."""
+        self._background.run(self._hub.rewind(model, to=to))
+        raise AssertionError
+
+    def close(self, *, timeout_s: float = 60) -> None:
+        """Release all shards and end the connection. A second call does nothing.
+
+        The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
+        shards.
+        """
+        if self._background.is_ended:
+            return
+        try:
+            self._background.run(self._hub.close(timeout_s=timeout_s))
+        finally:
+            self._background.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._background.is_ended or self._background.is_forked:
+            return
+        try:
+            self._background.run(self._hub.__aexit__(kind, error, trace))
+        finally:
+            self._background.stop()
+
+
+def connect(
+    job: str | None = None,
+    *,
+    agent: str | PathLike[str] | None = None,
+    nats: str | None = None,
+    timeout_s: float = CONNECT_S,
+) -> Hub:
+    """Connect to an agent of this host.
+
+    `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
+    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is.
+    Raises `AgentUnavailable` when no agent answers within the bound.
+    """
+    background = Background()
+    try:
+        hub = background.run(connect_async(job, agent=agent, nats=nats, timeout_s=timeout_s))
+    except BaseException:
+        background.stop()
+        raise
+    return Hub(background, hub)

@@ -1,0 +1,229 @@
+"""The connection to an agent that comes back by itself.
+
+An agent that restarts, or that `tensorhub up` restarts, stands on the same socket again a moment later. So the link
+dials again for as long as its session lives; who uses it waits, within a bound, for it to be up.
+
+Always true: `on_up` is called after each handshake and `on_down` after each end of a connection, in turns; nothing is
+sent before the handshake is done; in a child of `fork` the link holds no socket and `check` raises.
+"""
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from tensorhub.frames import Connection, OnFrame, dial
+from tensorhub_common import telemetry
+from tensorhub_common.errors import AgentUnavailable, TensorHubError, from_code
+from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.worker import Attach, Attached, Frame, FromAgent, Refused
+
+ATTACH_S: Final = 5.0
+RECONNECT_WAIT_S: Final = 0.05
+RECONNECT_WAIT_MAX_S: Final = 0.5
+
+log = telemetry.logger(__name__)
+
+
+class Broken(Exception):
+    """There is no connection, or it ended while an answer was awaited. No caller of the SDK ever sees it."""
+
+
+class Link:
+    """The way to one agent, for one job. It belongs to the event loop that made it."""
+
+    def __init__(
+        self, socket_path: Path, job: str, on_frame: OnFrame, on_up: Callable[[], None], on_down: Callable[[], None]
+    ) -> None:
+        self.socket_path = socket_path
+        self.job = job
+        self.agent: Attached | None = None
+        self.reason = "it was never reached"
+        self.epoch = 0
+        """Counts the connections, so that work for an earlier one can tell that it is no longer wanted."""
+        self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
+        self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._hello: asyncio.Future[Attached] | None = None
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        _links.add(self)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the agent serves this connection now."""
+        return self._connection is not None
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that made the link."""
+        return os.getpid() != self._pid
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Raises `Broken` when the link is down, and `AgentUnavailable` when the agent doesn't read."""
+        if self._connection is None:
+            raise Broken(self.reason)
+        self._connection.send(frame)
+
+    # ------------------------------------------------------------------------------------------------- dialling
+
+    async def open(self, timeout_s: float) -> Attached:
+        """Reach the agent for the first time. Raises `AgentUnavailable` at the bound, or the agent's refusal."""
+        deadline = self._loop.time() + timeout_s
+        wait_s = RECONNECT_WAIT_S
+        while True:
+            try:
+                agent = await self._connect(deadline)
+                break
+            except OSError as error:
+                self.reason = str(error)
+            if self._loop.time() + wait_s >= deadline:
+                raise self.unavailable()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_WAIT_MAX_S)
+        self.begin(self._keep())
+        return agent
+
+    async def _connect(self, deadline: float) -> Attached:
+        """Connect and shake hands. Raises `OSError` (`TimeoutError` is one), or the agent's refusal."""
+        connection: Connection | None = None
+        self._hello = self._loop.create_future()
+        try:
+            async with asyncio.timeout_at(deadline):
+                connection = await dial(self.socket_path, self._take, self._end)
+                connection.send(Attach(protocol=PROTOCOL, job=self.job))
+                self.agent = await self._hello
+        except TimeoutError:
+            raise TimeoutError("the agent did not answer in time") from None
+        except Broken as error:
+            raise ConnectionError(str(error)) from None
+        else:
+            if not connection.is_open:
+                raise ConnectionError(self.reason)
+            self._connection = connection
+            self.epoch += 1
+            self.notify()
+            self._on_up()
+            return self.agent
+        finally:
+            self._hello = None
+            if connection is not None and self._connection is not connection:
+                connection.close()
+
+    async def _keep(self) -> None:
+        """Whenever the connection has ended, make it anew."""
+        while True:
+            await self.until(lambda: self._connection is None)
+            wait_s = RECONNECT_WAIT_S
+            while self._connection is None:
+                try:
+                    await self._connect(self._loop.time() + ATTACH_S)
+                except (OSError, TensorHubError) as error:
+                    self.reason = str(error)
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, RECONNECT_WAIT_MAX_S)
+            log.info("attached to the agent again", socket=str(self.socket_path))
+
+    def _take(self, frame: FromAgent, fd: int | None) -> None:
+        if self._hello is None or self._hello.done():
+            self._on_frame(frame, fd)
+        elif isinstance(frame, Attached):
+            self._hello.set_result(frame)
+        elif isinstance(frame, Refused):
+            self._hello.set_exception(from_code(frame.error, frame.message))
+
+    def _end(self, reason: str) -> None:
+        self.reason = reason
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_exception(Broken(reason))
+        if self._connection is not None:
+            self._connection = None
+            self._on_down()
+            self.notify()
+
+    # -------------------------------------------------------------------------------------------------- waiting
+
+    def notify(self) -> None:
+        """Let all who wait look again at what they wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
+        """Return whether the condition came to hold by the loop's time `deadline`."""
+        while not condition():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return condition()
+        return True
+
+    async def until_up(self, deadline: float) -> None:
+        """Return once there is a connection and time left to use it. Raises `AgentUnavailable`."""
+        await self.until(lambda: self._connection is not None or self._closed, deadline)
+        self.check()
+        if self._connection is None or self._loop.time() > deadline:
+            raise self.unavailable()
+
+    def unavailable(self) -> AgentUnavailable:
+        """Return the error for a bound that was reached without an agent."""
+        return AgentUnavailable(
+            f"no agent answers at {self.socket_path} ({self.reason}): start a hub with 'tensorhub up', or name an "
+            "agent with connect(agent=…) or TENSORHUB_AGENT"
+        )
+
+    # -------------------------------------------------------------------------------------------- beginning, end
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run something beside, until it ends or the link is closed."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def check(self) -> None:
+        """Raise `AgentUnavailable` in a child of `fork`, and after `close`."""
+        if self.is_forked:
+            raise AgentUnavailable(
+                "this process was forked off after connect(), and a connection can't be shared: call "
+                "tensorhub.connect() again in the child"
+            )
+        if self._closed:
+            raise closed_error()
+
+    async def close(self) -> None:
+        """End the connection and whatever runs beside it. A second call does nothing."""
+        self._closed = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self.notify()
+
+    def let_go(self) -> None:
+        """In a child of `fork`: close its copy of the socket, or the agent would not see the parent's end."""
+        if self._connection is not None:
+            self._connection.abandon()
+
+
+def closed_error() -> AgentUnavailable:
+    """Return the error for whatever is asked of a hub after its end."""
+    return AgentUnavailable("this hub is closed: call tensorhub.connect() again")
+
+
+_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+
+def _let_go_of_all() -> None:
+    for link in list(_links):
+        link.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)

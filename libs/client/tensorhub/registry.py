@@ -1,0 +1,121 @@
+"""What the SDK and the commands ask the registry, over NATS: who holds which version, and what happened.
+
+A control host asks without an agent, so nothing here knows of one. NATS is connected when the first question needs it.
+
+Always true: every question ends within its bound, with an answer or an error; a registry that is being replaced is
+waited for within that bound.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from tensorhub.watching import Watched, watch
+from tensorhub_common import subjects
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
+from tensorhub_common.bus.failures import Busy, NoAnswer, NoBus, NoResponder
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError, from_code
+from tensorhub_common.layout import Layout
+from tensorhub_common.names import check_name
+from tensorhub_common.wire import asks
+
+ASK_S: Final = 5.0
+RETRY_WAIT_S: Final = 0.1
+
+Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story)
+
+
+class NatsAddress(msgspec.Struct, frozen=True):
+    """Where NATS is, and the file with the credentials for it."""
+
+    url: str
+    credentials: Path | None = None
+
+
+class Registry:
+    """The questions about one job. It belongs to the event loop in which it is used first."""
+
+    def __init__(self, job: str, address: NatsAddress) -> None:
+        self.job = subjects.check_job(job)
+        self.address = address
+        self._bus: Bus | None = None
+        self._blobs: Blobs | None = None
+        self._connecting = asyncio.Lock()
+
+    async def versions(self, model: str, timeout_s: float = ASK_S) -> list[asks.VersionInfo]:
+        """Return the versions of a model, oldest first."""
+        ask = asks.ModelAsk(model=check_name("model", model))
+        return list((await self._ask("versions", ask, asks.Versions, timeout_s)).versions)
+
+    async def replicas(self, model: str, timeout_s: float = ASK_S) -> list[asks.ReplicaInfo]:
+        """Return the replicas of a model with their shards, in the order of their registration."""
+        ask = asks.ModelAsk(model=check_name("model", model))
+        return list((await self._ask("replicas", ask, asks.Replicas, timeout_s)).replicas)
+
+    async def status(self, timeout_s: float = ASK_S) -> asks.Status:
+        """Return the job in short: its models and agents."""
+        return await self._ask("status", None, asks.Status, timeout_s)
+
+    async def story(self, model: str, version: int | None = None, timeout_s: float = ASK_S) -> list[str]:
+        """Return what happened to a model, or to one version of it: a line per event."""
+        ask = asks.StoryAsk(model=check_name("model", model), version=version)
+        return list((await self._ask("story", ask, asks.Story, timeout_s)).lines)
+
+    async def layout(self, digest: str) -> Layout:
+        """Return the layout with this digest."""
+        bus = await self.bus()
+        self._blobs = self._blobs or Blobs(bus)
+        return msgspec.msgpack.decode(await self._blobs.get(self.job, digest), type=Layout)
+
+    def watch(
+        self, model: str, after: int | None = None, kinds: Collection[str] | None = None
+    ) -> AsyncGenerator[Watched, None]:
+        """Yield a model's events in order, for ever; see `AsyncHub.watch`."""
+        return watch(self.bus, self.job, check_name("model", model), after, kinds)
+
+    async def bus(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Bus:
+        """Return the connection to NATS, made now if there is none yet. Raises `RegistryUnavailable`."""
+        async with self._connecting:
+            if self._bus is None:
+                self._bus = await connect(
+                    self.address.url, name="sdk", credentials=self.address.credentials, timeout_s=timeout_s
+                )
+            return self._bus
+
+    async def close(self) -> None:
+        """End the connection to NATS."""
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            await bus.close()
+
+    async def _ask(self, what: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
+        body = b"" if ask is None else msgspec.json.encode(ask)
+        try:
+            async with asyncio.timeout(timeout_s):
+                data = await self._insist(subjects.ask(self.job, what), body, timeout_s)
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f"no registry answered about job {self.job!r} within {timeout_s:g} s: see 'tensorhub doctor'"
+            ) from None
+        try:
+            answer: Answer | asks.Error = msgspec.json.decode(data, type=kind | asks.Error)
+        except msgspec.MsgspecError as error:
+            raise TensorHubError(
+                f"the registry's answer can't be read ({error}): it may be of another version than this one"
+            ) from None
+        if isinstance(answer, asks.Error):
+            raise from_code(answer.error, answer.message)
+        return answer
+
+    async def _insist(self, subject: str, body: bytes, timeout_s: float) -> bytes:
+        """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
+        bus = await self.bus(timeout_s)
+        while True:
+            try:
+                return await bus.request(subject, body, timeout_s)
+            except (NoResponder, NoAnswer, NoBus, Busy):
+                await asyncio.sleep(RETRY_WAIT_S)

@@ -1,0 +1,262 @@
+"""All that one hub object says to its agent: calls about shards, through whatever becomes of the connection.
+
+Always true: every call ends within its own bound and `MARGIN_S`; a call is sent on a connection only after its shard
+was registered there; what the agent says is taken in the order in which it was said, before any caller wakes up.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tensorhub.attachment import Attachment, Place
+from tensorhub.attachments import Attachments
+from tensorhub.calls import Question, Release
+from tensorhub.link import Broken, Link, closed_error
+from tensorhub_common import telemetry
+from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError, from_code
+from tensorhub_common.wire.worker import (
+    CALLS_MAX,
+    Attached,
+    Call,
+    Done,
+    Failed,
+    FromAgent,
+    Holds,
+    Progress,
+    Registered,
+)
+
+MARGIN_S: Final = 5.0
+"""The agent itself gives up at a call's bound and waits 2 s more for the log's word; 3 s are for a busy machine."""
+
+OnProgress = Callable[[int, int], None]
+"""Takes (bytes done, bytes in all) a few times a second. The event loop calls it, so it must return soon."""
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call that was sent on the present connection."""
+
+    answer: "asyncio.Future[Done | None]"
+    attachment: Attachment
+    question: Question | None = None
+    on_progress: OnProgress | None = None
+
+
+class Session:
+    """The shards of one hub object at its agent. It belongs to the event loop that made it."""
+
+    def __init__(self, socket_path: Path, job: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = Link(socket_path, job, self._take, self._on_up, self._on_down)
+        self._attachments = Attachments(self._link, self._register)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the agent serves this session now."""
+        return self._link.is_up
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that connected."""
+        return self._link.is_forked
+
+    @property
+    def agent(self) -> Attached:
+        """What the agent said of itself last. Only after `open`."""
+        assert self._link.agent is not None
+        return self._link.agent
+
+    async def open(self, timeout_s: float) -> Attached:
+        """Reach the agent for the first time. Raises `AgentUnavailable` at the bound, or the agent's refusal."""
+        return await self._link.open(timeout_s)
+
+    def check(self) -> None:
+        """Raise `AgentUnavailable` in a child of `fork`, and after `close`."""
+        self._link.check()
+
+    async def close(self) -> None:
+        """End the connection and all calls. Shards that were not released stay with the agent."""
+        pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            if not each.answer.done():
+                each.answer.set_exception(closed_error())
+        self._attachments.close()
+        await self._link.close()
+
+    # -------------------------------------------------------------------------------------------------- shards
+
+    async def register(self, place: Place, timeout_s: float) -> Attachment:
+        """Register a shard. Its descriptor stays open until `close_fd`; if cancelled, the shard is left unclaimed."""
+        self.check()
+        deadline = self._loop.time() + timeout_s
+        forsaken = self._attachments.forsaken(place)
+        if forsaken is not None:
+            # An interrupted register left it behind, with other tensors and nothing of value in it.
+            forsaken.claimed = True
+            try:
+                await self.release(forsaken, timeout_s)
+            except BaseException:
+                forsaken.claimed = False
+                raise
+        return await self._attachments.register(place, deadline)
+
+    def loaded(self, attachment: Attachment) -> None:
+        """Tell the agent that every tensor's values stand in the memory."""
+        self._attachments.loaded(attachment)
+
+    async def release(self, attachment: Attachment, timeout_s: float) -> None:
+        """Drain a shard and free it. One that is gone already is no error."""
+        self.check()
+        if self._attachments.is_gone(attachment):
+            return
+        attachment.releasing = True
+        try:
+            await self.ask(attachment, Release(), timeout_s)
+        finally:
+            attachment.releasing = False
+        attachment.lost = ReplicaConflict(f"{attachment.place.where} is released: register it again")
+        self._attachments.forget(attachment)
+
+    async def _register(self, attachment: Attachment, timeout_s: float) -> None:
+        pending = _Pending(self._loop.create_future(), attachment)
+        await self._send(pending, lambda number: attachment.place.call(number, timeout_s), timeout_s)
+        if attachment.lost is not None:
+            raise attachment.lost
+
+    # -------------------------------------------------------------------------------------------------- calling
+
+    async def ask(
+        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None = None
+    ) -> Done:
+        """Ask about a shard, again after each break, and return the answer. One call at a time for each shard."""
+        self.check()
+        if attachment.busy:
+            raise ReplicaConflict(
+                f"{attachment.place.where} has a call under way: wait for its end, one at a time is possible"
+            )
+        attachment.busy = True
+        try:
+            return await self._ask(attachment, question, timeout_s, on_progress)
+        finally:
+            attachment.busy = False
+
+    async def _ask(
+        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None
+    ) -> Done:
+        began, before, broken = self._loop.time(), attachment.version, False
+        while True:
+            handle = await self._attachments.attached(attachment, began + timeout_s)
+            answer = question.settled(before, attachment.version) if broken else None
+            if answer is not None:
+                return answer
+            spent_s = self._loop.time() - began
+            left_s = max(0.0, timeout_s - spent_s)
+            pending = _Pending(self._loop.create_future(), attachment, question, on_progress)
+
+            def frame(number: int, handle: int = handle, left_s: float = left_s, spent_s: float = spent_s) -> Call:
+                return question.frame(number, handle, left_s, spent_s)
+
+            try:
+                done = await self._send(pending, frame, left_s)
+            except Broken:
+                broken = True
+                continue
+            except TensorHubError as error:
+                excuse = question.excused(error, before, attachment.version) if broken else None
+                if excuse is None:
+                    raise
+                return excuse
+            assert done is not None
+            return question.answered(done, before, attachment.version) if broken else done
+
+    async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float) -> Done | None:
+        if len(self._pending) >= CALLS_MAX:
+            raise AgentUnavailable(f"{CALLS_MAX} calls are under way on this connection: wait for some of them")
+        number = next(self._numbers)
+        self._pending[number] = pending
+        try:
+            self._link.send(frame(number))
+            async with asyncio.timeout(timeout_s + MARGIN_S):
+                return await pending.answer
+        except TimeoutError:
+            raise AgentUnavailable(
+                f"the agent at {self._link.socket_path} did not answer within {timeout_s:g} s and {MARGIN_S:g} s more: "
+                "see 'tensorhub doctor', then call again"
+            ) from None
+        finally:
+            self._pending.pop(number, None)
+
+    # --------------------------------------------------------------------------------- what the agent tells us
+
+    def _on_up(self) -> None:
+        self._attachments.bring_back()
+
+    def _on_down(self) -> None:
+        self._attachments.detach()
+        pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            if not each.answer.done():
+                each.answer.set_exception(Broken(self._link.reason))
+
+    def _take(self, frame: FromAgent, fd: int | None) -> None:
+        match frame:
+            case Registered():
+                self._take_registered(frame, fd)
+            case Done():
+                self._take_done(frame)
+            case Failed():
+                pending = self._answered(frame.call)
+                if pending is not None:
+                    pending.answer.set_exception(from_code(frame.error, frame.message))
+            case Progress():
+                self._take_progress(frame)
+            case Holds():
+                self._attachments.holds(frame.handle, frame.version)
+            case _:
+                log.warning("the agent sent a frame out of turn", frame=type(frame).__name__)
+
+    def _answered(self, call: int) -> _Pending | None:
+        """Return the call that this answers, or None when nobody waits for it any more."""
+        pending = self._pending.pop(call, None)
+        if pending is None or pending.answer.done():
+            return None
+        if pending.question is not None:
+            pending.attachment.load_untold = False
+        return pending
+
+    def _take_registered(self, frame: Registered, fd: int | None) -> None:
+        pending = self._answered(frame.call)
+        if pending is not None:
+            self._attachments.registered(pending.attachment, frame, fd)
+            pending.answer.set_result(None)
+        elif fd is not None:
+            os.close(fd)
+
+    def _take_done(self, done: Done) -> None:
+        pending = self._answered(done.call)
+        if pending is None:
+            return
+        attachment = pending.attachment
+        if pending.question is not None:
+            attachment.version = pending.question.holds(done, attachment.version)
+        attachment.report = done.report or attachment.report
+        pending.answer.set_result(done)
+
+    def _take_progress(self, frame: Progress) -> None:
+        pending = self._pending.get(frame.call)
+        if pending is None or pending.on_progress is None:
+            return
+        try:
+            pending.on_progress(frame.done_bytes, frame.total_bytes)
+        except Exception:
+            log.exception("a progress callback failed, and is not called again")
+            pending.on_progress = None

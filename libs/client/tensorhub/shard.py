@@ -1,0 +1,132 @@
+"""One shard in hub memory, as its worker uses it.
+
+Always true: `tensors` are the same objects for the shard's whole life, standing in memory that the agent owns; they
+stay valid while they are referenced, also after `release`. One call at a time is possible on a shard; a second one
+raises `ReplicaConflict` at once and changes nothing.
+
+A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at the agent until its own bound, so the
+memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tensorhub import arguments
+from tensorhub.attachment import Attachment
+from tensorhub.calls import Publish, Read, Unpublish
+from tensorhub.session import OnProgress, Session
+from tensorhub_common.layout import Layout
+from tensorhub_common.wire.worker import ReadReport
+
+if TYPE_CHECKING:
+    import torch
+
+
+class AsyncShard:
+    """A shard that this process has registered; `AsyncHub.register` makes it."""
+
+    def __init__(
+        self,
+        session: Session,
+        attachment: Attachment,
+        layout: Layout,
+        tensors: "dict[str, torch.Tensor]",
+        on_release: Callable[["AsyncShard"], None],
+    ) -> None:
+        self.tensors = tensors
+        self.layout = layout
+        self._session = session
+        self._attachment = attachment
+        self._on_release = on_release
+        self._last_read: ReadReport | None = None
+
+    def __repr__(self) -> str:
+        place = self._attachment.place
+        return f"<{place.model}/{place.replica} shard {place.shard} of {place.shards}, version {self.version}>"
+
+    @property
+    def model(self) -> str:
+        """The model that it belongs to."""
+        return self._attachment.place.model
+
+    @property
+    def replica(self) -> str:
+        """The replica that it belongs to."""
+        return self._attachment.place.replica
+
+    @property
+    def shard(self) -> int:
+        """Its number within the replica."""
+        return self._attachment.place.shard
+
+    @property
+    def shards(self) -> int:
+        """How many shards the replica has."""
+        return self._attachment.place.shards
+
+    @property
+    def version(self) -> int | None:
+        """What it holds now, or None."""
+        return self._attachment.version
+
+    @property
+    def last_read(self) -> ReadReport | None:
+        """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
+        return self._last_read
+
+    async def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
+        """Publish what the tensors hold and return the version; None means the last published one and one more.
+
+        Returns when every shard of the replica has published it; from then on the memory is immutable until
+        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
+        """
+        question = Publish(arguments.published_version(version))
+        done = await self._session.ask(self._attachment, question, arguments.seconds("timeout_s", timeout_s))
+        assert done.version is not None
+        return done.version
+
+    async def unpublish(self, *, timeout_s: float = 60) -> None:
+        """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
+
+        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
+        """
+        await self._session.ask(self._attachment, Unpublish(), arguments.seconds("timeout_s", timeout_s))
+
+    async def replicate(
+        self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None
+    ) -> int:
+        """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
+
+        Every shard of the replica must call it. "latest" waits for a first version up to the bound. Raises
+        `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
+        """
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        held = await self._read(Read(arguments.wanted_version(version)), bound_s, on_progress)
+        assert held is not None
+        return held
+
+    async def update(
+        self, wait_s: float = 0, *, timeout_s: float = 120, on_progress: OnProgress | None = None
+    ) -> int | None:
+        """Fetch a newer version than the one held, if there is one, and return its number, or None.
+
+        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        """
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        return await self._read(Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+
+    async def release(self, *, timeout_s: float = 60) -> None:
+        """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
+        await self._session.release(self._attachment, arguments.seconds("timeout_s", timeout_s))
+        self._on_release(self)
+
+    def mark_loaded(self) -> None:
+        """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
+        self._session.check()
+        self._session.loaded(self._attachment)
+
+    async def _read(self, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        done = await self._session.ask(self._attachment, question, timeout_s, on_progress)
+        if done.report is not None:
+            self._last_read = done.report
+        return done.version

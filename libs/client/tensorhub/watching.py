@@ -1,0 +1,92 @@
+"""Watching a model: its events, in the order of the job's log, each exactly once.
+
+Always true: `seq` rises from event to event, and resuming after any `seq` that was yielded continues without a gap and
+without a repeat, or raises `LogGap`.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+
+from tensorhub_common import subjects
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.entry import Entry
+from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.codec import decode_event
+from tensorhub_common.wire.events import kind_of
+
+VERSION_KINDS: Final = frozenset({"version.published", "version.available", "version.unavailable", "version.retired"})
+"""What is watched by default: how the versions of a model come and go."""
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a model. `seq` is its place in the job's log; what an event of this kind doesn't tell is None."""
+
+    seq: int
+    time: float
+    """When it happened, in seconds since the epoch."""
+    kind: str
+    """"version.published", "version.unavailable", "replica.ready", …"""
+    model: str
+    version: int | None = None
+    replica: str | None = None
+    shard: int | None = None
+    round: int | None = None
+    agent: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    message: str | None = None
+
+
+_TOLD: Final = ("version", "replica", "shard", "round", "agent", "reason", "error", "message")
+
+
+async def watch(
+    bus: Callable[[], Awaitable[Bus]], job: str, model: str, after: int | None, kinds: Collection[str] | None
+) -> AsyncGenerator[Watched, None]:
+    """Yield the model's events of these kinds (None: `VERSION_KINDS`; empty: all) after a `seq`, or from the first."""
+    wanted = VERSION_KINDS if kinds is None else frozenset(kinds)
+    joblog = JobLog(await bus(), job)
+    start = await _start(await bus(), joblog, after)
+    async with aclosing(joblog.follow(start, subjects.events_of(job, model))) as entries:
+        async for entry in entries:
+            event = _watched(entry, model)
+            if not wanted or event.kind in wanted:
+                yield event
+
+
+async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
+    """Return the first entry to read. Raises `LogGap` when it is no longer there."""
+    try:
+        info = await jetstream.api(bus, f"STREAM.INFO.{joblog.stream}")
+    except StreamFailure as failure:
+        if failure.err_code != jetstream.STREAM_NOT_FOUND:
+            raise
+        raise LogMissing(
+            f"there is no job {joblog.job!r} in this hub: its first connect() or 'tensorhub publish' makes it"
+        ) from None
+    first = int(info["state"]["first_seq"])
+    if after is None:
+        return first
+    if after + 1 < first:
+        raise LogGap(
+            f"the log of job {joblog.job!r} begins at {first} now, so what happened after {after} can't be told any "
+            "more: ask for the versions, and watch with after=None"
+        )
+    return after + 1
+
+
+def _watched(entry: Entry, model: str) -> Watched:
+    try:
+        event = decode_event(entry.data)
+    except msgspec.MsgspecError as error:
+        raise TensorHubError(
+            f"entry {entry.seq} of the log is no event that this version knows ({error}): use a newer one"
+        ) from None
+    told = {name: getattr(event, name, None) for name in _TOLD}
+    return Watched(seq=entry.seq, time=event.time, kind=kind_of(event), model=model, **told)

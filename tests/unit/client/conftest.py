@@ -1,0 +1,27 @@
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.client.fake_agent import FakeAgent
+
+import tensorhub
+from tensorhub import AsyncHub
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    """A fake agent, and an environment that names no other hub."""
+    for name in ("AGENT", "SOCKET", "NATS", "HOST", "JOB"):
+        monkeypatch.delenv(f"TENSORHUB_{name}", raising=False)
+    monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path))
+    fake = FakeAgent(tmp_path / "agent.sock")
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+async def hub(agent: FakeAgent) -> AsyncIterator[AsyncHub]:
+    hub = await tensorhub.connect_async(agent=agent.path)
+    yield hub
+    agent.hook = None
+    await hub._session.close()
