@@ -14,7 +14,6 @@ from tensorhub_common.wire.events import (
     CommandRepeated,
     ShardDrained,
     ShardDraining,
-    ShardReleased,
 )
 
 
@@ -83,10 +82,11 @@ class Draining:
                 core.out.append(BreakLease(lease, "the bound of unpublish was reached"))
             self._when_read_out(now)
             return
-        core.fail(
-            RegistryUnavailable,
-            f"the registry did not say that {core.where} may be overwritten: don't, and call again",
-        )
+        core.fail(RegistryUnavailable, self.silence())
+
+    def silence(self) -> str:
+        """Say what it means that the log said nothing."""
+        return f"the registry did not say that {self.core.where} may be overwritten: don't, and call again"
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
@@ -153,19 +153,24 @@ class ReleaseOperation(Draining):
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take the log's word on the release too."""
         if self._release_by is not None and event.by == self._release_by:
-            if isinstance(event, ShardReleased | CommandRejected | CommandRepeated):
-                self._free()
+            # That it is gone is the core's to notice; a refusal means that it was gone before.
+            if isinstance(event, CommandRejected | CommandRepeated):
+                self.core.dismiss(now)
             return
         super().on_event(event, now)
 
-    def _free(self) -> None:
-        core = self.core
-        core.finish()
-        core.leave()
+    def silence(self) -> str:
+        """Say what it means that the log said nothing."""
+        if self._release_by is None:
+            return super().silence()
+        return f"the registry did not say that {self.core.where} is released: it goes as soon as the registry answers"
 
     def restart(self, now: float) -> None:
-        """Try again from the start, under the new incarnation."""
+        """The shard is gone, which was wanted; or the agent joined anew, and the old incarnation's word counts no more."""
         core = self.core
+        if core.dismissed:
+            core.finish()
+            return
         core.break_readers("the agent joined anew")
         if core.held.memory is not Memory.EMPTY:
             core.become(Memory.EMPTY)

@@ -29,7 +29,7 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError
 from tensorhub_common.wire.commands import AnyCommand, Drained, Sender, Unpublish
-from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady
+from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.wire.worker import ReadReport
 
 WISH_S_MAX: Final = 60.0
@@ -151,7 +151,7 @@ class ShardCore:
         self.gone = False
         self.registered = held is not None
         """Whether the log has taken the registration, as far as the agent knows."""
-        self._dismissed = False
+        self.dismissed = False
         self._sender, self._begin = sender, begin
         self._numbers = 0
         if self.held.memory is Memory.READY and self.held.root is not None:
@@ -214,7 +214,7 @@ class ShardCore:
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
         self.operation = None
-        if self._dismissed:
+        if self.dismissed:
             self.leave()
         return call
 
@@ -236,9 +236,9 @@ class ShardCore:
             self.out.append(BreakLease(lease, reason))
 
     def dismiss(self, now: float) -> None:
-        """The log gave the shard to another agent, or never knew it: leave as soon as nothing can be written any more."""
-        self._dismissed = True
-        self.break_readers("the shard moved to another agent")
+        """The log does not count the shard as this agent's: leave as soon as nothing can be written any more."""
+        self.dismissed = True
+        self.break_readers("the shard is gone from this agent")
         if self.operation is not None:
             self.operation.restart(now)
         if self.operation is None:
@@ -291,7 +291,10 @@ class ShardCore:
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event of the log that is about this shard's replica or answers its lane."""
-        if self.operation is not None:
+        if isinstance(event, ShardReleased) and self.is_mine(event) and event.shard == self.key.shard and self.registered:
+            # Whoever waited for this may have given up, and the shard is gone nevertheless.
+            self.dismiss(now)
+        elif self.operation is not None:
             self.operation.on_event(event, now)
         else:
             self._without_operation(event, now)
