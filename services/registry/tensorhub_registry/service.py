@@ -18,7 +18,7 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFa
 from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
-from tensorhub_common.errors import TensorHubError, VersionUnavailable
+from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
 from tensorhub_common.machine import Tick
 from tensorhub_common.settings import Settings
 from tensorhub_common.wire.asks import Beat
@@ -177,13 +177,15 @@ class Registry:
         await job.close()
 
     async def _open(self, name: str) -> Job:
-        """Make the job's log, if it is not there, and fold it."""
+        """Make the job's log and blob store, if they are not there, and fold the log."""
         subjects.check_job(name)
-        await Blobs(self._bus).open(name)
-        await joblog.open_job(self._bus, name)
+        if name in self.jobs and self.jobs[name].failure is not None:
+            await self._discover()
         job = self.jobs.get(name)
         if job is not None and job.failure is not None:
-            raise TensorHubError(f"job {name!r} is stopped, since {job.failure}")
+            raise RegistryUnavailable(f"job {name!r} is stopped, since {job.failure}")
+        await Blobs(self._bus).open(name)
+        await joblog.open_job(self._bus, name)
         return self._add(name)
 
     async def _find(self, name: str) -> Job:

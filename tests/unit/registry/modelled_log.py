@@ -10,7 +10,7 @@ from tensorhub_common.wire.codec import decode_event, encode
 from tensorhub_common.wire.commands import Command, Unreadable
 from tensorhub_common.wire.events import AnyEvent, Event
 from tensorhub_registry.outcomes import Outgoing
-from tensorhub_registry.reading import read
+from tensorhub_registry.reading import LogEntry, read
 
 JOB = "run-7"
 
@@ -62,12 +62,12 @@ class ModelledLog:
         return self.entries[self.last_event_seq - 1] if self.last_event_seq else None
 
 
-def decided(entries: Sequence[Entry]) -> list[Event]:
+def decided(entries: Sequence[LogEntry], job: str = JOB) -> list[Event]:
     """Return all the events that the commands among these entries must have, by a fold of nothing but commands."""
-    catalog = Catalog(JOB)
+    catalog = Catalog(job)
     events: list[Event] = []
     for entry in entries:
-        said = read(JOB, entry)
+        said = read(job, entry)
         if isinstance(said, Command | Unreadable):
             events += apply(catalog, entry.seq, entry.time, said)
     return events

@@ -1,5 +1,6 @@
 """JobFold: what is published, in which order, and what the log's answers change."""
 
+import msgspec
 import pytest
 from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 
@@ -258,6 +259,22 @@ def test_an_event_with_another_number_or_time_stops_the_fold(log: ModelledLog, c
     log.append(f"tensorhub.v1.{JOB}.event._hub.agent.joined", body)
     with pytest.raises(FoldMismatch):
         fold_of(log)
+
+
+def test_a_release_that_words_its_refusals_otherwise_folds_on(log: ModelledLog) -> None:
+    """Sentences are for people: what stands in the log stays as it was said."""
+    log.say(LOOSE_WISH)
+    (event,) = decided(log.entries)
+    assert isinstance(event, CommandRejected)
+    said = msgspec.structs.replace(event, message="In other words: no.")
+    log.append(f"tensorhub.v1.{JOB}.event.m.command.rejected", encode(said))
+    fold = fold_of(log)
+    assert fold.history.outcome(1) == (said,)
+    log.say(LOOSE_WISH)
+    other_error = msgspec.structs.replace(said, cmd=3, time=1_000.375, error="BadCommand")
+    log.append(f"tensorhub.v1.{JOB}.event.m.command.rejected", encode(other_error))
+    with pytest.raises(FoldMismatch):
+        read_on(fold, log)
 
 
 def test_an_event_before_any_command_stops_the_fold(log: ModelledLog) -> None:

@@ -1,0 +1,228 @@
+"""A registry as a process of its own, as it runs in production, and a job in which to watch what it says."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+import pytest
+from tests.unit.registry.modelled_log import decided
+
+from tensorhub_common import subjects
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.entry import Entry
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.wire.asks import Error, JobOpened, OpenJob
+from tensorhub_common.wire.codec import decode_event, encode
+from tensorhub_common.wire.commands import Command
+from tensorhub_common.wire.events import AnyEvent
+
+WAIT_S_MAX = 15.0
+LOOK_S = 0.02
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = WAIT_S_MAX) -> None:
+    """Wait for a condition, with a bound."""
+    deadline = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline, f"within {timeout_s} s it did not happen that {what}"
+        await asyncio.sleep(LOOK_S)
+
+
+class RunningRegistry:
+    """One registry process; killed at the end of the test at the latest."""
+
+    def __init__(self, url: str, name: str, log: Path, **environ: str) -> None:
+        self.name = name
+        self.log = log
+        self._environ = {
+            **os.environ,
+            "TENSORHUB_NATS": url,
+            "TENSORHUB_REGISTRY_ID": name,
+            "TENSORHUB_LOG_LEVEL": "debug",
+            **environ,
+        }
+        self._process: Process | None = None
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tensorhub_registry",
+                env=self._environ,
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    async def wait_says(self, text: str) -> None:
+        """Wait for a line in its log."""
+
+        async def says() -> bool:
+            return text in self.log.read_text()
+
+        await until(says, f"{self.name} says {text!r}")
+
+    async def wait_ready(self, bus: Bus) -> None:
+        async def is_ready() -> bool:
+            assert self.process.returncode is None, self.log.read_text()
+            pong = await ping(bus, self.name, 0.2)
+            return pong is not None and pong.pid == self.process.pid
+
+        await until(is_ready, f"{self.name} is ready")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def stop(self, timeout_s: float = 2.0) -> int:
+        """SIGTERM, and return the exit code, which must come in time."""
+        self.signal(signal.SIGTERM)
+        async with asyncio.timeout(timeout_s):
+            return await self.process.wait()
+
+
+Start = Callable[..., Awaitable[RunningRegistry]]
+
+
+@pytest.fixture
+async def registry_on(tmp_path: Path) -> AsyncIterator[Callable[..., RunningRegistry]]:
+    """Make registries, and kill at the end what still runs of them."""
+    made: list[RunningRegistry] = []
+
+    def make(url: str, name: str = "registry-0", **environ: str) -> RunningRegistry:
+        registry = RunningRegistry(url, name, tmp_path / f"{name}.log", **environ)
+        made.append(registry)
+        return registry
+
+    yield make
+    for registry in made:
+        await registry.kill()
+
+
+class WatchedJob:
+    """A job and all that has come into its log since it was opened."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.name = name
+        self.bus = bus
+        self.log = JobLog(bus, name)
+        self.entries: list[Entry] = []
+        self._arrived = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open it as the SDK does, which may have to wait until a registry leads."""
+        answer: JobOpened | Error | None = None
+
+        async def is_open() -> bool:
+            nonlocal answer
+            ask = msgspec.json.encode(OpenJob(job=self.name))
+            try:
+                answer = msgspec.json.decode(
+                    await self.bus.request(subjects.hub_ask("open"), ask, 5.0), type=JobOpened | Error
+                )
+            except (NoResponder, NoAnswer, NoBus):
+                return False
+            return True
+
+        await until(is_open, "a registry opens the job")
+        assert answer == JobOpened(job=self.name)
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+
+    async def _follow(self) -> None:
+        async for entry in self.log.follow():
+            self.entries.append(entry)
+            self._arrived.set()
+
+    async def say(self, command: Command, headers: dict[str, str] | None = None) -> int:
+        """Append a command and return its sequence."""
+        verb = str(command.__struct_config__.tag)
+        process = "" if command.by is None else f".{command.by.process}"
+        subject = f"tensorhub.v1.{self.name}.cmd.{verb}{process}"
+        return await self.log.append(subject, encode(command), uuid4().hex, headers or {})
+
+    @property
+    def events(self) -> list[AnyEvent]:
+        return [decode_event(entry.data) for entry in self.entries if ".event." in entry.subject]
+
+    async def wait_for(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S_MAX) -> None:
+        """Return as soon as what has arrived meets the condition."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            raise AssertionError(f"within {timeout_s} s it did not happen that {what}") from None
+
+    async def wait_entries(self, count: int) -> None:
+        """Return once so many entries have arrived."""
+        await self.wait_for(lambda: len(self.entries) >= count, f"{count} entries arrive")
+
+    async def outcome(self, seq: int) -> list[AnyEvent]:
+        """Wait for the whole group of a command."""
+
+        def group() -> list[AnyEvent]:
+            return [event for event in self.events if event.cmd == seq]
+
+        def is_whole() -> bool:
+            events = group()
+            return bool(events) and len(events) == events[0].k
+
+        await self.wait_for(is_whole, f"command {seq} has its outcome")
+        return group()
+
+    async def wait_settled(self, timeout_s: float = WAIT_S_MAX) -> None:
+        """Wait until each command has its group, and check that there is exactly one of each, in order."""
+        last = await self.log.last_command()
+        assert last is not None
+
+        def is_settled() -> bool:
+            events = self.events
+            return bool(events) and events[-1].cmd >= last.seq and events[-1].i == events[-1].k
+
+        await self.wait_for(is_settled, f"command {last.seq} has its outcome", timeout_s)
+        assert self.events == decided(self.entries, self.name)
+
+
+@pytest.fixture
+async def open_job() -> AsyncIterator[Callable[[Bus, str], Awaitable[WatchedJob]]]:
+    """Open jobs and watch their logs."""
+    opened: list[WatchedJob] = []
+
+    async def make(bus: Bus, name: str) -> WatchedJob:
+        job = WatchedJob(bus, name)
+        opened.append(job)
+        await job.open()
+        return job
+
+    yield make
+    for job in opened:
+        await job.close()

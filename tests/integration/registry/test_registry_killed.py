@@ -1,0 +1,184 @@
+"""Exactly one outcome per command, whatever happens to registries and NATS while commands come in."""
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+
+from tensorhub_common import subjects
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
+from tensorhub_common.wire.asks import Beat, Status
+from tensorhub_common.wire.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
+from tensorhub_common.wire.events import AgentLost
+
+OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
+MakeRegistry = Callable[..., RunningRegistry]
+
+NAMES = ("registry-0", "registry-1")
+SHARD: dict[str, Any] = {"model": "policy", "replica": "trainer", "shard": 0}
+
+
+def commands(count: int) -> list[Command]:
+    """Return a trainer's life: publish, unpublish, publish; groups have one event or two."""
+    said: list[Command] = [
+        Join(by=Sender("a", 1, 1), host="h", site="s"),
+        Register(by=Sender("a", 1, 2), **SHARD, shards=1, layout="b" * 64, nbytes=8),
+    ]
+    while len(said) < count:
+        n = len(said) + 1
+        said += [
+            Ready(by=Sender("a", 1, n), **SHARD, version=None, root="a" * 32),
+            Unpublish(by=Sender("a", 1, n + 1), **SHARD),
+            Drained(by=Sender("a", 1, n + 2), **SHARD),
+            Publish(model="policy", replica="trainer", version=0),
+        ]
+    return said
+
+
+async def say_all(watched: WatchedJob, said: list[Command], pause_s: float) -> None:
+    for command in said:
+        await watched.say(command)
+        await asyncio.sleep(pause_s)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_killed_at_random_moments(
+    seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """SIGKILL, and a new process under the same id, which has the lease at once."""
+    chance = random.Random(seed)
+    registry = registry_on(own_nats_server.url)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    saying = asyncio.create_task(say_all(watched, commands(600), 0.002))
+    kills = 0
+    while not saying.done():
+        await asyncio.sleep(chance.uniform(0.0, 0.9))
+        await registry.kill()
+        kills += 1
+        await registry.start()
+    await saying
+    await watched.wait_settled(30.0)
+    print(f"\n{kills} kills, {len(watched.events)} events")
+    assert kills > 2
+
+
+async def test_two_registries_take_turns(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """The leader is stopped or killed, the other goes on when the lease has run out, and what wakes up is refused."""
+    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
+    for registry in pair:
+        await registry.start()
+        await registry.wait_ready(own_bus)
+    watched = await open_job(own_bus, job)
+    saying = asyncio.create_task(say_all(watched, commands(1_000), 0.004))
+    await watched.wait_for(lambda: len(watched.events) > 20, "the first one speaks")
+    pair[0].signal(signal.SIGSTOP)
+    await asyncio.sleep(1.5)
+    pair[0].signal(signal.SIGCONT)
+    await asyncio.sleep(0.3)
+    await pair[1].kill()
+    await asyncio.sleep(0.3)
+    await pair[1].start()
+    await saying
+    await watched.wait_settled(30.0)
+
+
+async def test_a_registry_that_ends_gives_its_place_away_at_once(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """SIGTERM: gone within two seconds, and the other speaks long before the lease would have run out."""
+    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="12") for name in NAMES]
+    for registry in pair:
+        await registry.start()
+        await registry.wait_ready(own_bus)
+    watched = await open_job(own_bus, job)
+    await watched.outcome(await watched.say(commands(2)[0]))
+    assert await pair[0].stop() == 0
+
+    async def other_leads() -> bool:
+        try:
+            answer = await own_bus.request(subjects.ask(job, "status"), b"", 0.5)
+        except (NoResponder, NoAnswer):
+            return False
+        return msgspec.json.decode(answer, type=Status).registry == "registry-1"
+
+    # A standby looks at the lease so many times in its life-time.
+    await until(other_leads, "the other one leads", 10.0)
+    await watched.outcome(await watched.say(commands(2)[1]))
+    await watched.wait_settled()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_nats_is_restarted(
+    number: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    registry = registry_on(own_nats_server.url)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    saying = asyncio.create_task(say_all(watched, commands(300), 0.002))
+    await watched.wait_for(lambda: len(watched.events) > 50, "the registry speaks")
+    own_nats_server.signal(number)
+    own_nats_server.kill()
+    own_nats_server.start()
+    began = time.monotonic()
+    before = len(watched.events)
+    await watched.wait_for(lambda: len(watched.events) > before, "the registry speaks again")
+    print(f"\nspeaks again {time.monotonic() - began:.2f} s after NATS was back")
+    await saying
+    await watched.wait_settled(30.0)
+    assert registry.process.returncode is None
+
+
+async def test_a_backlog_is_published_in_batches(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    registry = registry_on(own_nats_server.url)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await registry.kill()
+    said = commands(2_000)
+    for at in range(0, len(said), 200):
+        await asyncio.gather(*(watched.say(command) for command in said[at : at + 200]))
+    began = time.monotonic()
+    await registry.start()
+    await watched.wait_settled(30.0)
+    print(f"\n{len(said)} waiting commands: {time.monotonic() - began:.2f} s from start to the last event")
+
+
+async def test_our_own_pause_costs_no_agent_its_place(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """Stopped for longer than the window and woken up: the beats of that time were not missing, only unread."""
+    registry = registry_on(own_nats_server.url, TENSORHUB_LOST_AFTER_S="1", TENSORHUB_BEAT_S="0.1")
+    await registry.start()
+    watched = await open_job(own_bus, job)
+
+    async def beat() -> None:
+        while True:
+            with contextlib.suppress(NoBus):
+                await own_bus.publish(subjects.beat("a"), msgspec.json.encode(Beat(agent="a", incarnation=1)))
+            await asyncio.sleep(0.1)
+
+    beating = asyncio.create_task(beat())
+    await watched.outcome(await watched.say(commands(1)[0]))
+    for _ in range(2):
+        registry.signal(signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        registry.signal(signal.SIGCONT)
+        await watched.outcome(await watched.say(Publish(model="m", replica="r")))
+        await asyncio.sleep(0.5)
+    assert not any(isinstance(event, AgentLost) for event in watched.events)
+    beating.cancel()
+    await watched.wait_for(lambda: isinstance(watched.events[-1], AgentLost), "the agent is lost once it is silent")
+    await watched.wait_settled()
