@@ -1,0 +1,48 @@
+"""What a figure means nothing without: the machine and the settings that it was taken with."""
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorhub_common.settings import load
+
+
+def facts(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what to say about this machine and about a hub that is started with this environment."""
+    settings = load(environment)
+    return {
+        "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, L3 {_l3()}",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}, {'-'.join(platform.libc_ver())}",
+        "python": platform.python_version(),
+        "GLIBC_TUNABLES": f"{environment.get('GLIBC_TUNABLES', '') or 'not set'} (here, in memcpy and in the agents)",
+        "segments": f"{settings.shm_dir}, reserved and populated, mapped shared, huge pages: {_huge_pages()}",
+        "digests": "xxh3_128 of each piece, taken in the destination",
+        "copy threads": f"{settings.copy_threads or 'one for each core, at most 4'}, in each agent",
+        "window": f"{settings.window_bytes // 2**20} MiB of one read in flight",
+        "load at the start": f"{os.getloadavg()[0]:.2f}",
+    }
+
+
+def _processor() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _l3() -> str:
+    return _read("/sys/devices/system/cpu/cpu0/cache/index3/size") or "unknown"
+
+
+def _huge_pages() -> str:
+    text = _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    return text.partition("[")[2].partition("]")[0] or "unknown"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

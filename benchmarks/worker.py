@@ -1,0 +1,114 @@
+"""A trainer or an engine of the benchmarks, in a process of its own: it does what lines on its standard input say.
+
+Each line is a JSON object with the name of a method of `Worker` as "do" and its arguments; each is answered by one JSON
+line. Times are of the clock that all processes of a machine share, so that the parent may compare them.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+import tensorhub
+
+WAIT_S = 60.0
+
+Answer = dict[str, object]
+
+
+class Worker:
+    """One shard of one model, and the connection that it was registered through."""
+
+    def __init__(self) -> None:
+        self.hub: tensorhub.Hub | None = None
+        self.shard: tensorhub.Shard | None = None
+
+    def register(
+        self,
+        *,
+        socket: str,
+        nats: str,
+        job: str,
+        model: str,
+        replica: str,
+        shapes: Mapping[str, Sequence[int]],
+        fill: bool,
+    ) -> Answer:
+        """Connect to an agent and register one shard: of zeros, as new memory is, or with `fill` of random bits."""
+        self.hub = tensorhub.connect(job, agent=socket, nats=nats)
+        specs = {name: tensorhub.TensorSpec(tuple(shape), torch.bfloat16) for name, shape in shapes.items()}
+        self.shard = self.hub.register(model, specs, replica=replica)
+        if fill:
+            random = np.random.Generator(np.random.SFC64(1))
+            for tensor in self.shard.tensors.values():
+                words = tensor.view(torch.int16).flatten().numpy()
+                words[:] = np.frombuffer(random.bytes(words.nbytes), dtype=np.int16)
+        return {}
+
+    def change(self) -> Answer:
+        """Train: another value in every element."""
+        for tensor in self._registered().tensors.values():
+            tensor.view(torch.int16).add_(1)
+        return {}
+
+    def publish(self) -> Answer:
+        """Publish the next version."""
+        begin = time.perf_counter()
+        version = self._registered().publish(timeout_s=WAIT_S)
+        return {"begin": begin, "end": time.perf_counter(), "version": version}
+
+    def unpublish(self) -> Answer:
+        """Take the version back, so that the memory may change."""
+        begin = time.perf_counter()
+        self._registered().unpublish(timeout_s=WAIT_S)
+        return {"begin": begin, "end": time.perf_counter()}
+
+    def update(self, *, wait_s: float = 0) -> Answer:
+        """Fetch the newest version."""
+        shard = self._registered()
+        begin = time.perf_counter()
+        version = shard.update(wait_s=wait_s, timeout_s=WAIT_S)
+        end = time.perf_counter()
+        return {"begin": begin, "end": end, "version": version, "report": msgspec.to_builtins(shard.last_read)}
+
+    def digest(self) -> Answer:
+        """Hash all bytes, for the parent to compare."""
+        hasher = xxhash.xxh3_128()
+        for name, tensor in sorted(self._registered().tensors.items()):
+            hasher.update(name.encode())
+            hasher.update(tensor.view(torch.uint8).numpy().data)
+        return {"digest": hasher.hexdigest()}
+
+    def close(self) -> Answer:
+        """Release the shard."""
+        if self.hub is not None:
+            self.hub.close()
+        self.hub = self.shard = None
+        return {}
+
+    def _registered(self) -> tensorhub.Shard:
+        assert self.shard is not None, "register first"
+        return self.shard
+
+
+def main() -> None:
+    """Answer line by line until the input ends."""
+    torch.set_num_threads(1)
+    worker = Worker()
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = getattr(worker, order.pop("do"))(**order)
+        except tensorhub.TensorHubError as why:
+            answer = {"error": f"{type(why).__name__}: {why}"}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
