@@ -185,6 +185,7 @@ class Desk:
         handle = self._new_handle(session, key)
         number = job.begin_call(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
+        job.concern(key.replica)
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
         core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes)
         job.carry_out(job.core.register(core_place, call, now))

@@ -146,6 +146,7 @@ class AgentService:
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,
+            fault=self._on_fault,
         )
         return around, shelves
 
@@ -160,6 +161,10 @@ class AgentService:
         self._fault = AgentUnavailable(
             f"another process joined as agent {self.agent!r}: give each agent a TENSORHUB_AGENT_ID of its own"
         )
+        self._ending.set()
+
+    def _on_fault(self, why: str) -> None:
+        self._fault = TensorHubError(f"{why}; it ends, and takes its segments back when it is started again")
         self._ending.set()
 
     # Jobs.

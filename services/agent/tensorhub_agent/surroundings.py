@@ -33,3 +33,5 @@ class Surroundings:
     """(worker's number, job, shard, version): the shard's replica holds something else now."""
     fenced: Callable[[], None]
     """Another process has this agent's name: end."""
+    fault: Callable[[str], None]
+    """Something failed that can't fail: end, and let the next process take back what stands in memory."""
