@@ -1,0 +1,352 @@
+"""An agent of the simulation: drives an `AgentCore` as `job_agent.py` does, with modelled memory, lanes and links.
+
+What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import (
+    Answer,
+    AnyCall,
+    AnyEffect,
+    AskPlan,
+    BreakLease,
+    CallRegister,
+    CheckSiblings,
+    CloseSource,
+    Confirm,
+    Digest,
+    Digested,
+    Fenced,
+    Free,
+    Hold,
+    Key,
+    OpenSource,
+    PlanCame,
+    Post,
+    Raise,
+    Rejoin,
+    Save,
+    Say,
+    ShardNews,
+    SiblingsChecked,
+)
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.transfer import NO_ANSWER
+from tensorhub_common.digests import root_digest
+from tensorhub_common.subjects import cmd
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import AnyCommand, Ready, Want
+from tensorhub_common.wire.transfer import PlanAnswer, Refusal
+from tensorhub_simulator.clock import Node
+from tensorhub_simulator.link import Link
+from tensorhub_simulator.log import Entry, Follower
+from tensorhub_simulator.memory import Segment, Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.world import World
+
+PLAN_ASK_S: Final = 0.9
+BREAK_S: Final = 2.0
+JOIN_LOOK_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class Shelved:
+    """A segment and the manifest beside it."""
+
+    place: Place
+    segment: Segment
+    manifest: Save | None = None
+
+
+@dataclass(slots=True)
+class Lane:
+    """Commands that wait for the log."""
+
+    waiting: deque[AnyCommand] = field(default_factory=deque)
+    tries: int = 0
+
+
+class AgentNode(Node):
+    """One agent."""
+
+    core: AgentCore
+    follower: Follower
+
+    def __init__(self, name: str, world: "World", host: str, site: str) -> None:
+        """Stand somewhere."""
+        super().__init__(name)
+        self.world, self.host, self.site = world, host, site
+        self.clock = world.clock
+        self.shelf: dict[Key, Shelved] = {}
+        self.incarnation = 0
+        self.links: dict[tuple[Key, int], Link] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.gone: set[int] = set()
+        """Sessions that have ended: what they sent last is not read any more."""
+        self.dies_in: int | None = None
+        self._timer: float | None = None
+        self._rejoining = False
+
+    # Life and death.
+
+    def start(self) -> None:
+        """Begin a life: adopt what stands here, follow the log from its end, and join."""
+        self.life += 1
+        self.up, self.paused, self.dies_in = True, False, None
+        self.backlog.clear()
+        self.gone.clear()
+        self._timer, self._rejoining = None, False
+        self.core = AgentCore(self.name, self.world.plan.limits)
+        for shelved in self.shelf.values():
+            self.core.adopt(shelved.place, self._held(shelved))
+        self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
+        self._join()
+
+    def _held(self, shelved: Shelved) -> Held:
+        """Believe a manifest only for bytes that still hash to its root."""
+        manifest = shelved.manifest
+        if manifest is None:
+            return Held()
+        whole = manifest.state == "ready" and bool(manifest.digests)
+        if whole and root_digest(shelved.segment.digests()) == manifest.root:
+            return Held(Memory.READY, version=manifest.version, root=manifest.root, digests=manifest.digests)
+        return Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if not self.up:
+            return
+        self.world.note(f"{self.name} is killed")
+        self.up = self.paused = False
+        self.life += 1
+        for link in list(self.links.values()):
+            link.reader_died()
+        self.links.clear()
+        self.lanes.clear()
+        for shelved in self.shelf.values():
+            shelved.segment.writers.clear()
+        for link in list(self.world.links.values()):
+            if link.source is self and link.reader.up and not link.closed:
+                link.source_died()
+        self.world.agent_died(self)
+
+    def _join(self) -> None:
+        self.incarnation += self.clock.rng.choice((1, 1, 2, 1000))
+        self.lanes.clear()
+        self.world.note(f"{self.name} joins as {self.incarnation}")
+        self.carry_out(self.core.join(self.incarnation, self.host, self.site, self.clock.now))
+
+    def _rejoin(self) -> None:
+        self._rejoining = False
+        self._join()
+
+    # Effects.
+
+    def carry_out(self, effects: list[AnyEffect]) -> None:
+        """Do what the core wants, in order; a planned death may come between two effects."""
+        self.world.touched.add(self)
+        for effect in effects:
+            if self.dies_in is not None:
+                self.dies_in -= 1
+                if self.dies_in < 0:
+                    self.kill()
+                    return
+            self._do(effect)
+            if not self.up:
+                return
+        self.set_timer()
+
+    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912 (one line for each effect)
+        match effect:
+            case Say():
+                self._say(effect.command)
+            case Answer() | Raise():
+                self.world.calls.ended(self, effect)
+            case Hold():
+                pass
+            case Digest():
+                self._digest(effect)
+            case Save():
+                self.shelf[effect.key].manifest = effect
+            case CheckSiblings():
+                self.clock.after(self.clock.lag(), self, lambda: self._check_siblings(effect))
+            case AskPlan():
+                self._plan(effect)
+            case OpenSource():
+                link = self.links[effect.key, effect.source] = Link(self, effect)
+                link.open()
+            case Post():
+                self.links[effect.key, effect.source].post(effect)
+            case Confirm():
+                self.links[effect.key, effect.source].confirm(effect)
+            case CloseSource():
+                self.links[effect.key, effect.source].close()
+            case BreakLease():
+                self._break(effect)
+            case Free():
+                self._free(effect.key)
+            case Fenced():
+                raise Violation("one process", f"{self.name} met a higher incarnation of itself")
+            case Rejoin():
+                if not self._rejoining:
+                    self._rejoining = True
+                    self.clock.after(0.0, self, self._rejoin)
+
+    def _break(self, effect: BreakLease) -> None:
+        link = self.world.links.get(effect.lease)
+        if link is not None and link.reader.up:
+            # A broken lease is safe only because nobody relies on this message: it may come late.
+            late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
+            self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
+
+    def _free(self, key: Key) -> None:
+        shelved = self.shelf.pop(key)
+        if shelved.segment.writers:
+            raise Violation("one writer", f"{key} is freed while something can be written into it")
+
+    def _digest(self, effect: Digest) -> None:
+        """Hash one half now and the other half later, so that a write in between shows."""
+        segment = self.shelf[effect.key].segment
+        half = len(segment.nbytes) // 2
+        first = segment.digests(range(half)) if self.world.plan.digests else b""
+
+        def rest() -> None:
+            second = segment.digests(range(half, len(segment.nbytes))) if self.world.plan.digests else b""
+            self.news(Digested(effect.key, effect.number, first + second))
+
+        self.clock.after(self.clock.lag(), self, rest)
+
+    def _check_siblings(self, effect: CheckSiblings) -> None:
+        mine = self.shelf.get(effect.key)
+        if mine is not None:
+            clash = [each.shard for each in effect.siblings if self.world.clash(mine.place.layout, each.layout)]
+            self.news(SiblingsChecked(effect.key, f"shard {clash[0]} has other tensors" if clash else None))
+
+    def _plan(self, effect: AskPlan) -> None:
+        answered: list[bool] = []
+
+        def come(answer: PlanAnswer) -> None:
+            if not answered:
+                answered.append(True)
+                self.news(PlanCame(effect.key, effect.number, answer))
+
+        silence = Refusal(error=NO_ANSWER, reason="no planner answered")
+        self.clock.after(PLAN_ASK_S, self, lambda: come(silence))
+        world, life = self.world, self.life
+        if not world.net_loses():
+
+            def reply(answer: PlanAnswer) -> None:
+                if not world.net_loses():
+                    self.clock.after(self.clock.lag(), self, lambda: come(answer), life)
+
+            self.clock.after(self.clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
+
+    def set_timer(self) -> None:
+        """Plan the core's next tick."""
+        when = self.core.deadline()
+        if when is not None and (self._timer is None or when < self._timer):
+            self._timer = when
+            self.clock.after(max(when - self.clock.now, 0.0), self, lambda: self._tick(when))
+
+    def _tick(self, when: float) -> None:
+        if self._timer == when:
+            self._timer = None
+            self.carry_out(self.core.tick(self.clock.now))
+
+    def news(self, news: ShardNews) -> None:
+        """Tell the core what came of an effect."""
+        self.carry_out(self.core.on_news(news, self.clock.now))
+
+    def _on_entry(self, entry: Entry) -> None:
+        assert entry.event is not None
+        self.carry_out(self.core.on_event(entry.event, self.clock.now))
+
+    def lease_ended(self, lease: str, how: LeaseMove) -> None:
+        """A reader is done, or gone."""
+        self.carry_out(self.core.lease_ended(lease, how, self.clock.now))
+
+    def written_by(self, link: Link, at: int, data: bytes) -> None:
+        """A link writes into memory of this agent."""
+        segment = self.shelf[link.key].segment
+        core = self.core.shards.get(link.key)
+        if core is None or core.held.memory is not Memory.FILLING or not isinstance(core.operation, ReadOperation):
+            state = "no shard" if core is None else f"{core.held.memory}, {core.operation}"
+            raise Violation("one writer", f"{link.key} is written by a read while it is {state}")
+        segment.write(at, data)
+
+    # The log.
+
+    def _say(self, command: AnyCommand) -> None:
+        by = command.by
+        assert by is not None
+        if isinstance(command, Ready):
+            self.world.truth.offered(command, self.shelf[Key(command.model, command.replica, command.shard)])
+        elif isinstance(command, Want):
+            self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), by)
+        lane = self.lanes.setdefault(by.lane, Lane())
+        lane.waiting.append(command)
+        if len(lane.waiting) == 1:
+            self._send(by.lane, command)
+
+    def _send(self, name: str, command: AnyCommand) -> None:
+        """Try to append the lane's first command, and again until it is acknowledged."""
+        lane = self.lanes.get(name)
+        if lane is None or not lane.waiting or lane.waiting[0] is not command:
+            return
+        by, clock, world, life = command.by, self.clock, self.world, self.life
+        assert by is not None
+        verb = str(command.__struct_config__.tag)
+        msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
+        subject, data = cmd(world.job, verb, by.process), encode(command)
+
+        def arrive() -> None:
+            if not world.log.up:
+                return
+            world.log.append(subject, data, msg_id)
+            if not world.net_loses():
+                clock.after(clock.lag(), self, lambda: self._acknowledged(name, command), life)
+
+        if not world.net_loses():
+            late = clock.rng.random() * 4 if clock.chance(world.plan.late_odds) else 0.0
+            clock.after(clock.lag() + late, None, arrive)
+        clock.after(world.plan.append_attempt_s, self, lambda: self._send(name, command))
+
+    def _acknowledged(self, name: str, command: AnyCommand) -> None:
+        lane = self.lanes.get(name)
+        if lane is not None and lane.waiting and lane.waiting[0] is command:
+            lane.waiting.popleft()
+            if lane.waiting:
+                self._send(name, lane.waiting[0])
+
+    # Workers.
+
+    def begin(self, key: Key, call: AnyCall) -> None:
+        """Begin a worker's call; a registration waits for the join, and may be of a shard that does not stand here yet."""
+        if call.session in self.gone:
+            self.world.calls.forget(call.call)
+            return
+        if isinstance(call, CallRegister) and not self.core.joined and self.clock.now < call.deadline:
+            self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
+            return
+        if isinstance(call, CallRegister) and key not in self.core.shards:
+            place = self.world.places[key]
+            self.shelf[key] = Shelved(place, Segment(place.nbytes))
+            self.carry_out(self.core.register(place, call, self.clock.now))
+        else:
+            self.carry_out(self.core.called(key, call, self.clock.now))
+
+    def loaded(self, key: Key) -> None:
+        """The worker has written values of its own."""
+        self.carry_out(self.core.loaded(key))
+
+    def worker_gone(self, session: int) -> None:
+        """A worker's connection has ended."""
+        self.gone.add(session)
+        self.carry_out(self.core.worker_gone(session, self.clock.now))

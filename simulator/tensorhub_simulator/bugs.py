@@ -1,0 +1,139 @@
+"""Planted bugs: known ways to get it wrong, put into the production cores from outside, to show that the simulator finds them.
+
+Each is a method of a class replaced while the bug is switched on; the cores themselves know nothing of it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.op_unpublish import Draining
+from tensorhub_agent.shard import Memory
+from tensorhub_agent.transfer import Transfer
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.wire.commands import Drained
+from tensorhub_common.wire.events import RoundJoined, VersionPublished
+from tensorhub_simulator.registry import RegistryNode
+
+NEWEST: Final = "newest"
+Replacement = tuple[type, str, Callable[..., Any]]
+
+
+def _no_drain() -> list[Replacement]:
+    """Unpublish neither waits for the readers nor breaks their leases."""
+
+    def on_event(self: Any, event: Any, now: float) -> None:
+        key = self.core.key
+        if event.by is None:
+            return
+        if event.by == self._unpublish_by and self._drained_by is None:
+            self._drained_by = self.core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
+        elif event.by == self._drained_by:
+            self.core.become(Memory.EMPTY)
+            self.drained(now)
+
+    return [(Draining, "on_event", on_event)]
+
+
+def _latest_per_shard() -> list[Replacement]:
+    """Each shard reads what was the latest when it asked, whatever was decided for all."""
+    take, answer = AgentCore.on_event, ReadOperation._on_answer  # noqa: SLF001
+    decided, all_here = ReadOperation._decided, ReadOperation._all_here  # noqa: SLF001
+
+    def on_event(self: AgentCore, event: Any, now: float) -> Any:
+        if isinstance(event, VersionPublished):
+            for core in self.shards.values():
+                setattr(core, NEWEST, event)
+        return take(self, event, now)
+
+    def on_answer(self: Any, event: Any, now: float) -> None:
+        if isinstance(event, RoundJoined) and event.by == self._want_by:
+            self.mine = getattr(self.core, NEWEST, None)
+        answer(self, event, now)
+
+    def decide(self: Any, event: Any, now: float) -> None:
+        self.claims = (event.version, event.roots[self.core.key.shard])
+        if self.call.want == "latest" and self.mine is not None:
+            event = msgspec.structs.replace(event, version=self.mine.version, roots=self.mine.roots)
+        decided(self, event, now)
+
+    def claim(self: Any, transfer: Any, now: float) -> None:
+        transfer.version, transfer.root = self.claims
+        all_here(self, transfer, now)
+
+    return [
+        (AgentCore, "on_event", on_event),
+        (ReadOperation, "_on_answer", on_answer),
+        (ReadOperation, "_decided", decide),
+        (ReadOperation, "_all_here", claim),
+    ]
+
+
+def _digest_not_checked() -> list[Replacement]:
+    """A reader believes the source's list of digests, and does not look at what came."""
+
+    def vouched(self: Any, digests: bytes) -> bool:
+        self.digests = digests
+        return len(digests) == len(self.done) * PIECE_DIGEST_BYTES
+
+    def count(self: Any, ranges: Any, _digests: bytes) -> bool:
+        for first, number in ranges:
+            self.done[first : first + number] = b"\x01" * number
+        return True
+
+    return [(Transfer, "_vouched", vouched), (Transfer, "_count", count)]
+
+
+def _second_writer() -> list[Replacement]:
+    """What a lost source had under way is asked for elsewhere before the source is closed."""
+    lost = Transfer.lost
+
+    def lose(self: Transfer, number: int, reason: str, now: float) -> None:
+        lost(self, number, reason, now)
+        self.closed(number, now)
+
+    return [(Transfer, "lost", lose)]
+
+
+def _outcome_twice() -> list[Replacement]:
+    """A registry that was restarted publishes what it folds without looking at what stands in the log."""
+    request = RegistryNode._requests  # noqa: SLF001
+
+    def learn_end(self: Any, term: int) -> None:
+        if self.term == term:
+            self._knows_end = True
+            self._speak()
+
+    def requests(self: Any, publication: Any, life: int) -> Any:
+        if self.life > 1:
+            publication = msgspec.structs.replace(publication, expected=None, ahead=None)
+        return request(self, publication, life)
+
+    return [(RegistryNode, "_learn_end", learn_end), (RegistryNode, "_requests", requests)]
+
+
+BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
+    "no-drain": _no_drain,
+    "latest-per-shard": _latest_per_shard,
+    "digest-not-checked": _digest_not_checked,
+    "second-writer": _second_writer,
+    "outcome-twice": _outcome_twice,
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Switch a bug on."""
+    replacements = BUGS[name]() if name is not None else []
+    before = [(owner, method, getattr(owner, method)) for owner, method, _ in replacements]
+    try:
+        for owner, method, wrong in replacements:
+            setattr(owner, method, wrong)
+        yield
+    finally:
+        for owner, method, right in before:
+            setattr(owner, method, right)

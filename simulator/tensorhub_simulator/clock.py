@@ -1,0 +1,89 @@
+"""Virtual time, chance, and things that can be killed or stopped.
+
+All that happens in a simulated world is an action at a time, taken from one heap; ties are broken by the order in which the
+actions were planned. So one seed gives one history.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Final
+
+Action = Callable[[], None]
+
+QUICK_S: Final = 0.004
+"""Most messages take up to this long."""
+
+
+class Node:
+    """A process. What it planned dies with it, and waits while it is stopped (SIGSTOP)."""
+
+    def __init__(self, name: str) -> None:
+        """Begin down, before the first life."""
+        self.name = name
+        self.life = 0
+        self.up = False
+        self.paused = False
+        self.slept_s = 0.0
+        self.backlog: list[tuple[int, Action]] = []
+
+    @property
+    def runs(self) -> bool:
+        """Whether it does something now."""
+        return self.up and not self.paused
+
+
+class Clock:
+    """The time, the plan, and the one source of chance."""
+
+    def __init__(self, seed: int) -> None:
+        """Begin at zero."""
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self._heap: list[tuple[float, int, Node | None, int, Action]] = []
+        self._planned = 0
+
+    def after(self, delay_s: float, node: Node | None, action: Action, life: int | None = None) -> None:
+        """Plan an action; one of a node's happens only in the node's present life, or in the one that is named."""
+        self._planned += 1
+        if life is None:
+            life = node.life if node is not None else 0
+        heapq.heappush(self._heap, (self.now + delay_s, self._planned, node, life, action))
+
+    def lag(self) -> float:
+        """Return how long a message takes: mostly quick, sometimes not."""
+        rng = self.rng
+        dice = rng.random()
+        if dice < 0.9:  # noqa: PLR2004 (odds)
+            return rng.random() * QUICK_S
+        if dice < 0.99:  # noqa: PLR2004 (odds)
+            return rng.random() * 0.06
+        return rng.random() * 0.8
+
+    def chance(self, odds: float) -> bool:
+        """Throw a coin."""
+        return self.rng.random() < odds
+
+    def step(self) -> bool:
+        """Let the next thing happen; False when nothing is planned."""
+        while self._heap:
+            when, _, node, life, action = heapq.heappop(self._heap)
+            self.now = max(self.now, when)
+            if node is not None and (node.life != life or not node.up):
+                continue
+            if node is not None and node.paused:
+                node.backlog.append((life, action))
+                continue
+            self.steps += 1
+            action()
+            return True
+        return False
+
+    def resume(self, node: Node) -> None:
+        """Let a stopped node go on with all that came meanwhile."""
+        node.paused = False
+        backlog, node.backlog = node.backlog, []
+        for life, action in backlog:
+            if life == node.life:
+                self.after(0.0, node, action)

@@ -1,0 +1,45 @@
+"""Segments with real bytes, and what the simulation knows about them that no process does: the truth.
+
+A write says who writes, so that two writers of one byte, or a write into memory that must not change, is noticed at once.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from tensorhub_common.digests import piece_digest
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        """Name the invariant and say what broke it."""
+        super().__init__(f"{invariant}: {what}")
+        self.invariant, self.what = invariant, what
+
+
+class Segment:
+    """The memory of one shard. `generation` counts the writes."""
+
+    def __init__(self, nbytes: Sequence[int]) -> None:
+        """Begin all zero, as fresh shared memory does."""
+        self.nbytes = tuple(nbytes)
+        self.at = [0, *accumulate(self.nbytes)]
+        self.data = bytearray(self.at[-1])
+        self.generation = 0
+        self.writers: dict[int, object] = {}
+        """Which source may write into a piece now."""
+
+    def write(self, at: int, data: bytes) -> None:
+        """Change bytes."""
+        self.data[at : at + len(data)] = data
+        self.generation += 1
+
+    def piece(self, number: int) -> bytes:
+        """Return the present bytes of one piece."""
+        return bytes(self.data[self.at[number] : self.at[number + 1]])
+
+    def digests(self, pieces: Sequence[int] | None = None) -> bytes:
+        """Return the digests of these pieces, or of all."""
+        numbers = range(len(self.nbytes)) if pieces is None else pieces
+        return b"".join(piece_digest(self.piece(number)) for number in numbers)

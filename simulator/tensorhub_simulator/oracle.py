@@ -1,0 +1,120 @@
+"""What is true, kept aside: the log folded the moment it is written, and the bytes that trainers published.
+
+No process of the simulation may look here; the invariants do.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.state import Catalog, root_key
+from tensorhub_common.catalog.story import line
+from tensorhub_common.wire.codec import decode_command
+from tensorhub_common.wire.commands import Ready, Sender
+from tensorhub_common.wire.events import (
+    AnyEvent,
+    CommandRejected,
+    CommandRepeated,
+    Event,
+    ReplicaReady,
+    RoundJoined,
+    VersionPublished,
+)
+from tensorhub_simulator.log import Entry
+from tensorhub_simulator.memory import Segment, Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.agent import Shelved
+
+Place = tuple[str, str, int]
+
+
+class Oracle:
+    """Sees every entry as it is stored."""
+
+    def __init__(self, job: str, story: deque[str]) -> None:
+        """Begin with an empty log."""
+        self.catalog = Catalog(job)
+        self.commands = self.events = 0
+        self.published: dict[str, int] = {}
+        self.round_of: dict[Sender, int] = {}
+        self.decided: dict[int, tuple[Event, ...]] = {}
+        self._story = story
+        self._due: deque[Event] = deque()
+        self._offered: dict[Sender, tuple[str, bytes]] = {}
+        self._offers: dict[Place, Sender] = {}
+        self._bytes: dict[tuple[str, int, str], bytes] = {}
+
+    # The truth about bytes.
+
+    def offered(self, command: Ready, shelved: "Shelved") -> None:
+        """Note which bytes a shard has digested and offers."""
+        assert command.by is not None
+        place = shelved.place
+        key = root_key(place.shards, place.key.shard, place.layout)
+        self._offered[command.by] = (key, bytes(shelved.segment.data))
+
+    def bytes_of(self, model: str, version: int, key: str) -> bytes | None:
+        """Return what was published as this version, for a shard of this place and layout."""
+        return self._bytes.get((model, version, key))
+
+    def is_true(self, model: str, version: int, key: str, segment: Segment) -> bool:
+        """Tell whether memory holds exactly the version."""
+        return self._bytes.get((model, version, key)) == segment.data
+
+    # The log.
+
+    def entry(self, entry: Entry) -> None:
+        """Take the entry that was just stored."""
+        if entry.event is not None:
+            self._event(entry.event)
+            return
+        self.commands += 1
+        tokens = entry.subject.split(".")
+        process = tokens[5] if len(tokens) > 5 else None  # noqa: PLR2004 (tensorhub.v1.<job>.cmd.<verb>.<process>)
+        command = decode_command(tokens[4], process, entry.data)
+        before = self.catalog.seq
+        assert entry.seq > before
+        events = apply(self.catalog, entry.seq, entry.time, command)
+        check(self.catalog)
+        self.decided[entry.seq] = events
+        self._due.extend(events)
+        taken = not isinstance(events[0], CommandRejected | CommandRepeated)
+        if taken and isinstance(command, Ready) and command.by is not None:
+            self._offers[command.model, command.replica, command.shard] = command.by
+        for event in events:
+            if isinstance(event, VersionPublished):
+                self._published(event)
+            elif isinstance(event, RoundJoined) and event.by is not None:
+                self.round_of.setdefault(event.by, event.round)
+
+    def _published(self, event: VersionPublished) -> None:
+        self.published[event.model] = self.published.get(event.model, 0) + 1
+        for shard in range(len(event.roots)):
+            key, data = self._offered[self._offers[event.model, event.replica, shard]]
+            self._bytes[event.model, event.version, key] = data
+
+    def _event(self, event: AnyEvent) -> None:
+        self.events += 1
+        self._story.append(line(event))
+        if not self._due:
+            raise Violation("one outcome per command", f"nothing was due, and the log says {line(event)}")
+        due = self._due.popleft()
+        if due != event:
+            raise Violation("one outcome per command", f"{line(due)} was due, and the log says {line(event)}")
+
+    def holders(self, model: str) -> dict[str, int | None]:
+        """Return what each replica holds by the log."""
+        record = self.catalog.models.get(model)
+        return {} if record is None else {name: replica.version for name, replica in record.replicas.items()}
+
+    @property
+    def pending(self) -> int:
+        """How many events are due."""
+        return len(self._due)
+
+
+def is_publication(event: Event) -> bool:
+    """Tell whether a replica became ready by publishing."""
+    return isinstance(event, ReplicaReady) and event.round is None

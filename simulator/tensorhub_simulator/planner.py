@@ -1,0 +1,75 @@
+"""A planner of the simulation: the production fold, search and plan."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.fold import Fold
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.mismatch import explain
+from tensorhub_planner.plan import LayoutsDiffer, plan
+from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.sources import find
+from tensorhub_simulator.clock import Node
+from tensorhub_simulator.log import Entry, Follower
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.world import World
+
+LATE_S: Final = 0.05
+TRIES_MAX: Final = 14
+
+
+class PlannerNode(Node):
+    """One planner."""
+
+    fold: Fold
+    ledger: Ledger
+
+    def __init__(self, world: "World") -> None:
+        """Stand ready to start."""
+        super().__init__("planner")
+        self.world, self.clock, self.limits = world, world.clock, Limits()
+
+    def start(self) -> None:
+        """Begin a life: fold the log from its beginning."""
+        self.life += 1
+        self.up, self.paused = True, False
+        self.backlog.clear()
+        self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
+        Follower(self.world.log, self, 0, self._on_entry, events=False)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note("the planner is killed")
+        self.up = self.paused = False
+        self.life += 1
+
+    def _on_entry(self, entry: Entry) -> None:
+        for event in self.fold.take(entry):
+            self.ledger.see(self.world.job, event)
+
+    def asked(self, demand: Demand, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:
+        """Answer once the log is folded as far as the demand rests on; say nothing if that takes too long."""
+        if self.fold.position < demand.at_seq:
+            if tries < TRIES_MAX:
+                self.clock.after(LATE_S, self, lambda: self.asked(demand, reply, tries + 1))
+            return
+        reply(self._plan(demand))
+
+    def _plan(self, demand: Demand) -> PlanAnswer:
+        found = find(self.fold.catalog, demand)
+        if isinstance(found, Refusal):
+            return found
+        sizes = Sizes(self.world.sizes_of(found.seat.layout))
+        load = self.ledger.at(self.clock.now)
+        answer = plan(demand, found.seat, sizes, found.holders, found.topology, load, self.limits)
+        if isinstance(answer, LayoutsDiffer):
+            return explain(demand, answer, None, None)
+        if not isinstance(answer, Refusal):
+            reader = Reader(self.world.job, demand.model, demand.replica, demand.shard)
+            self.ledger.assign(reader, answer, self.clock.now)
+        self.ledger.check()
+        return answer

@@ -1,0 +1,243 @@
+"""A registry of the simulation: the production fold, leader and liveness, driven as `service.py` and `job.py` do it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_common.wire.asks import Beat
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Expire, Sender
+from tensorhub_common.wire.events import AgentJoined, AgentLost
+from tensorhub_registry import leader as leading
+from tensorhub_registry import liveness as living
+from tensorhub_registry.liveness import ExpireAgent, Liveness
+from tensorhub_registry.outcomes import (
+    Acknowledged,
+    Decided,
+    JobFold,
+    LastEvent,
+    LogGap,
+    Outgoing,
+    Output,
+    Publication,
+    Refused,
+    Unanswered,
+)
+from tensorhub_simulator.clock import Node
+from tensorhub_simulator.log import Entry, Follower, WrongLast
+from tensorhub_simulator.memory import Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.world import World
+
+PROCESS: Final = "_registry"
+LEASE_S: Final = 2.0
+LOOK_S: Final = 0.4
+ANSWER_S: Final = 0.7
+BATCH_MIN: Final = 3
+BATCH_MAX: Final = 20
+PAIR: Final = 2
+
+Become = Callable[[Acknowledged | Refused | Unanswered], None]
+Store = Callable[[], Acknowledged | Refused | None]
+
+
+class Lease:
+    """Who may speak, as the key-value store has it."""
+
+    def __init__(self) -> None:
+        """Begin free."""
+        self.holder: object = None
+        self.term = 0
+        self.until = 0.0
+
+    def take(self, who: object, now: float) -> int | None:
+        """Take or renew the lease; returns the term, or None."""
+        if self.holder is who and now < self.until:
+            self.until = now + LEASE_S
+            return self.term
+        if self.holder is not None and now < self.until:
+            return None
+        self.holder, self.until = who, now + LEASE_S
+        self.term += 1
+        return self.term
+
+
+class RegistryNode(Node):
+    """One registry."""
+
+    fold: JobFold
+    leader: leading.Leader
+    liveness: Liveness
+
+    def __init__(self, name: str, world: "World") -> None:
+        """Stand ready to start."""
+        super().__init__(name)
+        self.world, self.clock = world, world.clock
+        self.term: int | None = None
+        self._numbers = 0
+        self._knows_end = False
+        self._me: object = None
+
+    def start(self) -> None:
+        """Begin a life: fold the log from its beginning."""
+        self.life += 1
+        self.up, self.paused = True, False
+        self.backlog.clear()
+        self.fold = self.world.make_fold(self.world.job)
+        self.leader, self.liveness = leading.Leader(), Liveness(self.world.plan.lost_after_s)
+        self.term, self._numbers, self._me = None, 0, object()
+        Follower(self.world.log, self, 0, self._on_entry, events=False)
+        self._look()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note(f"{self.name} is killed")
+        self.up = self.paused = False
+        self.life += 1
+
+    # Leading.
+
+    def _look(self) -> None:
+        """Look at the lease, every so often."""
+        world, now = self.world, self.clock.now
+        self._lead(leading.Connected() if world.log.up else leading.Disconnected())
+        if world.log.up:
+            term = world.lease.take(self._me, now)
+            self._lead(leading.Lost() if term is None else leading.Won(term))
+        elif world.lease.holder is not self._me or now >= world.lease.until:
+            self._lead(leading.Lost())
+        self._expire(self.liveness.handle(living.Tick(), now))
+        self.clock.after(LOOK_S, self, self._look)
+
+    def _lead(self, event: leading.Input) -> None:
+        for effect in self.leader.handle(event, self.clock.now):
+            match effect:
+                case leading.Lead(term):
+                    self.world.note(f"{self.name} leads, term {term}")
+                    self.term, self._knows_end = term, False
+                    self._learn_end(term)
+                case leading.StandDown():
+                    self.term = None
+                case leading.Listening(term):
+                    self._expire(self.liveness.handle(living.Listening(term), self.clock.now))
+                case leading.Deaf():
+                    self._expire(self.liveness.handle(living.Deaf(), self.clock.now))
+        self.leader.check()
+
+    def _learn_end(self, term: int) -> None:
+        """Ask for the log's last event before the first word."""
+        if self.term != term:
+            return
+        log = self.world.log
+        if not log.up or self.world.net_loses():
+            self.clock.after(LOOK_S, self, lambda: self._learn_end(term))
+            return
+
+        def learn() -> None:
+            if log.last_event_seq:
+                self._carry_out(self.fold.handle(LastEvent(log.entries[log.last_event_seq - 1]), self.clock.now))
+            self._knows_end = True
+            self._speak()
+
+        self.clock.after(self.clock.lag(), self, learn)
+
+    def beat(self, agent: str, incarnation: int) -> None:
+        """Hear an agent."""
+        self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.clock.now))
+
+    def _expire(self, lost: list[ExpireAgent]) -> None:
+        for each in lost:
+            self._numbers += 1
+            by = Sender(PROCESS, each.term, self._numbers)
+            command = Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=each.term)
+            subject = f"tensorhub.v1.{self.world.job}.cmd.expire.{PROCESS}"
+            msg_id = f"{PROCESS}.{each.term}.{self._numbers}"
+            self.world.note(f"{self.name} expires {each.agent} {each.incarnation}")
+            if not self.world.net_loses():
+                self.clock.after(self.clock.lag(), None, lambda d=encode(command), m=msg_id: self._said(subject, d, m))
+
+    def _said(self, subject: str, data: bytes, msg_id: str) -> None:
+        if self.world.log.up:
+            self.world.log.append(subject, data, msg_id)
+
+    # Folding.
+
+    def _on_entry(self, entry: Entry) -> None:
+        self._carry_out(self.fold.handle(entry, self.clock.now))
+        self._speak()
+
+    def _carry_out(self, effects: list[Output]) -> None:
+        for effect in effects:
+            if isinstance(effect, LogGap):
+                raise Violation("one order", f"{self.name} was given entry {effect.found}, not {effect.expected}")
+            if isinstance(effect, Decided):
+                first = effect.events[0]
+                if isinstance(first, AgentJoined):
+                    self._expire(self.liveness.handle(living.Watch(self.world.job, first.agent, first.incarnation), self.clock.now))
+                elif isinstance(first, AgentLost):
+                    self._expire(self.liveness.handle(living.Unwatch(self.world.job, first.agent), self.clock.now))
+        self.world.folded.add(self)
+
+    # Speaking.
+
+    def _speak(self) -> None:
+        """Publish what is next, if this registry believes that it leads."""
+        if self.term is None or not self._knows_end:
+            return
+        many = self.fold.unpublished >= BATCH_MIN and self.clock.chance(0.5)
+        publication = self.fold.to_publish(BATCH_MAX if many else PAIR)
+        if publication is None:
+            return
+        answered: list[bool] = []
+
+        def become(what: Acknowledged | Refused | Unanswered) -> None:
+            if answered:
+                return
+            answered.append(True)
+            self._carry_out(self.fold.handle(what, self.clock.now))
+            self.clock.after(0.0 if isinstance(what, Acknowledged) else self.clock.lag(), self, self._speak)
+
+        life = self.life
+        for arrive in self._requests(publication, life):
+            if not self.world.net_loses():
+                self.clock.after(self.clock.lag(), None, lambda send=arrive: self._arrives(send, become, life))
+        self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
+
+    def _arrives(self, store: Store, become: Become, life: int) -> None:
+        """A request reaches the log; its answer may get lost."""
+        answer = store() if self.world.log.up else None
+        if answer is not None and not self.world.net_loses():
+            self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
+
+    def _requests(self, publication: Publication, life: int) -> list[Store]:
+        """Return the requests of a publication: one for an event or a batch, two for a pair, in whatever order they come."""
+        events = publication.events
+        if len(events) != PAIR:
+            return [lambda: self._store(publication.events, publication.expected, life)]
+        got: list[int] = []
+
+        def first() -> Acknowledged | Refused | None:
+            answer = self._store(events[:1], publication.expected, life)
+            if isinstance(answer, Acknowledged):
+                got.append(answer.seq)
+            return answer
+
+        def second() -> Acknowledged | None:
+            answer = self._store(events[1:], publication.ahead, life)
+            # The sender waits for the first one's answer, and counts the second only behind it.
+            return Acknowledged(2, answer.seq) if got and isinstance(answer, Acknowledged) else None
+
+        return [first, second]
+
+    def _store(self, events: tuple[Outgoing, ...], expected: int | None, life: int) -> Acknowledged | Refused:
+        """Store events, all or none, as an atomic batch does."""
+        log, seq = self.world.log, 0
+        for outgoing in events:
+            event = outgoing.event
+            try:
+                seq = log.append(outgoing.subject, outgoing.body, f"{self.name}.{life}.{event.cmd}.{event.i}", expected)
+            except WrongLast:
+                return Refused()
+            if expected is not None:
+                expected = log.last_event_seq
+        return Acknowledged(len(events), seq)

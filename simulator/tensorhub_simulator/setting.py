@@ -1,0 +1,59 @@
+"""What one seed's world is like."""
+
+import random
+from dataclasses import dataclass
+
+from tensorhub_agent.shard import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that is drawn before the world begins."""
+
+    digests: bool
+    agents: int
+    trainers: int
+    rollouts: int
+    shards: int
+    pieces: int
+    registries: int
+    loss_odds: float
+    late_odds: float
+    window_s: float
+    append_attempt_s: float
+    slowness: float
+    """How much slower than a message half a piece is copied."""
+    lost_after_s: float
+    troubles: int
+    trouble_s: float
+    limits: Limits
+
+
+def draw(seed: int, *, calm: bool) -> Setting:
+    """Draw a seed's setting; `calm` without any fault."""
+    rng = random.Random(seed * 7919 + 1)
+    calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
+    digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
+    return Setting(
+        digests=digests,
+        agents=rng.randint(2, 5),
+        trainers=1 if rng.random() < 0.8 else 2,  # noqa: PLR2004 (odds)
+        rollouts=rng.randint(1, 3),
+        shards=rng.choice((1, 1, 2, 2, 3)),
+        pieces=rng.randint(1, 6),
+        registries=rng.choice((1, 2, 2)),
+        loss_odds=0.0 if calm else rng.choice((0.0, 0.0, 0.01, 0.05)),
+        late_odds=0.0 if calm else rng.choice((0.0, 0.0, 0.02)),
+        window_s=rng.choice((0.5, 2.0, 120.0)),
+        append_attempt_s=rng.choice((0.3, 0.6)),
+        slowness=rng.choice((0.5, 0.5, 5.0, 30.0)),
+        lost_after_s=rng.choice((1.5, 2.5)),
+        troubles=0 if calm else rng.randint(1, 10),
+        trouble_s=rng.choice((6.0, 9.0, 12.0)),
+        limits=Limits(
+            digests=digests,
+            window_bytes=rng.choice((16, 64, 1024)),
+            stall_s=rng.choice((0.5, 2.0)),
+            refill_drain_s=rng.choice((0.0, 0.0, 0.3)),
+        ),
+    )

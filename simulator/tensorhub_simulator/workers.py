@@ -1,0 +1,297 @@
+"""Workers: trainers that really overwrite their memory the moment they may, and rollouts that read.
+
+The ranks of a replica follow one group, which says what to do next; each rank does it in its own time, fails by itself and is killed by
+itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.effects import (
+    Answer,
+    AnyCall,
+    CallPublish,
+    CallRead,
+    CallRegister,
+    CallRelease,
+    CallUnpublish,
+    Key,
+    Raise,
+)
+from tensorhub_agent.shard import Memory
+from tensorhub_common.wire.commands import Wish
+from tensorhub_simulator.clock import Node
+from tensorhub_simulator.memory import Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.agent import AgentNode
+    from tensorhub_simulator.world import World
+
+AGAIN_S: Final = 0.15
+REGISTER_S: Final = 4.0
+End = Answer | Raise | None
+
+
+@dataclass(slots=True)
+class Group:
+    """What the ranks of one replica are to do: step `serial`."""
+
+    replica: str
+    trains: bool
+    serial: int = 0
+    want: Wish = "latest"
+    version: int | None = None
+    timeout_s: float = 3.0
+    wait_s: float = 3.0
+    act: str = "read"
+    ranks: list["Rank"] = field(default_factory=list)
+
+
+class Rank(Node):
+    """One worker: one shard of a replica."""
+
+    def __init__(self, world: "World", group: Group, key: Key, agent: "AgentNode") -> None:
+        """Stand ready to start."""
+        super().__init__(f"{key.replica}/{key.shard}")
+        self.world, self.group, self.key, self.agent = world, group, key, agent
+        self.clock = world.clock
+        self.session = 0
+        self.registered = self.published = False
+        self.done = 0
+        self.version: int | None = None
+        self.busy = False
+        group.ranks.append(self)
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin a life."""
+        self.life += 1
+        self.up = True
+        self._connect()
+
+    def kill(self) -> None:
+        """SIGKILL: the agent notices when the socket ends."""
+        if not self.up:
+            return
+        self.world.note(f"{self.name} is killed")
+        self.up = False
+        self.life += 1
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        session, agent = self.session, self.agent
+        self.clock.after(self.clock.lag(), agent, lambda: agent.worker_gone(session))
+
+    def _connect(self) -> None:
+        self.session = self.world.number()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.registered = self.published = self.busy = False
+        self.version = None
+        self.clock.after(self.clock.lag(), self, self._register)
+
+    def agent_gone(self) -> None:
+        """The agent's process ended."""
+        if self.up:
+            self.life += 1
+            self._connect()
+
+    def _register(self) -> None:
+        if not self.agent.up:
+            self.clock.after(AGAIN_S, self, self._register)
+            return
+        session = self.session
+        self._call(lambda n, t: CallRegister(call=n, session=session, deadline=t + REGISTER_S), self._on_registered)
+
+    def _on_registered(self, end: End) -> None:
+        if not isinstance(end, Answer):
+            if end is not None:
+                self.clock.after(AGAIN_S, self, self._register)
+            return
+        self.registered = True
+        held = self.agent.core.shards[self.key].held
+        if held.memory is Memory.READY:
+            self.published, self.version = True, held.version
+        elif held.memory is Memory.EMPTY:
+            self._overwrite()
+            self.agent.loaded(self.key)
+        else:
+            # Somebody who died was draining it; unpublish ends that.
+            self.published = True
+        self._loop()
+
+    # Calls.
+
+    def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
+        life, clock = self.life, self.clock
+        self.busy = True
+
+        def reply(end: End) -> None:
+            if life != self.life or not self.up:
+                return
+            if clock.chance(0.7):
+                self.busy = False
+                then(end)
+            else:
+                clock.after(clock.lag(), self, later(end))
+
+        def later(end: End) -> Callable[[], None]:
+            def go() -> None:
+                self.busy = False
+                then(end)
+
+            return go
+
+        if self.agent.up:
+            self.world.calls.send(self.agent, self.key, make, reply)
+
+    def _overwrite(self) -> None:
+        """Change every byte, in as many writes as there are pieces."""
+        shelved = self.agent.shelf[self.key]
+        segment = shelved.segment
+        if self.agent.up:
+            core = self.agent.core.shards.get(self.key)
+            if core is not None and (core.held.memory is not Memory.EMPTY or core.operation is not None):
+                raise Violation(
+                    "mutability", f"{self.name} may write, and its memory is {core.held.memory} ({core.operation})"
+                )
+        if segment.writers:
+            raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
+        for piece, size in enumerate(segment.nbytes):
+            segment.write(segment.at[piece], self.clock.rng.randbytes(size))
+
+    def _loop(self) -> None:
+        if not self.registered or self.busy:
+            return
+        if self.done == self.group.serial:
+            self.clock.after(AGAIN_S * (0.5 + self.clock.rng.random()), self, self._loop)
+        elif self.group.trains:
+            self._train()
+        else:
+            self._roll_out()
+
+    def _again(self) -> None:
+        self.clock.after(AGAIN_S, self, self._loop)
+
+    def _failed(self, end: Raise | None) -> None:
+        """After an error: register again if the shard is gone from the agent."""
+        if end is None:
+            return
+        if self.agent.up and self.key not in self.agent.core.shards:
+            self._begin_anew()
+        elif "call unpublish again" in end.message:
+            self._unpublish(self._loop)
+        else:
+            self._again()
+
+    # Training.
+
+    def _train(self) -> None:
+        if self.published:
+            self._unpublish(self._loop)
+            return
+        self._overwrite()
+        group, serial = self.group, self.group.serial
+        session, version, timeout_s = self.session, group.version, group.timeout_s
+
+        def then(end: End) -> None:
+            if isinstance(end, Answer):
+                self.published, self.done, self.version = True, serial, end.version
+                self._loop()
+                return
+            if end is not None and "still has version" in end.message:
+                self.published = True
+            elif end is not None and end.error in ("RoundTimeout", "RegistryUnavailable", "VersionConflict"):
+                # The memory is this worker's own again, and it is used at once.
+                self._overwrite()
+                self.done = serial
+            self._failed(end)
+
+        self._call(
+            lambda n, t: CallPublish(call=n, session=session, deadline=t + timeout_s, version=version), then
+        )
+
+    def _unpublish(self, then: Callable[[], None]) -> None:
+        session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))
+
+        def ended(end: End) -> None:
+            if isinstance(end, Answer) or (end is not None and end.error == "NotPublished"):
+                self.published, self.version = False, None
+                self._overwrite()
+                then()
+            else:
+                self._failed(end)
+
+        self._call(lambda n, t: CallUnpublish(call=n, session=session, deadline=t + timeout_s), ended)
+
+    # Rolling out.
+
+    def _roll_out(self) -> None:
+        group = self.group
+        if group.act == "release":
+            self._release()
+        elif group.act == "republish" and self.version is not None:
+            self._republish()
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        group, serial, session = self.group, self.group.serial, self.session
+        want, timeout_s, wait_s = group.want, group.timeout_s, group.wait_s
+
+        def then(end: End) -> None:
+            if isinstance(end, Answer) or (isinstance(end, Raise) and end.error != "ReplicaConflict"):
+                self.done = serial
+            if isinstance(end, Answer):
+                self.version = end.version if end.version is not None else self.version
+                self._loop()
+            else:
+                self._failed(end)
+
+        self._call(
+            lambda n, t: CallRead(call=n, session=session, deadline=t + timeout_s, want=want, patience=t + wait_s), then
+        )
+
+    def _release(self) -> None:
+        session, serial = self.session, self.group.serial
+
+        def then(end: End) -> None:
+            self.done = serial
+            if isinstance(end, Answer):
+                if self.clock.chance(0.4):
+                    self._disconnect()
+                    self.agent = self.clock.rng.choice(list(self.world.agents.values()))
+                    self._connect()
+                else:
+                    self._begin_anew()
+            else:
+                self._failed(end)
+
+        self._call(lambda n, t: CallRelease(call=n, session=session, deadline=t + 1.0), then)
+
+    def _republish(self) -> None:
+        """Give back what was read, and publish the same bytes again: another holder of an equal root."""
+        session, serial, version = self.session, self.group.serial, self.version
+
+        def unpublished(end: End) -> None:
+            if isinstance(end, Answer):
+                self.version = None
+                self._call(
+                    lambda n, t: CallPublish(call=n, session=session, deadline=t + 1.0, version=version), published
+                )
+            else:
+                self.done = serial
+                self._failed(end)
+
+        def published(end: End) -> None:
+            self.done = serial
+            if isinstance(end, Answer):
+                self.version = end.version
+                self._loop()
+            else:
+                self._failed(end)
+
+        self._call(lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0), unpublished)
