@@ -1,0 +1,67 @@
+"""A whole hub of real processes for the tests of a module, and connections of this process to its agents."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import tensorhub
+from tensorhub.up.hub_file import HubFile
+from tensorhub.up.up import Up
+
+_jobs: Final = count()
+
+
+class RunningHub:
+    """A hub that is up. Each test takes a job of its own on it."""
+
+    def __init__(self, up: Up, directory: Path) -> None:
+        self.up = up
+        self.directory = directory
+
+    @property
+    def file(self) -> HubFile:
+        return self.up.hub
+
+    @asynccontextmanager
+    async def connected(self, job: str | None = None, agents: int = 2) -> AsyncIterator[list[tensorhub.AsyncHub]]:
+        """Connect to the first agents; all is released at the end."""
+        name = job or new_job()
+        async with AsyncExitStack() as stack:
+            yield [
+                await stack.enter_async_context(
+                    await tensorhub.connect_async(name, agent=agent.socket, nats=self.file.nats)
+                )
+                for agent in self.file.agents[:agents]
+            ]
+
+
+@asynccontextmanager
+async def running_hub(directory: Path, agents: int = 2, **environment: str) -> AsyncIterator[RunningHub]:
+    """Bring a hub up in this directory."""
+    async with Up(directory, agents=agents, environment={**os.environ, **environment}) as up:
+        yield RunningHub(up, directory)
+
+
+def new_job() -> str:
+    """Return a job name that no other test of this run uses."""
+    return f"job-{next(_jobs)}"
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's bytes."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def assert_same_bytes(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """Compare names, dtypes, shapes and every byte: NaNs are equal to themselves, and -0.0 is not 0.0."""
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert torch.equal(raw(found[name]), raw(tensor)), f"{name} differs"
