@@ -1,0 +1,61 @@
+"""Says commands from outside all the time, and remembers which were acknowledged: none of them may get lost.
+
+Each is a wish to publish a model that nobody has, so it changes nothing, and its only outcome is a refusal.
+"""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Final, Self
+from uuid import uuid4
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import cmd
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Publish
+
+EVERY_S: Final = 0.05
+APPEND_S: Final = 30.0
+STOP_S: Final = 40.0
+
+
+class Prober:
+    """Use it as a context manager; it speaks from the beginning to `stop`."""
+
+    def __init__(self, bus: Bus, job: str) -> None:
+        self.acknowledged: dict[str, int] = {}
+        self.wrongs: list[str] = []
+        self._joblog = JobLog(bus, job)
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._speak())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._ending.set()
+        if self._task is not None:
+            async with asyncio.timeout(STOP_S):
+                await self._task
+
+    async def _speak(self) -> None:
+        body = encode(Publish(model="nobody", replica="nobody"))
+        subject = cmd(self._joblog.job, "publish")
+        while not self._ending.is_set():
+            msg_id = str(uuid4())
+            try:
+                self.acknowledged[msg_id] = await self._joblog.append(subject, body, msg_id, timeout_s=APPEND_S)
+            except TensorHubError as why:
+                if self.acknowledged:
+                    self.wrongs.append(f"the log did not take a command within {APPEND_S:g} s: {why}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._ending.wait()
