@@ -16,6 +16,7 @@ from tensorhub_common.settings import InvalidSetting, Settings, load
 from tensorhub_registry.service import Registry
 
 WRONG_USAGE: Final = 2
+CONNECT_S_MAX: Final = 1.0
 CONNECT_AGAIN_S: Final = 0.2
 CLOSE_S_MAX: Final = 1.2
 EXPORT_S_MAX: Final = 0.4
@@ -73,9 +74,10 @@ async def _serve(settings: Settings, url: str) -> None:
 async def _connect(settings: Settings, url: str) -> Bus:
     """Connect to NATS, trying for ever: the registry may well be up before NATS is."""
     told = ""
+    name = f"registry {settings.registry_id}"
     while True:
         try:
-            return await connect(url, name=f"registry {settings.registry_id}", credentials=settings.credentials)
+            return await connect(url, name=name, credentials=settings.credentials, timeout_s=CONNECT_S_MAX)
         except RegistryUnavailable as why:
             if str(why) != told:
                 told = str(why)

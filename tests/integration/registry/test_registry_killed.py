@@ -182,3 +182,23 @@ async def test_our_own_pause_costs_no_agent_its_place(
     beating.cancel()
     await watched.wait_for(lambda: isinstance(watched.events[-1], AgentLost), "the agent is lost once it is silent")
     await watched.wait_settled()
+
+
+async def test_without_nats_it_waits_and_still_ends_in_time(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """Started before NATS, and ended after it."""
+    own_nats_server.kill()
+    registry = registry_on(own_nats_server.url)
+    await registry.start()
+    await registry.wait_says("waiting for NATS")
+    own_nats_server.start()
+    watched = await open_job(own_bus, job)
+    await watched.outcome(await watched.say(commands(1)[0]))
+    await watched.wait_settled()
+    own_nats_server.kill()
+    assert await registry.stop() == 0
+    other = registry_on(own_nats_server.url, "registry-1")
+    await other.start()
+    await other.wait_says("waiting for NATS")
+    assert await other.stop() == 0
