@@ -10,7 +10,6 @@ import msgspec
 from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish, Key
 from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent, Waiting
 from tensorhub_agent.manifest import unpack_layout
-from tensorhub_agent.op_register import RegisterOperation
 from tensorhub_agent.shard import Place
 from tensorhub_agent.workers import Worker
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
@@ -146,19 +145,17 @@ class Desk:
         self._registering.add((job.job, key))
         try:
             if key in job.core.shards:
-                await self._attach_again(session, frame, key, layout)
+                self._attach_again(session, frame, key, layout)
             else:
                 await self._bring(session, frame, key, layout, data)
         finally:
             self._registering.discard((job.job, key))
 
-    async def _attach_again(self, session: Session, frame: RegisterCall, key: Key, layout: Layout) -> None:
-        """A worker comes back to a shard that stands here."""
+    def _attach_again(self, session: Session, frame: RegisterCall, key: Key, layout: Layout) -> None:
+        """A worker comes back to a shard that stands here. It gets the memory when what was begun on it has ended."""
         job = session.job
         core = job.core.shards[key]
         where = f"shard {key.shard} of {key.model}/{key.replica}"
-        if core.session is not None:
-            raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         place = job.shelf.places[key]
         if place.digest != layout_digest(layout):
             raise LayoutMismatch(
@@ -169,11 +166,13 @@ class Desk:
             raise LayoutMismatch(
                 f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}: give the same"
             )
-        if isinstance(core.operation, RegisterOperation):
-            raise ReplicaConflict(f"{where} is still being registered for a worker that is gone: try again")
-        core.session = session.worker.number
+        if core.session is not None:
+            raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = self._new_handle(session, key)
-        job.tell_registered(Waiting(session.worker, frame.call, handle), key)
+        number = job.begin_call(Waiting(session.worker, frame.call, handle, registers=key))
+        now = asyncio.get_running_loop().time()
+        call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
+        job.carry_out(job.core.called(key, call, now))
 
     async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""

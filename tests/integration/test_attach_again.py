@@ -1,0 +1,69 @@
+"""A worker that comes back to a shard whose last call has not ended: it gets the memory only when that call is over."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import torch
+from tests.integration.hubs import running_hub
+
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.subjects import commands_of
+
+JOB = "again"
+SILENCE_S = 0.5
+"""Shorter than the lease of the leading registry: it speaks on afterwards."""
+
+PUBLISHER = """
+import sys, torch, tensorhub
+hub = tensorhub.connect("again", agent=sys.argv[1])
+shard = hub.register("m", {"w": torch.full((1000,), 1.0)}, replica="trainer")
+print("registered", flush=True)
+sys.stdin.readline()
+shard.publish(1)
+"""
+
+
+async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_path: Path) -> None:
+    """The worker dies in publish while the registry is silent. Its successor's values must not become version 1."""
+    async with running_hub(tmp_path) as hub:
+        registry = hub.file.registry.pid
+        first = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", PUBLISHER, hub.file.agents[0].socket, stdin=PIPE, stdout=PIPE
+        )
+        assert first.stdout is not None
+        assert first.stdin is not None
+        assert await first.stdout.readline() == b"registered\n"
+        os.kill(registry, signal.SIGSTOP)
+        try:
+            first.stdin.write(b"go\n")
+            await until_said(hub.file.nats, "ready")
+            first.kill()
+            await first.wait()
+            await until_said(hub.file.nats, "withdraw")
+        finally:
+            asyncio.get_running_loop().call_later(SILENCE_S, os.kill, registry, signal.SIGCONT)
+        async with hub.connected(JOB) as (mine, other):
+            shard = await mine.register("m", {"w": torch.full((1000,), 2.0)}, replica="trainer")
+            assert shard.version == 1, "the publication stood in the log before it was withdrawn"
+            assert torch.equal(shard.tensors["w"], torch.full((1000,), 1.0))
+            reader = await other.register("m", {"w": torch.zeros(1000)}, replica="reader")
+            assert await reader.replicate() == 1
+            assert torch.equal(reader.tensors["w"], torch.full((1000,), 1.0))
+
+
+async def until_said(nats: str, verb: str) -> None:
+    """Wait until a command stands in the log."""
+    async with (
+        asyncio.timeout(10),
+        await connect(nats, name="test") as bus,
+        contextlib.aclosing(JobLog(bus, JOB).follow(1, commands_of(JOB))) as entries,
+    ):
+        async for entry in entries:
+            if f".cmd.{verb}." in entry.subject:
+                return
