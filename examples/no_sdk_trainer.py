@@ -1,0 +1,36 @@
+"""Publish what a replica's memory holds, with a NATS client alone: no_sdk_trainer.py URL JOB MODEL REPLICA VERSION."""
+
+import asyncio
+import json
+import sys
+import uuid
+
+import nats
+
+# A version that was taken back is available again when the same bytes are published under its number again.
+ENDS = ("version.published", "version.available", "publish.failed")
+
+
+async def publish(url: str, job: str, model: str, replica: str, version: int) -> bool:
+    """Say the wish, read its outcome, and follow the model's events until the version is there."""
+    client = await nats.connect(url)
+    inbox = client.new_inbox()
+    outcomes = await client.subscribe(inbox)
+    events = await client.subscribe(f"tensorhub.v1.{job}.event.{model}.*.*")
+    wish = {"verb": "publish", "model": model, "replica": replica, "version": version}
+    headers = {"Nats-Msg-Id": str(uuid.uuid4()), "Tensorhub-Reply-To": inbox}
+    subject = f"tensorhub.v1.{job}.cmd.publish"
+    ack = await client.jetstream().publish(subject, json.dumps(wish).encode(), headers=headers)
+    event = json.loads((await outcomes.next_msg(timeout=10)).data)[0]
+    asked = await client.request(f"tensorhub.v1.{job}.ask.outcome", json.dumps({"seq": ack.seq}).encode(), timeout=10)
+    print(f"command {ack.seq} stands in the log; asked for its outcome: {json.loads(asked.data)['events'][0]['kind']}")
+    print(f"inbox: {event['kind']} {event.get('message', '')}")
+    while event["kind"] != "command.rejected" and (event["kind"] not in ENDS or event["replica"] != replica):
+        event = json.loads((await events.next_msg(timeout=60)).data)
+    print(f"event: {event['kind']} {event.get('version', '')} {event.get('message', '')}")
+    await client.close()
+    return bool(event["kind"] in ("version.published", "version.available"))
+
+
+url, job, model, replica, version = sys.argv[1:]
+sys.exit(not asyncio.run(publish(url, job, model, replica, int(version))))
