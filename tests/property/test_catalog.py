@@ -41,7 +41,7 @@ def run(pick: Pick, steps: int) -> World:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_no_sequence_of_commands_breaks_the_catalog(data: st.DataObject) -> None:
     """Invariants, whole groups, events that fit and read back, refusals that change nothing: see `World.say`."""
     world = run(lambda choices: data.draw(st.sampled_from(choices)), STEPS)
