@@ -3,7 +3,7 @@
 Each is a method of a class replaced while the bug is switched on; the cores themselves know nothing of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -12,11 +12,13 @@ import msgspec
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_unpublish import Draining
+from tensorhub_agent.proof import Proof
 from tensorhub_agent.shard import Memory
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
+from tensorhub_common.wire.transfer import Range
 from tensorhub_simulator.registry import RegistryNode
 
 NEWEST: Final = "newest"
@@ -76,16 +78,15 @@ def _latest_per_shard() -> list[Replacement]:
 def _digest_not_checked() -> list[Replacement]:
     """A reader believes the source's list of digests, and does not look at what came."""
 
-    def vouched(self: Any, digests: bytes) -> bool:
+    def vouched(self: Proof, digests: bytes) -> bool:
         self.digests = digests
         return len(digests) == len(self.done) * PIECE_DIGEST_BYTES
 
-    def count(self: Any, ranges: Any, _digests: bytes) -> bool:
-        for first, number in ranges:
-            self.done[first : first + number] = b"\x01" * number
-        return True
+    def count(self: Proof, ranges: Iterable[Range], _digests: bytes) -> list[Range]:
+        self.confirmed(ranges)
+        return []
 
-    return [(Transfer, "_vouched", vouched), (Transfer, "_count", count)]
+    return [(Proof, "vouched", vouched), (Proof, "count", count)]
 
 
 def _second_writer() -> list[Replacement]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from tensorhub_agent.effects import Answer, AnyCall, CallRead, CallUnpublish, Key, Raise
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.errors import ReplicaConflict
 from tensorhub_common.wire.commands import Sender
 from tensorhub_simulator.memory import Violation
 
@@ -79,8 +78,9 @@ class Calls:
         if open_call is None:
             raise Violation("one answer per call", f"call {end.call} ends twice: {end}")
         shelved = node.shelf.get(open_call.key)
-        refused = isinstance(end, Raise) and end.error == ReplicaConflict.__name__
-        if shelved is not None and shelved.segment.writers and not refused:
+        core = node.core.shards.get(open_call.key)
+        waited = core is not None and core.operation is not None
+        if shelved is not None and shelved.segment.writers and not waited:
             raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
         if isinstance(end, Raise):
             self.raised[end.error] = self.raised.get(end.error, 0) + 1

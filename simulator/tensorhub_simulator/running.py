@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent import transfer
+from tensorhub_agent import reading
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
@@ -59,12 +59,12 @@ class Totals:
 @contextmanager
 def scaled_down() -> Iterator[None]:
     """Scale the size of a batch down while this lasts."""
-    before = transfer.BATCH_BYTES
-    setattr(transfer, "BATCH_BYTES", BATCH_BYTES)  # noqa: B010 (a constant elsewhere, changed on purpose)
+    before = reading.BATCH_BYTES
+    setattr(reading, "BATCH_BYTES", BATCH_BYTES)  # noqa: B010 (a constant elsewhere, changed on purpose)
     try:
         yield
     finally:
-        setattr(transfer, "BATCH_BYTES", before)  # noqa: B010 (as above)
+        setattr(reading, "BATCH_BYTES", before)  # noqa: B010 (as above)
 
 
 def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool = False) -> Failure | None:

@@ -1,7 +1,7 @@
 """The agent of one GPU within one job: its shards, its leases and its standing in the log. Pure.
 
-Everything that an agent decides is decided here and in the files that this one calls; `service.py` and the simulator only carry out
-what comes back. Each method takes what happened and the time, and returns effects.
+Everything that an agent decides is decided here and in the files that this one calls; `service.py` and the simulator
+only carry out what comes back. Each method takes what happened and the time, and returns effects.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class AgentCore:
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
         self._lanes: dict[Key, int] = {}
-        """A shard that comes back has the lane that it had, so what it says stands behind what was said of it before."""
+        """A shard that comes back has the lane that it had, so what it says stands behind what it said before."""
         self._said: dict[int, int] = {}
         self._heard: dict[str, tuple[int, int]] = {}
         """By lane the last answered command: its number, and where it stood in the log."""
@@ -82,21 +82,29 @@ class AgentCore:
         effects: list[AnyEffect] = []
         if isinstance(event, AgentJoined) and event.agent == self.agent:
             effects += self._on_joined(event, now)
-        elif isinstance(event, AgentLost) and event.agent == self.agent:
-            if event.incarnation == self.incarnation:
-                effects.append(Rejoin())
-        elif isinstance(event, CommandRejected) and event.error == StaleSender.__name__:
-            if event.by is not None and (event.by.process, event.by.incarnation) == (self.agent, self.incarnation):
-                effects.append(Rejoin())
+        elif self._is_disowned_by(event):
+            effects.append(Rejoin())
         for core in self._concerned(event):
             core.on_event(event, now)
             effects += self._take(core)
         return effects
 
+    def _is_disowned_by(self, event: AnyEvent) -> bool:
+        """Tell whether the log does not take this incarnation for the live one any more."""
+        if isinstance(event, AgentLost):
+            return (event.agent, event.incarnation) == (self.agent, self.incarnation)
+        refused = isinstance(event, CommandRejected) and event.error == StaleSender.__name__
+        return refused and self._said_here(event)
+
+    def _said_here(self, event: AnyEvent) -> bool:
+        """Tell whether an event answers this incarnation."""
+        by = event.by
+        return by is not None and (by.process, by.incarnation) == (self.agent, self.incarnation)
+
     def _is_repeat(self, event: AnyEvent) -> bool:
         """Tell whether the log answers a command that came twice: only its first answer is what became of it."""
         by = event.by
-        if by is None or (by.process, by.incarnation) != (self.agent, self.incarnation):
+        if by is None or not self._said_here(event):
             return False
         number, at = self._heard.get(by.lane, (0, 0))
         if by.n < number or (by.n == number and event.cmd != at):

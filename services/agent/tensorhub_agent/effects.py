@@ -1,7 +1,7 @@
 """What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
 
-The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect that takes
-time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
+The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect
+that takes time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
 """
 
 import msgspec
@@ -155,7 +155,7 @@ class Confirm(Effect, frozen=True):
 
 
 class CloseSource(Effect, frozen=True):
-    """End the transport. `SourceClosed` follows only when no byte of it can be written into the destination any more."""
+    """End the transport. `SourceClosed` follows only when no byte of it can reach the destination any more."""
 
     key: Key
     source: int

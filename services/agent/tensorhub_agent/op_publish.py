@@ -1,7 +1,7 @@
 """Publishing one shard: gate the memory, digest it, offer it to the log, wait for the siblings. Pure.
 
-From the digest on the memory is as good as published: it does not change until the log has decided, and so leases on it are
-granted at once to readers that name the same root, which they can only have from the log.
+From the digest on the memory is as good as published: it does not change until the log has decided, and so leases on it
+are granted at once to readers that name the same root, which they can only have from the log.
 """
 
 from tensorhub_agent.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
@@ -44,7 +44,7 @@ class PublishOperation:
         # Until the log has answered this offer, what it says of the replica is about an earlier one that was given up.
         self._counted = False
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Refuse what can't be published, or begin to digest."""
         core, held = self.core, self.core.held
         if held.memory is Memory.READY:
@@ -60,14 +60,14 @@ class PublishOperation:
         elif held.partial:
             core.fail(
                 NotFilled,
-                f"{core.where} holds only a part of a version, since its last fill failed: replicate again, or register "
-                "it anew with values",
+                f"{core.where} holds only a part of a version, since its last fill failed: replicate again, or "
+                "register it anew with values",
             )
         else:
             self._digesting = core.number()
             core.out.append(Digest(core.key, self._digesting))
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the digests."""
         if isinstance(news, Digested) and news.number == self._digesting and self._ready_by is None:
             core = self.core
@@ -83,7 +83,7 @@ class PublishOperation:
                 Ready(model=key.model, replica=key.replica, shard=key.shard, version=self.version, root=self._root)
             )
 
-    def on_event(self, event: AnyEvent, now: float) -> None:
+    def on_event(self, event: AnyEvent, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the log's word."""
         core = self.core
         mine = event.by is not None and event.by in (self._ready_by, self._withdraw_by)
@@ -165,7 +165,7 @@ class PublishOperation:
         self._deadline = min(self._deadline, now)
         self.tick(now)
 
-    def restart(self, now: float) -> None:
+    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The agent joined anew, and its old offer went with the old incarnation."""
         self._unoffer()
         self.core.fail(AgentUnavailable, "the agent was taken for lost and has joined anew: publish again")

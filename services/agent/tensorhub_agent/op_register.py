@@ -19,7 +19,7 @@ class RegisterOperation:
         self.reached = True
         self._by: Sender | None = None
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         place, key = self.core.place, self.core.key
         self._by = self.core.say(
@@ -34,7 +34,7 @@ class RegisterOperation:
             )
         )
 
-    def on_event(self, event: AnyEvent, now: float) -> None:
+    def on_event(self, event: AnyEvent, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take the log's word."""
         if event.by is None or event.by != self._by:
             return
@@ -46,7 +46,7 @@ class RegisterOperation:
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._drop(event.error, event.message or "")
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take what the siblings' layouts say."""
         if isinstance(news, SiblingsChecked):
             if news.mismatch is None:
@@ -76,7 +76,8 @@ class RegisterOperation:
             self._release()
             self._drop(
                 RegistryUnavailable.__name__,
-                f"no registry confirmed {self.core.where} within the bound: see 'tensorhub status', then register again",
+                f"no registry confirmed {self.core.where} within the bound: see 'tensorhub status', "
+                "then register again",
             )
 
     def deadline(self) -> float | None:
@@ -86,7 +87,7 @@ class RegisterOperation:
     def abandon(self, now: float) -> None:
         """Never called: a registration is finished for the next worker."""
 
-    def restart(self, now: float) -> None:
+    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The agent joined anew; whether the shard was counted is unknown."""
         self._release()
         self._drop(AgentUnavailable.__name__, "the agent was taken for lost and has joined anew: register again")

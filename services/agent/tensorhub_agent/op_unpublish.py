@@ -1,7 +1,7 @@
 """Taking a shard back: unpublish, and release. Pure.
 
-The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are broken, and only then
-does the call return and the memory change.
+The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
+broken, and only then does the call return and the memory change.
 """
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
@@ -32,7 +32,7 @@ class Draining:
         self._counted = False
         self._bounded = False
 
-    def drain(self, now: float) -> None:
+    def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
         core, key = self.core, self.core.key
         core.table.stop(key)
@@ -54,7 +54,7 @@ class Draining:
             self.core.table.forget(self.core.key)
             self.drained(now)
 
-    def _when_read_out(self, now: float) -> None:
+    def _when_read_out(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         core, key = self.core, self.core.key
         if self._counted and self._drained_by is None and core.table.reading(key) == 0:
             self._drained_by = core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
@@ -106,11 +106,11 @@ class UnpublishOperation(Draining):
         else:
             self.drain(now)
 
-    def drained(self, now: float) -> None:
+    def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The memory may be overwritten."""
         self.core.finish()
 
-    def restart(self, now: float) -> None:
+    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The agent joined anew without stating this shard, so the log counts it as empty."""
         self._counted = True
         core = self.core
@@ -120,7 +120,7 @@ class UnpublishOperation(Draining):
 
 
 class AttachOperation(UnpublishOperation):
-    """A worker comes back to a shard that stands here. It may write what is empty, so a drain that broke off ends first."""
+    """A worker comes back to a shard that stands here. It may write what is empty: an old drain ends first."""
 
     def start(self, now: float) -> None:
         """Answer, unless a call that gave up has left the shard draining."""
@@ -145,7 +145,7 @@ class ReleaseOperation(Draining):
         else:
             self.drained(now)
 
-    def drained(self, now: float) -> None:
+    def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
         key = self.core.key
         self._release_by = self.core.say(Release(model=key.model, replica=key.replica, shard=key.shard))
@@ -165,8 +165,8 @@ class ReleaseOperation(Draining):
             return super().silence()
         return f"the registry did not say that {self.core.where} is released: it goes as soon as the registry answers"
 
-    def restart(self, now: float) -> None:
-        """The shard is gone, which was wanted; or the agent joined anew, and the old incarnation's word counts no more."""
+    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+        """The shard is gone, as was wanted; or the agent joined anew, and the old incarnation's word counts no more."""
         core = self.core
         if core.dismissed:
             core.finish()

@@ -24,6 +24,6 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
         total_s=total_s,
         pieces=len(nbytes),
         retried=transfer.retried,
-        kept=transfer.kept,
+        kept=transfer.proof.kept,
         sources=sources,
     )

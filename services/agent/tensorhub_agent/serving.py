@@ -1,8 +1,8 @@
 """Leases: which readers may read which shard of this agent. Pure.
 
-A lease keeps a shard's memory as it is while somebody reads it: `unpublish` waits for the open ones or breaks them. A ticket opens
-a transport once. A lease holds only while it is open here, so a reader that asks after its last byte learns whether the
-memory was what it asked for all the time.
+A lease keeps a shard's memory as it is while somebody reads it: `unpublish` waits for the open ones or breaks them. A
+ticket opens a transport once. A lease holds only while it is open here, so a reader that asks after its last byte
+learns whether the memory was what it asked for all the time.
 """
 
 from dataclasses import dataclass, field
@@ -128,7 +128,8 @@ class LeaseTable:
         if offered.version is not None and offered.version != ask.version:
             return LeaseRefusal(reason=f"the shard holds version {offered.version}, not {ask.version}")
         if offered.version is None and (ask.root is None or ask.root == NO_ROOT):
-            # Only a root of real digests says that these are the bytes of the version that the log has numbered meanwhile.
+            # Only a root of real digests says that these are the bytes of the version that the log has numbered
+            # meanwhile.
             return LeaseRefusal(reason="the shard's publication has no number yet")
         if len(offered.leases) >= READERS_MAX:
             return LeaseRefusal(reason=f"the shard has {READERS_MAX} readers already")

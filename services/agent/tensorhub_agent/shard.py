@@ -1,7 +1,7 @@
 """One shard in this agent's memory: what the memory is, and the one call that is under way on it. Pure.
 
-The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into memory that
-is offered to readers, and no call is answered while anything can still be written into the memory for it.
+The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into
+memory that is offered to readers, and no call is answered while anything can still be written into the memory for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from tensorhub_agent.effects import (
     ShardNews,
 )
 from tensorhub_agent.serving import LeaseTable
-from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError
+from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, StaleSender, TensorHubError
 from tensorhub_common.wire.commands import AnyCommand, Drained, Sender, Unpublish
 from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.wire.worker import ReadReport
@@ -209,6 +209,8 @@ class ShardCore:
         call = self._ended()
         if call != NOBODY:
             name = error if isinstance(error, str) else error.__name__
+            # Of incarnations callers know nothing: to them the agent was away for a moment.
+            name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
             self.out.append(Raise(call, name, message))
 
     def _ended(self) -> int:
@@ -225,9 +227,11 @@ class ShardCore:
         self.gone = True
         self.break_readers("the shard is gone from this agent")
         self.out.append(Free(self.key))
+        self._refuse_queued(f"{self.where} is gone from its agent: register it again")
+
+    def _refuse_queued(self, why: str) -> None:
         if self.queued is not None:
-            message = f"{self.where} is gone from its agent: register it again"
-            self.out.append(Raise(self.queued.call, AgentUnavailable.__name__, message))
+            self.out.append(Raise(self.queued.call, AgentUnavailable.__name__, why))
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
@@ -279,11 +283,11 @@ class ShardCore:
         self._begin_queued(now)
 
     def worker_gone(self, session: int, now: float) -> None:
-        """The worker's connection ended: give up what it was waiting for, unless it has got far enough to be finished."""
+        """The worker's connection ended: give up what it waited for, unless that has got far enough to be finished."""
         if self.session == session:
             self.session = None
         if self.queued is not None and self.queued.session == session:
-            self.queued = None
+            self._refuse_queued(f"the worker of {self.where} is gone")
         operation = self.operation
         if operation is not None and operation.call.session == session and not operation.reached:
             operation.abandon(now)
@@ -291,7 +295,12 @@ class ShardCore:
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event of the log that is about this shard's replica or answers its lane."""
-        if isinstance(event, ShardReleased) and self.is_mine(event) and event.shard == self.key.shard and self.registered:
+        if (
+            isinstance(event, ShardReleased)
+            and self.is_mine(event)
+            and event.shard == self.key.shard
+            and self.registered
+        ):
             # Whoever waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
         elif self.operation is not None:

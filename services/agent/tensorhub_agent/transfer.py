@@ -1,29 +1,20 @@
 """One read of one shard: which piece comes from which source, and when a piece counts. Pure.
 
-Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it or is
-closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one that the
-log's root vouches for; without digests, when its source says after the last byte that the lease still held.
+Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
+or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
+that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_common.digests import PIECE_DIGEST_BYTES, root_digest
+from tensorhub_agent.proof import Proof
+from tensorhub_agent.ranges import mark, marked, merged
+from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, RegistryUnavailable, VersionUnavailable
-from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Range, Refusal, Share, SourceId
-
-BATCH_BYTES: Final = 32 * 1024 * 1024
-"""Pieces are posted in batches of about this size: large enough to keep every copying thread busy."""
-
-BATCH_PIECES_MAX: Final = 4096
-"""A batch of tiny tensors has at most so many pieces."""
-
-OPEN_S_MAX: Final = 2.0
-"""A source that has not granted a lease and opened a transport within this is left out."""
 
 PLAN_S_MAX: Final = 1.0
 """A planner that has not answered within this is asked again."""
@@ -34,9 +25,8 @@ PLAN_AGAIN_S: Final = 0.1
 PLANS_MAX: Final = 256
 """One read is planned at most so often."""
 
-
 NO_ANSWER: Final = RegistryUnavailable.__name__
-"""The error of a refusal that stands for no answer at all. Silence is no word about sources: the planner is asked again."""
+"""The error of a refusal that stands for no answer. Silence says nothing of sources: the planner is asked again."""
 
 
 class Phase(StrEnum):
@@ -47,30 +37,6 @@ class Phase(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
-
-
-class SourcePhase(StrEnum):
-    """How far one source is."""
-
-    OPENING = "opening"
-    OPEN = "open"
-    CLOSING = "closing"
-    CLOSED = "closed"
-
-
-@dataclass(slots=True)
-class Reading:
-    """One source of the read."""
-
-    number: int
-    share: Share
-    phase: SourcePhase
-    since: float
-    queue: deque[Range] = field(default_factory=deque)
-    flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
-    unconfirmed: list[Range] = field(default_factory=list)
-    confirming: bool = False
-    got_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -87,7 +53,7 @@ class Todo:
 class Transfer:
     """A read in progress. Feed it what happens; after each feed take `todo()` and look at `phase`."""
 
-    def __init__(  # noqa: PLR0913 (what defines a read)
+    def __init__(
         self,
         *,
         version: int,
@@ -103,29 +69,23 @@ class Transfer:
     ) -> None:
         """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified."""
         self.version, self.root = version, root
-        self.verify = verify and root != NO_ROOT
+        self.proof = Proof(len(nbytes), root, kept, verify=verify)
         self.phase = Phase.LEASING
         self.error: tuple[str, str] | None = None
-        self.digests: bytes | None = None
-        self.done = bytearray(len(nbytes))
         self.sources: dict[int, Reading] = {}
         self.avoid: list[SourceId] = []
         self.retried = 0
-        self.got_bytes = self.kept = 0
+        self.got_bytes = 0
         self.began, self.started, self.ended = now, now, now
         self._nbytes = nbytes
         self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
         self._next = first_number
-        self._loose: list[Range] = []
         self._planning = self._ending = self._damaged = False
         self._plan_at: float | None = now
         self._plan_sent = now
         self._plans = 0
         self._dry_since: float | None = None
-        if kept is not None and self.verify:
-            self.done, self.digests = bytearray(kept[0]), kept[1]
-            self.kept = sum(self.done)
-        self._loose = _missing_ranges(self.done)
+        self._loose: list[Range] = self.proof.missing()
         self._todo = Todo()
         if not self._loose:
             self._plan_at = None
@@ -149,7 +109,7 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase is not SourcePhase.OPENING:
             return
-        if self.verify and not self._vouched(digests):
+        if self.proof.verify and not self.proof.vouched(digests):
             self._damaged = True
             self.lost(number, "its digests are not those of the log", now)
             return
@@ -163,14 +123,16 @@ class Transfer:
             return
         ranges, nbytes = source.flying.pop(batch)
         source.since = now
-        bad = False
-        if self.verify:
-            bad = not self._count(ranges, digests)
+        wrong: list[Range] = []
+        if self.proof.verify:
+            wrong = self.proof.count(ranges, digests)
         else:
             source.unconfirmed.extend(ranges)
         source.got_bytes += nbytes
         self.got_bytes += nbytes
-        if bad:
+        if wrong:
+            self._loose.extend(wrong)
+            self.retried += sum(count for _, count in wrong)
             self._damaged = True
             self.lost(number, "its bytes did not match the digests of the log", now)
         else:
@@ -185,8 +147,7 @@ class Transfer:
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
-        for first, count in source.unconfirmed:
-            self.done[first : first + count] = b"\x01" * count
+        self.proof.confirmed(source.unconfirmed)
         source.unconfirmed.clear()
         self._advance(now)
 
@@ -235,7 +196,7 @@ class Transfer:
         if self._ending:
             return
         for source in list(self.sources.values()):
-            if now >= source.since + self._patience(source):
+            if now >= source.since + source.patience_s(self._stall_s):
                 self.lost(source.number, "it made no progress", now)
         if self._planning and now >= self._plan_sent + PLAN_S_MAX:
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
@@ -260,7 +221,8 @@ class Transfer:
         """Say when `tick` is wanted."""
         if self._ending:
             return None
-        times = [s.since + self._patience(s) for s in self.sources.values() if self._patience(s) < _FOREVER]
+        bounds = [source.since + source.patience_s(self._stall_s) for source in self.sources.values()]
+        times = [when for when in bounds if when < FOREVER]
         if self._plan_at is not None:
             times.append(self._plan_at)
         if self._planning:
@@ -273,37 +235,25 @@ class Transfer:
         return self._next
 
     def done_bytes(self) -> int:
-        """Return how much stands verified or under way to be confirmed, for progress bars."""
+        """Return how much has come, for progress bars."""
         return self.got_bytes
 
     def keep(self) -> tuple[bytearray, bytes] | None:
         """Return what a later read of the same bytes need not read again."""
-        if not self.verify or self.digests is None or not any(self.done):
-            return None
-        return bytearray(self.done), self.digests
+        return self.proof.keep()
 
     def check(self) -> None:
         """Raise AssertionError unless each missing piece is in exactly one place."""
-        places = [0] * len(self.done)
-        lists = [self._loose]
-        for source in self.sources.values():
-            lists += [list(source.queue), source.unconfirmed, *(list(ranges) for ranges, _ in source.flying.values())]
-        for ranges in lists:
+        places = [0] * len(self._nbytes)
+        for ranges in (self._loose, *(part for source in self.sources.values() for part in source.places())):
             for first, count in ranges:
                 for piece in range(first, first + count):
                     places[piece] += 1
         for piece, count in enumerate(places):
-            expected = 0 if self.done[piece] else 1
+            expected = 0 if self.proof.done[piece] else 1
             assert count == expected or self.phase is Phase.FAILED, f"piece {piece} is in {count} places"
 
     # How.
-
-    def _patience(self, source: Reading) -> float:
-        if source.phase is SourcePhase.OPENING:
-            return OPEN_S_MAX
-        if source.phase is SourcePhase.OPEN and (source.flying or source.confirming):
-            return self._stall_s
-        return _FOREVER
 
     def _no_plan(self, refusal: Refusal, now: float) -> None:
         if refusal.error == LayoutMismatch.__name__:
@@ -326,54 +276,19 @@ class Transfer:
 
     def _spread(self, plan: Plan, now: float) -> None:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose."""
-        loose = bytearray(len(self.done))
-        for first, count in self._loose:
-            loose[first : first + count] = b"\x01" * count
+        loose = bytearray(len(self._nbytes))
+        mark(loose, self._loose)
         for share in plan.shares:
             number = self._next
             self._next += 1
             source = Reading(number, share, SourcePhase.OPENING, now)
             for first, count in share.pieces:
-                source.queue.extend(_set_ranges(loose, first, first + count))
+                source.queue.extend(marked(loose, first, first + count))
                 loose[first : first + count] = bytes(count)
             self.sources[number] = source
             self._todo.open.append((number, share))
-        self._loose = _set_ranges(loose, 0, len(loose))
+        self._loose = marked(loose, 0, len(loose))
         self._advance(now)
-
-    def _vouched(self, digests: bytes) -> bool:
-        if len(digests) != len(self.done) * PIECE_DIGEST_BYTES:
-            return False
-        if self.digests is not None:
-            return digests == self.digests
-        if self.root is not None and root_digest(digests) != self.root:
-            return False
-        self.digests = digests
-        return True
-
-    def _count(self, ranges: tuple[Range, ...], digests: bytes) -> bool:
-        """Count the pieces whose digests are right; the others are loose again. True when all are."""
-        assert self.digests is not None
-        at, fine = 0, True
-        for first, count in ranges:
-            size = count * PIECE_DIGEST_BYTES
-            expected = self.digests[first * PIECE_DIGEST_BYTES : first * PIECE_DIGEST_BYTES + size]
-            if digests[at : at + size] == expected:
-                self.done[first : first + count] = b"\x01" * count
-            else:
-                fine = False
-                self._count_each(first, count, digests[at : at + size], expected)
-            at += size
-        return fine
-
-    def _count_each(self, first: int, count: int, found: bytes, expected: bytes) -> None:
-        for number in range(count):
-            cut = slice(number * PIECE_DIGEST_BYTES, (number + 1) * PIECE_DIGEST_BYTES)
-            if found[cut] == expected[cut]:
-                self.done[first + number] = 1
-            else:
-                self._loose.append((first + number, 1))
-                self.retried += 1
 
     def _close(self, source: Reading) -> None:
         source.phase = SourcePhase.CLOSING
@@ -393,7 +308,7 @@ class Transfer:
             self.phase = Phase.LEASED
         if self.phase is Phase.RUNNING:
             self._pump()
-            if all(self.done):
+            if self.proof.whole:
                 self.phase, self.ended = Phase.DONE, now
                 self.stop()
 
@@ -409,18 +324,18 @@ class Transfer:
             return
         self._planning, self._plan_sent = True, now
         self._plans += 1
-        self._loose = _merged(self._loose)
+        self._loose = merged(self._loose)
         self._todo.plan = (tuple(self._loose), tuple(self.avoid))
 
     def _pump(self) -> None:
-        flying = sum(nbytes for source in self.sources.values() for _, nbytes in source.flying.values())
+        flying = sum(source.flying_bytes for source in self.sources.values())
         for source in self.sources.values():
             if source.phase is not SourcePhase.OPEN or source.confirming:
                 continue
             if not source.queue and not source.flying:
-                self._take_over(source)
+                source.take_over(self.sources.values())
             while source.queue and flying < self._window_bytes:
-                ranges, nbytes = self._cut_batch(source.queue)
+                ranges, nbytes = source.cut_batch(self._nbytes)
                 source.flying[self._next_batch()] = (ranges, nbytes)
                 self._todo.post.append((source.number, self._next - 1, ranges))
                 flying += nbytes
@@ -431,62 +346,3 @@ class Transfer:
     def _next_batch(self) -> int:
         self._next += 1
         return self._next - 1
-
-    def _take_over(self, idle: Reading) -> None:
-        """Let an idle source take the later half of what the busiest has not asked for yet."""
-        busiest = max(self.sources.values(), key=lambda s: sum(count for _, count in s.queue))
-        waiting = sum(count for _, count in busiest.queue)
-        if busiest is idle or waiting < 2:  # noqa: PLR2004 (half of one piece is nothing)
-            return
-        wanted = waiting // 2
-        while wanted > 0:
-            first, count = busiest.queue.pop()
-            taken = min(count, wanted)
-            if taken < count:
-                busiest.queue.append((first, count - taken))
-            idle.queue.appendleft((first + count - taken, taken))
-            wanted -= taken
-
-    def _cut_batch(self, queue: deque[Range]) -> tuple[tuple[Range, ...], int]:
-        ranges: list[Range] = []
-        nbytes = pieces = 0
-        while queue and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
-            first, count = queue.popleft()
-            taken = 0
-            while taken < count and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
-                nbytes += self._nbytes[first + taken]
-                taken += 1
-                pieces += 1
-            ranges.append((first, taken))
-            if taken < count:
-                queue.appendleft((first + taken, count - taken))
-        return tuple(ranges), nbytes
-
-
-_FOREVER: Final = float("inf")
-
-
-def _set_ranges(marks: bytearray, start: int, stop: int) -> list[Range]:
-    """Return the runs of set marks in [start, stop)."""
-    runs = []
-    at = marks.find(1, start, stop)
-    while at != -1:
-        end = marks.find(0, at, stop)
-        end = stop if end == -1 else end
-        runs.append((at, end - at))
-        at = marks.find(1, end, stop)
-    return runs
-
-
-def _missing_ranges(done: bytearray) -> list[Range]:
-    return _set_ranges(bytearray(1 - mark for mark in done), 0, len(done))
-
-
-def _merged(ranges: list[Range]) -> list[Range]:
-    merged: list[Range] = []
-    for first, count in sorted(ranges):
-        if merged and merged[-1][0] + merged[-1][1] == first:
-            merged[-1] = (merged[-1][0], merged[-1][1] + count)
-        else:
-            merged.append((first, count))
-    return merged

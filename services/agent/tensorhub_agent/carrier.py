@@ -1,0 +1,144 @@
+"""Carries one read's transfer: its wishes go out as effects, and what comes of them goes in. Pure.
+
+Always true: a transfer is forgotten only when it is quiet, so a new one never shares a destination byte with an old
+one.
+"""
+
+from tensorhub_agent.effects import (
+    AskPlan,
+    BatchDone,
+    CloseSource,
+    Confirm,
+    Confirmed,
+    OpenSource,
+    PlanCame,
+    Post,
+    ShardNews,
+    SourceClosed,
+    SourceLost,
+    SourceOpened,
+)
+from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.transfer import Todo, Transfer
+from tensorhub_common.wire.transfer import Demand, Range, SourceId
+
+PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
+"""Pieces that need a source, and sources to leave out."""
+
+
+class Carrier:
+    """A transfer under way, or none."""
+
+    def __init__(self, core: ShardCore) -> None:
+        """Begin without one."""
+        self._core = core
+        self.transfer: Transfer | None = None
+        self.abandoned = False
+        self.at_seq = 0
+        """What the planner must have folded to know what this read rests on."""
+        self._plan_number = 0
+
+    def begin(self, version: int, root: str | None, now: float) -> None:
+        """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
+        core, limits, kept = self._core, self._core.limits, self._core.held.kept
+        assert self.transfer is None
+        same = kept is not None and (kept[0], kept[1]) == (version, root)
+        self.transfer = Transfer(
+            version=version,
+            root=root,
+            nbytes=core.place.nbytes,
+            verify=limits.digests,
+            window_bytes=limits.window_bytes,
+            stall_s=limits.stall_s,
+            sources_lost_s=limits.sources_lost_s,
+            first_number=core.number(),
+            now=now,
+            kept=(kept[2], kept[3]) if kept is not None and same else None,
+        )
+
+    def tell(self, news: ShardNews, now: float) -> None:
+        """Pass on what came of the transfer's wishes."""
+        transfer = self.transfer
+        assert transfer is not None
+        match news:
+            case PlanCame() if news.number == self._plan_number:
+                transfer.planned(news.answer, now)
+            case SourceOpened():
+                transfer.opened(news.source, news.digests, now)
+            case BatchDone():
+                transfer.batch_done(news.source, news.batch, news.digests, now)
+            case Confirmed():
+                transfer.confirmed(news.source, news.holds, now)
+            case SourceLost():
+                transfer.lost(news.source, news.reason, now)
+            case SourceClosed():
+                transfer.closed(news.source, now)
+
+    def drive(self, agent: str, now: float) -> None:
+        """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
+        transfer = self.transfer
+        assert transfer is not None
+        transfer.tick(now)
+        todo = transfer.todo()
+        if todo.plan is not None:
+            self._ask_plan(transfer, todo.plan, agent)
+        self._emit(todo)
+        self._core.numbers_up_to(transfer.next_number)
+
+    def abandon(self) -> None:
+        """Close all sources of a read that is no longer wanted. It is forgotten once it is quiet."""
+        if self.transfer is None:
+            return
+        self.stop()
+        self.abandoned = True
+        self.forget_if_quiet()
+
+    def stop(self) -> None:
+        """End the transfer; `is_quiet` tells when it has ended."""
+        if self.transfer is not None:
+            self.transfer.stop()
+            self._emit(self.transfer.todo())
+
+    def forget_if_quiet(self) -> None:
+        """Forget an abandoned transfer that can write nothing any more."""
+        if self.abandoned and self.is_quiet:
+            self.remember()
+            self.transfer, self.abandoned = None, False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing can be written into the destination any more."""
+        return self.transfer is None or self.transfer.quiet
+
+    def remember(self) -> None:
+        """Remember which pieces are proven, for a later read of the same bytes."""
+        transfer, held = self.transfer, self._core.held
+        keep = transfer.keep() if transfer is not None and held.memory is Memory.FILLING else None
+        if transfer is not None and keep is not None and transfer.root is not None:
+            held.kept = (transfer.version, transfer.root, *keep)
+
+    def _ask_plan(self, transfer: Transfer, plan: PlanWish, agent: str) -> None:
+        core, key = self._core, self._core.key
+        pieces, avoid = plan
+        self._plan_number = core.number()
+        demand = Demand(
+            model=key.model,
+            version=transfer.version,
+            replica=key.replica,
+            shard=key.shard,
+            agent=agent,
+            root=transfer.root,
+            at_seq=self.at_seq,
+            pieces=pieces,
+            avoid=avoid,
+        )
+        core.out.append(AskPlan(key, self._plan_number, demand))
+
+    def _emit(self, todo: Todo) -> None:
+        core, key, transfer = self._core, self._core.key, self.transfer
+        assert transfer is not None
+        out = core.out
+        out.extend(OpenSource(key, n, share, transfer.version, transfer.root) for n, share in todo.open)
+        out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
+        out.extend(Confirm(key, n) for n in todo.confirm)
+        out.extend(CloseSource(key, n) for n in todo.close)

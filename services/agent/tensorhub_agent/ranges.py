@@ -1,0 +1,41 @@
+"""Sets of piece numbers as ranges (first, count), between marks in a bytearray and lists. Pure."""
+
+from collections.abc import Iterable
+
+from tensorhub_common.wire.transfer import Range
+
+MARK = b"\x01"
+
+
+def marked(marks: bytearray, start: int, stop: int) -> list[Range]:
+    """Return the runs of set marks in [start, stop)."""
+    runs = []
+    at = marks.find(1, start, stop)
+    while at != -1:
+        end = marks.find(0, at, stop)
+        end = stop if end == -1 else end
+        runs.append((at, end - at))
+        at = marks.find(1, end, stop)
+    return runs
+
+
+def unmarked(marks: bytearray) -> list[Range]:
+    """Return the runs of marks that are not set."""
+    return marked(bytearray(1 - mark for mark in marks), 0, len(marks))
+
+
+def mark(marks: bytearray, ranges: Iterable[Range]) -> None:
+    """Set the marks of these pieces."""
+    for first, count in ranges:
+        marks[first : first + count] = MARK * count
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Sort ranges that don't overlap, and join those that touch."""
+    result: list[Range] = []
+    for first, count in sorted(ranges):
+        if result and sum(result[-1]) == first:
+            result[-1] = (result[-1][0], result[-1][1] + count)
+        else:
+            result.append((first, count))
+    return result
