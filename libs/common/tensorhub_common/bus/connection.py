@@ -18,13 +18,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import nats.errors
-from nats.aio.client import Client
 
 from tensorhub_common.bus.address import login, shown
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
+from tensorhub_common.bus.client import NO_HEADERS, LeanClient
+from tensorhub_common.bus.client import Handler as OnMessage
 from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message, header_bytes
-from tensorhub_common.bus.subscription import NO_HEADERS, OnMessage, Service, Subscription
+from tensorhub_common.bus.subscription import Service, Subscription
 from tensorhub_common.errors import RegistryUnavailable
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -53,7 +54,7 @@ class Bus:
         self.url = url
         self.name = name
         self._credentials = credentials
-        self._client = Client()
+        self._client = LeanClient()
         self._closing = False
         self._closer: asyncio.Task[Any] | None = None
         self._closing_late: asyncio.Task[None] | None = None
@@ -248,7 +249,7 @@ class Bus:
             subscription.detach()
         while True:
             await asyncio.sleep(RECONNECT_WAIT_S)
-            self._client = Client()
+            self._client = LeanClient()
             try:
                 await self._dial()
                 break

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import REQUEST_TIMEOUT_S, Bus
 from tensorhub_common.bus.failures import (
     LogFull,
@@ -24,7 +25,6 @@ from tensorhub_common.bus.failures import (
     StreamMismatch,
     WrongLastSequence,
 )
-from tensorhub_common.bus.subscription import NO_HEADERS
 
 API: Final = "$JS.API"
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import (
@@ -23,7 +24,6 @@ from tensorhub_common.bus.failures import (
     WrongLastSequence,
 )
 from tensorhub_common.bus.following import Following
-from tensorhub_common.bus.subscription import NO_HEADERS
 from tensorhub_common.subjects import (
     PREFIX,
     commands_of,
@@ -77,6 +77,7 @@ def _config(job: str) -> dict[str, Any]:
         "storage": "file",
         "num_replicas": 1,
         "allow_direct": True,
+        "allow_atomic": True,
         "deny_delete": True,
     }
 

@@ -1,8 +1,12 @@
 """A message as it came from NATS, with nothing of nats-py about it."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+
+STREAM: Final = "Nats-Stream"
+"""Stands on what the server reads out of a stream for somebody: the other headers are then those of its writer."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -16,7 +20,9 @@ class Message(msgspec.Struct, frozen=True):
     @property
     def status(self) -> str | None:
         """The number in the status line of what the server itself wrote ("503"); None for everybody else's messages."""
-        return None if self.reply or self.data else self.headers.get("Status")
+        if self.reply or self.data or STREAM in self.headers:
+            return None
+        return self.headers.get("Status")
 
 
 def header_bytes(headers: Mapping[str, str]) -> int:

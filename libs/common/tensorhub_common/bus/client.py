@@ -1,0 +1,107 @@
+"""nats-py's client, made robust and lean where the hub needs it.
+
+Two things are different. A message that is not well formed (a subject that is no UTF-8, a header block without line
+ends) is delivered as well as it can be read: nats-py's own reading loop dies of it, and since anybody may write such
+a message into a job's log, every follower would. And a message goes to its handler as soon as it is read, without a
+queue and a task in between: with thirty messages for each update of a replica, that is a good part of a process's
+work.
+
+Always true: whatever comes over the wire, the reading loop goes on; a handler's exception ends neither it nor the
+handler.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
+
+from nats.aio.client import Client
+
+from tensorhub_common.bus.message import Message
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
+
+Handler = Callable[[Message], Awaitable[None]]
+
+_LINE: Final = b"NATS/1.0"
+_STATUS_DIGITS: Final = 3
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Headers(Mapping[str, str]):
+    """A message's headers, read when somebody looks at them, which few do."""
+
+    __slots__ = ("_parsed", "_raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._parsed: dict[str, str] | None = None
+
+    def __getitem__(self, key: str) -> str:
+        return self._read()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read())
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def _read(self) -> dict[str, str]:
+        if self._parsed is None:
+            self._parsed = parse_headers(self._raw)
+        return self._parsed
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """Read a header block; what can't be a header is left out. The server's status stands under "Status"."""
+    parsed: dict[str, str] = {}
+    first, *lines = raw.split(b"\r\n")
+    status = first.removeprefix(_LINE).strip()
+    code, _, description = status.partition(b" ")
+    if first.startswith(_LINE) and len(code) == _STATUS_DIGITS and code.isdigit():
+        parsed["Status"] = code.decode()
+        if description:
+            parsed["Description"] = description.decode(errors="replace").strip()
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        key = name.decode(errors="replace").strip()
+        if colon and key and key.isascii() and " " not in key:
+            parsed[key] = value.strip().decode(errors="replace")
+    return parsed
+
+
+class LeanClient(Client):
+    """A client whose subscriptions may have a handler of their own; see the module's head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handlers: dict[int, Handler] = {}
+
+    def handle(self, sid: int, handler: Handler) -> None:
+        """Call `handler` with each message of this subscription from now on."""
+        self._handlers[sid] = handler
+
+    def forget(self, sid: int) -> None:
+        """Handle nothing of this subscription any more."""
+        self._handlers.pop(sid, None)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self.stats["in_msgs"] += 1
+        self.stats["in_bytes"] += len(data)
+        handler = self._handlers.get(sid)
+        if handler is None:
+            # Its subscription was closed just now, or is being made: nobody waits for the message.
+            return
+        message = Message(
+            subject.decode(errors="replace"),
+            reply.decode(errors="replace"),
+            Headers(bytes(headers)) if headers else NO_HEADERS,
+            bytes(data),
+        )
+        try:
+            await handler(message)
+        except Exception:  # noqa: BLE001 (a fault in one handler must not silence all others)
+            _log.exception("a message on %s could not be handled", message.subject)
