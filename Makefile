@@ -59,3 +59,4 @@ docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@mv docs/operations.md.new docs/operations.md
 	@$(BIN)/python -m tensorhub_common.wire.asyncapi > docs/asyncapi.json.new
 	@mv docs/asyncapi.json.new docs/asyncapi.json
+	@$(BIN)/python docs/generate.py

@@ -222,7 +222,7 @@ class ReadOperation:
                 self._replan_at = now + REPLAN_S
                 return
         if self._voice.give_up_by is None and self.stage is not Stage.FILLED:
-            self._give_up(error, message, now)
+            self._give_up(error, message, now, self._voice.attempt)
 
     def _vacate(self, now: float) -> None:
         """Every shard has its leases: stop serving what stands here, then write."""
@@ -289,9 +289,9 @@ class ReadOperation:
             now,
         )
 
-    def _give_up(self, error: str, message: str, now: float) -> None:
+    def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
         self._deadline = now + OUTCOME_S_MAX
-        self._voice.give_up(error, message)
+        self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
         core = self.core

@@ -77,9 +77,9 @@ class Voice:
             )
         )
 
-    def give_up(self, error: str, message: str) -> None:
-        """Leave the round."""
-        self.give_up_by = self._leave(self.round, error, message)
+    def give_up(self, error: str, message: str, attempt: int | None = None) -> None:
+        """Leave the round, or only the attempt at it that failed."""
+        self.give_up_by = self._leave(self.round, error, message, attempt)
 
     def fence(self) -> None:
         """The call raises without the log's word: whatever the log makes of it is undone by what stands behind it.
@@ -93,8 +93,16 @@ class Voice:
         if self.filled_by is not None and core.held.memory is Memory.FILLING:
             core.take_back()
 
-    def _leave(self, number: int | None, error: str, message: str) -> Sender:
+    def _leave(self, number: int | None, error: str, message: str, attempt: int | None = None) -> Sender:
         key = self._core.key
         return self._core.say(
-            GiveUp(model=key.model, replica=key.replica, shard=key.shard, round=number, error=error, message=message)
+            GiveUp(
+                model=key.model,
+                replica=key.replica,
+                shard=key.shard,
+                round=number,
+                attempt=attempt,
+                error=error,
+                message=message,
+            )
         )

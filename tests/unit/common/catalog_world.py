@@ -240,6 +240,16 @@ class World:
             GiveUp(by=by, model=MODEL, replica=replica, shard=shard, round=which, error=error, message="too late")
         )
 
+    def give_up_attempt(self, replica: str, shard: int, attempt: int) -> tuple[Event, ...]:
+        """Say that this attempt's sources are gone."""
+        by, which = self._shard_by(replica, shard), self.round(replica)
+        error, why = "VersionUnavailable", "no source is left"
+        return self.say(
+            GiveUp(
+                by=by, model=MODEL, replica=replica, shard=shard, round=which, attempt=attempt, error=error, message=why
+            )
+        )
+
     def give_up_unnumbered(self, replica: str, shard: int = 0) -> tuple[Event, ...]:
         """Leave whichever round the shard is in."""
         by, why = self._shard_by(replica, shard), "too late"

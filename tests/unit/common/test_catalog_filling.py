@@ -316,3 +316,25 @@ def test_a_shard_that_never_learnt_its_rounds_number_may_give_it_up() -> None:
     events = world.give_up_unnumbered("engine", 0)
     assert kinds(events) == ["round.withdrawn"]
     refused(world.give_up_unnumbered("engine", 0), "BadCommand")
+
+
+def test_the_second_word_about_one_attempt_does_not_end_the_next() -> None:
+    """Both shards lose their source at once; the first word has the log decide again, the second comes too late."""
+    world = reader_of_two()
+    world.start("engine")
+    world.empty("trainer")
+    world.publish("trainer", 13)
+    assert decided(world.give_up_attempt("engine", 0, 1)).attempt == 2
+    refused(world.give_up_attempt("engine", 1, 1), "BadCommand")
+    world.granted("engine", 0)
+    assert "round.started" in kinds(world.granted("engine", 1))
+
+
+def test_a_word_about_an_attempt_takes_no_shard_out_of_a_round_that_waits_again() -> None:
+    """The version went in good order, so the round waits for the next one, with both of its shards."""
+    world = reader_of_two()
+    world.start("engine")
+    world.empty("trainer")
+    assert "round.reopened" in kinds(world.give_up_attempt("engine", 0, 1))
+    refused(world.give_up_attempt("engine", 1, 1), "BadCommand")
+    assert decided(world.publish("trainer", 13)).version == 13

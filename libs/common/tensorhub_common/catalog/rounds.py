@@ -307,7 +307,10 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
     """Let a shard leave: alone while nothing is decided, else the round fails for all."""
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
-    if current.state is RoundState.JOINING:
+    waits = current.state is RoundState.JOINING
+    if command.attempt is not None and (waits or command.attempt != current.attempt):
+        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+    if waits:
         missing = replica.missing(set(current.wants))
         del current.wants[shard.index]
         del current.patient[shard.index]

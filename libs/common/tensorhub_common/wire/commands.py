@@ -134,11 +134,13 @@ class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):
 class GiveUp(ShardCommand, frozen=True, kw_only=True, tag="give_up"):
     """The shard leaves the round, with the error that its caller should see.
 
-    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the
-    number says so.
+    `round` None means the one that the shard is in where this stands in the log: an agent that never learnt the number
+    says so. `attempt` is the one that failed, and the word does not count against a later one; None gives up the round
+    as such, because the caller's bound is reached.
     """
 
     round: int | None
+    attempt: int | None = None
     error: str
     message: str
 
