@@ -328,7 +328,7 @@ class AgentNode(Node):
     # Workers.
 
     def begin(self, key: Key, call: AnyCall) -> None:
-        """Begin a worker's call; a registration waits for the join, and may be of a shard that does not stand here yet."""
+        """Begin a worker's call; a registration waits for the join, and may be of a new shard."""
         if call.session in self.gone:
             self.world.calls.forget(call.call)
             return

@@ -1,7 +1,9 @@
-"""Planted bugs: known ways to get it wrong, put into the production cores from outside, to show that the simulator finds them.
+"""Planted bugs: known ways to get it wrong, put into the production cores to show that the simulator finds them.
 
 Each is a method of a class replaced while the bug is switched on; the cores themselves know nothing of it.
 """
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ def _latest_per_shard() -> list[Replacement]:
         return take(self, event, now)
 
     def on_answer(self: Any, event: Any, now: float) -> None:
-        if isinstance(event, RoundJoined) and event.by == self._want_by:
+        if isinstance(event, RoundJoined) and event.by == self._voice.want_by:
             self.mine = getattr(self.core, NEWEST, None)
         answer(self, event, now)
 

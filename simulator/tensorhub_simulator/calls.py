@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorhub_simulator.world import World
 
 SLACK_S: Final = 2 * OUTCOME_S_MAX + 2.0
-"""After its bound a call gives up, is given up again where the log took the round up anew, and waits for sources to close."""
+"""After its bound a call gives up, once more where the log took the round up anew, and waits for sources to close."""
 
 Make = Callable[[int, float], AnyCall]
 Reply = Callable[[Answer | Raise | None], None]
@@ -84,7 +84,9 @@ class Calls:
             raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
         if isinstance(end, Raise):
             self.raised[end.error] = self.raised.get(end.error, 0) + 1
-            self.world.note(f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)}: {end.error}: {end.message}")
+            self.world.note(
+                f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)}: {end.error}: {end.message}"
+            )
         else:
             self.world.note(f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)} -> {end.version}")
             self._check_answer(open_call, end)
@@ -113,7 +115,9 @@ class Calls:
             shelved = node.shelf[key]
             place = root_key(shelved.place.shards, key.shard, shelved.place.layout)
             if not world.truth.is_true(key.model, end.version, place, shelved.segment):
-                raise Violation("exact version", f"a read of {key} returned {end.version}, and its memory holds other bytes")
+                raise Violation(
+                    "exact version", f"a read of {key} returned {end.version}, and its memory holds other bytes"
+                )
         if open_call.want_by is None or open_call.want_by not in world.truth.round_of:
             raise Violation("one answer per round", f"a read of {key} returned {end.version} and was in no round")
         number = world.truth.round_of[open_call.want_by]

@@ -1,7 +1,7 @@
 """Virtual time, chance, and things that can be killed or stopped.
 
-All that happens in a simulated world is an action at a time, taken from one heap; ties are broken by the order in which the
-actions were planned. So one seed gives one history.
+All that happens in a simulated world is an action at a time, taken from one heap; ties are broken by the order in which
+the actions were planned. So one seed gives one history.
 """
 
 import heapq

@@ -1,5 +1,7 @@
 """Which transitions of the production tables the seeds went through."""
 
+# ruff: noqa: ANN401 (the tables have keys of several kinds)
+
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

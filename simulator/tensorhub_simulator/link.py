@@ -1,8 +1,8 @@
-"""One source of one read: a lease asked for over the modelled network, and bytes copied out of the source's present memory.
+"""One source of one read: a lease asked for over the modelled network, and bytes copied out of present memory.
 
-Bytes are copied at random moments, half a piece at a time, from whatever stands in the source's memory just then, also after the source
-has broken the lease, and into the destination until the link is closed. `local` reads the mapped memory without the source's doing;
-`ucxx` needs the source to run, and its bytes arrive some time after they were sent.
+Bytes are copied at random moments, half a piece at a time, from whatever stands in the source's memory just then, also
+after the source has broken the lease, and into the destination until the link is closed. `local` reads the mapped
+memory without the source's doing; `ucxx` needs the source to run, and its bytes arrive some time after they were sent.
 """
 
 from collections import deque

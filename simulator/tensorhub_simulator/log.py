@@ -1,6 +1,7 @@
 """The modelled log: one total order, a duplicate window, and appends against the last event.
 
-What arrives here is stored at once; that requests and acknowledgements take time and get lost is the business of those who send them.
+What arrives here is stored at once; that requests and acknowledgements take time and get lost is the business of those
+who send them.
 """
 
 from collections.abc import Callable, Mapping

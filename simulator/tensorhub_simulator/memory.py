@@ -1,6 +1,7 @@
 """Segments with real bytes, and what the simulation knows about them that no process does: the truth.
 
-A write says who writes, so that two writers of one byte, or a write into memory that must not change, is noticed at once.
+A write says who writes, so that two writers of one byte, or a write into memory that must not change, is noticed at
+once.
 """
 
 from collections.abc import Sequence

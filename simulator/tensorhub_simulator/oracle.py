@@ -4,7 +4,7 @@ No process of the simulation may look here; the invariants do.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
@@ -16,8 +16,6 @@ from tensorhub_common.wire.events import (
     AnyEvent,
     CommandRejected,
     CommandRepeated,
-    Event,
-    ReplicaReady,
     RoundJoined,
     VersionPublished,
 )
@@ -39,9 +37,9 @@ class Oracle:
         self.commands = self.events = 0
         self.published: dict[str, int] = {}
         self.round_of: dict[Sender, int] = {}
-        self.decided: dict[int, tuple[Event, ...]] = {}
+        self.decided: dict[int, tuple[AnyEvent, ...]] = {}
         self._story = story
-        self._due: deque[Event] = deque()
+        self._due: deque[AnyEvent] = deque()
         self._offered: dict[Sender, tuple[str, bytes]] = {}
         self._offers: dict[Place, Sender] = {}
         self._bytes: dict[tuple[str, int, str], bytes] = {}
@@ -61,7 +59,7 @@ class Oracle:
 
     def is_true(self, model: str, version: int, key: str, segment: Segment) -> bool:
         """Tell whether memory holds exactly the version."""
-        return self._bytes.get((model, version, key)) == segment.data
+        return self._bytes.get((model, version, key)) == bytes(segment.data)
 
     # The log.
 
@@ -76,7 +74,7 @@ class Oracle:
         command = decode_command(tokens[4], process, entry.data)
         before = self.catalog.seq
         assert entry.seq > before
-        events = apply(self.catalog, entry.seq, entry.time, command)
+        events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
         check(self.catalog)
         self.decided[entry.seq] = events
         self._due.extend(events)
@@ -113,8 +111,3 @@ class Oracle:
     def pending(self) -> int:
         """How many events are due."""
         return len(self._due)
-
-
-def is_publication(event: Event) -> bool:
-    """Tell whether a replica became ready by publishing."""
-    return isinstance(event, ReplicaReady) and event.round is None

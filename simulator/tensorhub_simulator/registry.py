@@ -1,8 +1,10 @@
 """A registry of the simulation: the production fold, leader and liveness, driven as `service.py` and `job.py` do it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_common.machine import Tick
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Expire, Sender
@@ -106,7 +108,7 @@ class RegistryNode(Node):
             self._lead(leading.Lost() if term is None else leading.Won(term))
         elif world.lease.holder is not self._me or now >= world.lease.until:
             self._lead(leading.Lost())
-        self._expire(self.liveness.handle(living.Tick(), now))
+        self._expire(self.liveness.handle(Tick(), now))
         self.clock.after(LOOK_S, self, self._look)
 
     def _lead(self, event: leading.Input) -> None:
@@ -149,16 +151,21 @@ class RegistryNode(Node):
         for each in lost:
             self._numbers += 1
             by = Sender(PROCESS, each.term, self._numbers)
-            command = Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=each.term)
-            subject = f"tensorhub.v1.{self.world.job}.cmd.expire.{PROCESS}"
-            msg_id = f"{PROCESS}.{each.term}.{self._numbers}"
             self.world.note(f"{self.name} expires {each.agent} {each.incarnation}")
-            if not self.world.net_loses():
-                self.clock.after(self.clock.lag(), None, lambda d=encode(command), m=msg_id: self._said(subject, d, m))
+            self._say(Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=each.term))
 
-    def _said(self, subject: str, data: bytes, msg_id: str) -> None:
-        if self.world.log.up:
-            self.world.log.append(subject, data, msg_id)
+    def _say(self, command: Expire) -> None:
+        """Say it once; what the log does not take is dropped."""
+        log, by, data = self.world.log, command.by, encode(command)
+        assert by is not None
+        subject, msg_id = f"tensorhub.v1.{self.world.job}.cmd.expire.{PROCESS}", f"{PROCESS}.{by.incarnation}.{by.n}"
+
+        def arrive() -> None:
+            if log.up:
+                log.append(subject, data, msg_id)
+
+        if not self.world.net_loses():
+            self.clock.after(self.clock.lag(), None, arrive)
 
     # Folding.
 
@@ -173,7 +180,11 @@ class RegistryNode(Node):
             if isinstance(effect, Decided):
                 first = effect.events[0]
                 if isinstance(first, AgentJoined):
-                    self._expire(self.liveness.handle(living.Watch(self.world.job, first.agent, first.incarnation), self.clock.now))
+                    self._expire(
+                        self.liveness.handle(
+                            living.Watch(self.world.job, first.agent, first.incarnation), self.clock.now
+                        )
+                    )
                 elif isinstance(first, AgentLost):
                     self._expire(self.liveness.handle(living.Unwatch(self.world.job, first.agent), self.clock.now))
         self.world.folded.add(self)
@@ -200,7 +211,7 @@ class RegistryNode(Node):
         life = self.life
         for arrive in self._requests(publication, life):
             if not self.world.net_loses():
-                self.clock.after(self.clock.lag(), None, lambda send=arrive: self._arrives(send, become, life))
+                self.clock.after(self.clock.lag(), None, partial(self._arrives, arrive, become, life))
         self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
 
     def _arrives(self, store: Store, become: Become, life: int) -> None:
@@ -210,7 +221,7 @@ class RegistryNode(Node):
             self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
 
     def _requests(self, publication: Publication, life: int) -> list[Store]:
-        """Return the requests of a publication: one for an event or a batch, two for a pair, in whatever order they come."""
+        """Return the requests of a publication: one for an event or a batch, two for a pair, in any order."""
         events = publication.events
         if len(events) != PAIR:
             return [lambda: self._store(publication.events, publication.expected, life)]

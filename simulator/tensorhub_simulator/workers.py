@@ -1,7 +1,7 @@
 """Workers: trainers that really overwrite their memory the moment they may, and rollouts that read.
 
-The ranks of a replica follow one group, which says what to do next; each rank does it in its own time, fails by itself and is killed by
-itself.
+The ranks of a replica follow one group, which says what to do next; each rank does it in its own time, fails by itself
+and is killed by itself.
 """
 
 from collections.abc import Callable
@@ -210,9 +210,7 @@ class Rank(Node):
                 self.done = serial
             self._failed(end)
 
-        self._call(
-            lambda n, t: CallPublish(call=n, session=session, deadline=t + timeout_s, version=version), then
-        )
+        self._call(lambda n, t: CallPublish(call=n, session=session, deadline=t + timeout_s, version=version), then)
 
     def _unpublish(self, then: Callable[[], None]) -> None:
         session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))

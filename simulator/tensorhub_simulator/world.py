@@ -1,7 +1,7 @@
 """One seed's world: who is there, what they are to do, and what must hold after every step."""
 
 from collections import deque
-from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from tensorhub_agent.effects import Key
@@ -54,7 +54,9 @@ class World:
         self._numbers = 0
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
-        self.agents = {f"agent-{n}": AgentNode(f"agent-{n}", self, f"host-{n % 2}", "here") for n in range(setting.agents)}
+        self.agents = {
+            f"agent-{n}": AgentNode(f"agent-{n}", self, f"host-{n % 2}", "here") for n in range(setting.agents)
+        }
         self.registries = [RegistryNode(f"registry-{n}", self) for n in range(setting.registries)]
         self.planner = PlannerNode(self)
         self.groups: list[Group] = []
@@ -122,10 +124,15 @@ class World:
 
     def run(self) -> None:
         """Live until a fresh version has reached all rollouts after the last trouble. Raises `Violation`."""
-        for node in (*self.registries, self.planner, *self.agents.values(), *self.ranks):
-            node.start()
+        for registry in self.registries:
+            registry.start()
+        self.planner.start()
+        for agent in self.agents.values():
+            agent.start()
+        for rank in self.ranks:
+            rank.start()
         for group in self.groups:
-            self.clock.after(self.clock.rng.random() * 0.5, None, lambda g=group: self._direct(g))
+            self.clock.after(self.clock.rng.random() * 0.5, None, partial(self._direct, group))
         self.clock.after(BEAT_S, None, self._beat)
         self.clock.after(LOOK_S, None, self._look)
         while not self._is_done() and self.clock.step():
@@ -144,7 +151,9 @@ class World:
         if newest is None or newest.time < self.quiet_at:
             return "no version was published since"
         holders = self.truth.holders(MODEL)
-        late = [group.replica for group in self.groups if not group.trains and holders.get(group.replica) != newest.number]
+        late = [
+            group.replica for group in self.groups if not group.trains and holders.get(group.replica) != newest.number
+        ]
         if late:
             return f"{late} do not hold version {newest.number}"
         apart = [rank.name for rank in self.ranks if not rank.group.trains and rank.version != newest.number]
@@ -243,10 +252,7 @@ class World:
             return
         place = root_key(core.place.shards, key.shard, core.place.layout)
         if not self.truth.is_true(key.model, held.version, place, segment):
-            raise Violation("exact version", f"{key} is {held.memory} at {held.version} on {agent.name} with other bytes")
+            raise Violation(
+                "exact version", f"{key} is {held.memory} at {held.version} on {agent.name} with other bytes"
+            )
         self._verified[key] = state
-
-
-def calm(setting: Setting) -> Setting:
-    """Return the setting without any fault."""
-    return replace(setting, troubles=0, loss_odds=0.0, late_odds=0.0)
