@@ -46,11 +46,12 @@ from tensorhub_agent.shard import Held, Memory, Place
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
+from tensorhub_agent.transfer import NO_ANSWER
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.workers import Worker
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.layout import Layout, shared_mismatch
 from tensorhub_common.subjects import ask, events_of, hub_ask
 from tensorhub_common.wire.asks import Error, OpenJob
@@ -292,7 +293,7 @@ class JobAgent:
             body = await self._around.bus.request(ask(self.job, "plan"), msgspec.json.encode(demand), PLAN_ASK_S)
             answer = _plans.decode(body)
         except (TensorHubError, msgspec.MsgspecError) as why:
-            return Refusal(error=VersionUnavailable.__name__, reason=f"no planner answered: {why}")
+            return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
         if isinstance(answer, Error):
             return Refusal(error=answer.error, reason=answer.message)
         return answer
