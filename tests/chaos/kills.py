@@ -145,7 +145,8 @@ class Run:
                 return
             self.done.append(Kill(victims, recovered - at))
             if self.verbose:
-                print(f"kill {number + 1:3}: {' + '.join(victims):30} recovered in {recovered - at:5.2f} s", flush=True)
+                said = f"kill {number + 1:3} at {at:9.2f}: {' + '.join(victims):30}"
+                print(f"{said} recovered in {recovered - at:5.2f} s", flush=True)
 
     async def _progress(self, fleet: Fleet, at: float) -> float | None:
         """Wait for progress, and look meanwhile whether anybody waits for too long."""
