@@ -1,0 +1,28 @@
+"""Real processes are killed under a running job; `make chaos` does the same two hundred times."""
+
+from pathlib import Path
+
+import pytest
+from tests.chaos import only_holder
+from tests.chaos.content import MIB
+from tests.chaos.kills import Run
+
+SECONDS_MAX = 100.0
+
+
+@pytest.mark.timeout(150)
+async def test_eight_kills(tmp_path: Path) -> None:
+    """Each command has one outcome, every commit equal bytes, every caller an answer; and the work goes on."""
+    run = Run(kills=8, seed=1, nbytes=8 * MIB, directory=tmp_path, seconds_max=SECONDS_MAX)
+    await run.go()
+    assert not run.findings.wrongs, "\n".join([run.table(), *run.findings.wrongs])
+    assert len(run.done) == run.kills
+    assert run.findings.compared["commit"] > run.kills
+    assert run.log.roots
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("comes_back", [False, True], ids=["stays-away", "comes-back"])
+async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, comes_back: bool) -> None:  # noqa: FBT001
+    outcome = await only_holder.run(tmp_path, 1024 * MIB, comes_back=comes_back)
+    assert outcome.wrong(comes_back=comes_back) is None, outcome
