@@ -30,6 +30,7 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._ending = threading.Lock()
         self._ended = False
+        self._exiting = False
         self._thread = threading.Thread(target=self._serve, name="tensorhub", daemon=True)
         self._thread.start()
         _running.add(self)
@@ -54,6 +55,9 @@ class Background:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
+            if self._exiting and threading.current_thread().daemon:
+                # An error here would only end as a traceback of a thread that is about to end anyway.
+                threading.Event().wait()
             raise closed_error() from None
         except BaseException:
             future.cancel()
@@ -75,25 +79,34 @@ class Background:
     def stop(self) -> None:
         """End the loop and whatever runs in it. Calls that wait are told that the hub is closed."""
         if self.is_forked:
+            # The lock may have been copied while a thread held it that does not exist here.
             return
         with self._ending:
             if self._ended:
                 return
             self._ended = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
         if threading.current_thread() is not self._thread:
             self._thread.join(END_S)
+
+    def stop_at_exit(self) -> None:
+        """End the loop with the interpreter: threads that still wait are told nothing, and end as daemon threads do."""
+        self._exiting = True
+        self.stop()
+
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=END_S)
+        await self._loop.shutdown_asyncgens()
+        self._loop.stop()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left, timeout=END_S))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
 
@@ -104,4 +117,4 @@ _running: "weakref.WeakSet[Background]" = weakref.WeakSet()
 @atexit.register
 def _stop_all() -> None:
     for background in list(_running):
-        background.stop()
+        background.stop_at_exit()

@@ -31,8 +31,8 @@ def find_agent(agent: str | PathLike[str] | None, settings: Settings, environ: M
     """Return the socket of the agent that `agent` (an id or a socket) or the environment names, else the first here."""
     if isinstance(agent, PathLike):
         return Path(agent).absolute()
-    named = agent or settings.agent
-    if named is not None:
+    named = agent or environ.get("TENSORHUB_AGENT", "").strip()
+    if named:
         return Path(named).absolute() if "/" in named else _socket_of(named, settings)
     if environ.get("TENSORHUB_SOCKET", "").strip():
         return settings.socket.absolute()

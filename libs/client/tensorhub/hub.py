@@ -52,8 +52,9 @@ class AsyncHub:
 
     def __init__(self, job: str, session: Session, registry: Registry) -> None:
         self.job = job
+        self.registry = registry
+        """Where `versions`, `replicas` and `watch` are asked, and some more that the commands ask."""
         self._session = session
-        self._registry = registry
         self._shards: dict[AsyncShard, None] = {}
         self._closed = asyncio.Event()
 
@@ -125,12 +126,12 @@ class AsyncHub:
     async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
         """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
         self._session.check()
-        return await self._registry.versions(model, arguments.seconds("timeout_s", timeout_s))
+        return await self.registry.versions(model, arguments.seconds("timeout_s", timeout_s))
 
     async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
         """Return the replicas of a model with their shards, in the order of their registration."""
         self._session.check()
-        return await self._registry.replicas(model, arguments.seconds("timeout_s", timeout_s))
+        return await self.registry.replicas(model, arguments.seconds("timeout_s", timeout_s))
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
@@ -144,7 +145,7 @@ class AsyncHub:
         check_name("model", model)
         if after is not None:
             arguments.whole("after", after)
-        return self._until_closed(self._registry.watch(model, after, kinds))
+        return self._until_closed(self.registry.watch(model, after, kinds))
 
     async def _until_closed(self, events: AsyncGenerator[Watched, None]) -> AsyncGenerator[Watched, None]:
         """Yield what comes; end with an error when the hub is closed meanwhile."""
@@ -183,8 +184,10 @@ class AsyncHub:
 
     # ------------------------------------------------------------------------------------------------------ end
 
-    async def close(self, *, timeout_s: float = 60) -> None:
+    async def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
+
+        With `release=False` they stay with the agent, published as they are, for whoever registers them next.
 
         The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
         shards.
@@ -196,12 +199,12 @@ class AsyncHub:
         if not self._session.is_connected:
             bound_s = min(bound_s, CLOSE_AWAY_S)
         try:
-            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards)]
+            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards) if release]
             outcomes = await asyncio.gather(*releases, return_exceptions=True)
         finally:
             self._closed.set()
             await self._session.close()
-            await self._registry.close()
+            await self.registry.close()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -73,6 +73,11 @@ class Shard:
         return self._shard.version
 
     @property
+    def is_new(self) -> bool:
+        """Whether `register` brought it, rather than came back to it."""
+        return self._shard.is_new
+
+    @property
     def last_read(self) -> ReadReport | None:
         """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
         return self._shard.last_read
@@ -214,8 +219,10 @@ class Hub:
         self._background.run(self._hub.rewind(model, to=to))
         raise AssertionError
 
-    def close(self, *, timeout_s: float = 60) -> None:
+    def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
+
+        With `release=False` they stay with the agent, published as they are, for whoever registers them next.
 
         The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
         shards.
@@ -223,7 +230,7 @@ class Hub:
         if self._background.is_ended:
             return
         try:
-            self._background.run(self._hub.close(timeout_s=timeout_s))
+            self._background.run(self._hub.close(release=release, timeout_s=timeout_s))
         finally:
             self._background.stop()
 

@@ -9,7 +9,8 @@ waited for within that bound.
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
-from typing import Final, TypeVar
+from types import TracebackType
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -91,6 +92,14 @@ class Registry:
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
     async def _ask(self, what: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
         body = b"" if ask is None else msgspec.json.encode(ask)

@@ -70,6 +70,11 @@ class AsyncShard:
         return self._attachment.version
 
     @property
+    def is_new(self) -> bool:
+        """Whether `register` brought it, rather than came back to it."""
+        return self._attachment.fresh
+
+    @property
     def last_read(self) -> ReadReport | None:
         """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
         return self._last_read

@@ -1,0 +1,44 @@
+"""`tensorhub doctor`: is all here that a hub needs, and does it answer?"""
+
+from collections.abc import Callable
+
+import typer
+
+from tensorhub.cli import options
+from tensorhub.cli.finding import Finding
+from tensorhub.cli.hub_checks import hub
+from tensorhub.cli.machine_checks import machine
+from tensorhub.cli.output import json_line, line
+from tensorhub.cli.running import SAID_NO, job_of, run, settings_of
+from tensorhub_common.settings import Settings
+
+
+def doctor(
+    *,
+    job: options.Job = None,
+    json: options.Json = False,
+    directory: options.Directory = None,
+    nats: options.Nats = None,
+) -> None:
+    """Check this machine and the hub, and say what to do about what is wrong."""
+    settings = settings_of(directory)
+    levels: list[str] = []
+
+    def tell(finding: Finding) -> None:
+        levels.append(finding.level)
+        if json:
+            json_line(finding)
+        else:
+            advice = f" -> {finding.advice}" if finding.advice else ""
+            line(f"{finding.level:<4}  {finding.check:<13}  {finding.found}{advice}")
+
+    for finding in machine(settings):
+        tell(finding)
+    run(_hub(settings, job_of(job, settings), nats, tell))
+    if "fail" in levels:
+        raise typer.Exit(SAID_NO)
+
+
+async def _hub(settings: Settings, job: str, nats: str | None, tell: Callable[[Finding], None]) -> None:
+    async for finding in hub(settings, job, nats):
+        tell(finding)

@@ -1,0 +1,162 @@
+"""What `tensorhub doctor` finds out about the hub, by asking each of its processes."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tensorhub.cli.finding import Finding, fail, ok, warn
+from tensorhub.find import find_nats, read_hub_file
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub.up.hub_file import HubFile
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.address import shown
+from tensorhub_common.bus.connection import API_LEVEL_MIN, Bus, connect
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.errors import TensorHubError, VersionUnavailable
+from tensorhub_common.settings import Settings
+
+CONNECT_S: Final = 3.0
+ASK_S: Final = 3.0
+SOCKET_S: Final = 2.0
+CLOCK_OFF_S: Final = 1.0
+"""Clocks that differ by more make times in events and logs misleading; nothing else depends on them."""
+
+START: Final = "start a hub with 'tensorhub up'"
+
+
+async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[Finding]:
+    """Yield what there is to say, one finding for each check."""
+    try:
+        file = read_hub_file(settings.dir)
+    except TensorHubError as error:
+        file = None
+        yield fail("hub.json", str(error), START)
+    else:
+        yield _file(settings, file)
+    if file is not None:
+        for finding in _processes(file):
+            yield finding
+    try:
+        address = find_nats(nats, settings)
+        bus = await connect(address.url, name="doctor", credentials=address.credentials, timeout_s=CONNECT_S)
+    except TensorHubError as error:
+        yield fail("nats", str(error), START)
+        return
+    async with bus:
+        yield await _nats(bus)
+        yield await _registry(job, address)
+        yield await _answers(bus, "planner", settings.planner_id)
+        for agent in await _agents(job, address, file):
+            yield await _answers(bus, "agent", agent)
+        yield await _clock(bus)
+    for agent_entry in file.agents if file is not None else ():
+        yield _socket(agent_entry.id, Path(agent_entry.socket))
+
+
+def _file(settings: Settings, file: HubFile | None) -> Finding:
+    place = settings.dir.absolute()
+    if file is None:
+        return warn("hub.json", f"there is none in {place}", f"{START}, or set TENSORHUB_DIR or TENSORHUB_NATS")
+    return ok("hub.json", f"{place}: {len(file.agents)} agent(s), NATS at {shown(file.nats)}")
+
+
+def _processes(file: HubFile) -> list[Finding]:
+    pids = {"nats": file.nats_pid, "registry": file.registry.pid, "planner": file.planner.pid}
+    pids |= {agent.id: agent.pid for agent in file.agents}
+    gone = [f"{name} ({pid})" for name, pid in pids.items() if not _lives(pid)]
+    if gone:
+        return [
+            fail(
+                "processes",
+                f"{', '.join(gone)} ended",
+                "'tensorhub up' starts them again; see the logs in its directory",
+            )
+        ]
+    return [ok("processes", f"all {len(pids)} live")]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with suppress(OSError, IndexError):
+        # What has ended and was not waited for yet still has its number.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
+async def _nats(bus: Bus) -> Finding:
+    # That the level is high enough was checked when the connection was made.
+    info = json.loads(await bus.request("$JS.API.INFO", b"", ASK_S))
+    level = info.get("api", {}).get("level", 0)
+    return ok("nats", f"{shown(bus.url)} answers, JetStream API level {level} (at least {API_LEVEL_MIN} is needed)")
+
+
+async def _registry(job: str, address: NatsAddress) -> Finding:
+    try:
+        async with Registry(job, address) as registry:
+            status = await registry.status(ASK_S)
+    except VersionUnavailable as error:
+        # It is the registry that says so.
+        return ok("registry", f"answers: {error}")
+    except TensorHubError as error:
+        return fail("registry", str(error), "start a registry, or look into its log why it does not lead")
+    return ok("registry", f"{status.registry} leads in term {status.term}; job {job} is at entry {status.seq}")
+
+
+async def _agents(job: str, address: NatsAddress, file: HubFile | None) -> list[str]:
+    """Return the agents that should answer: those of `hub.json` and those of the job that are not lost."""
+    names = dict.fromkeys(agent.id for agent in file.agents) if file is not None else {}
+    with suppress(TensorHubError):
+        async with Registry(job, address) as registry:
+            names |= dict.fromkeys(agent.agent for agent in (await registry.status(ASK_S)).agents if agent.live)
+    return list(names)
+
+
+async def _answers(bus: Bus, role: str, process: str) -> Finding:
+    began = time.monotonic()
+    pong = await ping(bus, process)
+    if pong is None:
+        return fail(
+            role, f"{process} does not answer", f"look into the log of {process}, and start it if it is not there"
+        )
+    return ok(role, f"{process} (process {pong.pid}) answers in {1e3 * (time.monotonic() - began):.1f} ms")
+
+
+def _socket(agent: str, path: Path) -> Finding:
+    """Connect as a worker would; the agent forgives one that says nothing."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(SOCKET_S)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            return fail("socket", f"{agent}: {path}: {error}", f"look into the log of {agent}")
+    return ok("socket", f"{agent}: {path}")
+
+
+async def _clock(bus: Bus) -> Finding:
+    """Compare this machine's clock with JetStream's, whose time stands in events."""
+    try:
+        names = (await jetstream.api(bus, "STREAM.NAMES", {}, ASK_S)).get("streams") or []
+        if not names:
+            return ok("clock", "there is no stream yet to compare it with")
+        before = time.time()
+        info = await jetstream.api(bus, f"STREAM.INFO.{names[0]}", None, ASK_S)
+        middle = (before + time.time()) / 2
+        offset = middle - jetstream.time_ns_of(info["ts"]) / jetstream.NS_PER_S
+    except (NoBus, NoAnswer, NoResponder, KeyError, StreamFailure) as error:
+        return warn("clock", f"JetStream did not tell its time: {error}", "use nats-server 2.12 or newer")
+    if abs(offset) > CLOCK_OFF_S:
+        return warn(
+            "clock", f"{offset:+.3f} s from JetStream's", "let NTP set the clocks: times in events come from NATS"
+        )
+    return ok("clock", f"{offset * 1e3:+.1f} ms from JetStream's")

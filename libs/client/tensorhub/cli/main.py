@@ -1,0 +1,64 @@
+"""The `tensorhub` command: its commands, each in a file of its own."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tensorhub import __version__
+from tensorhub.cli.demo import demo
+from tensorhub.cli.doctor import doctor
+from tensorhub.cli.later import bench, simulate, trace
+from tensorhub.cli.publish import publish
+from tensorhub.cli.pull import pull
+from tensorhub.cli.running import Commands
+from tensorhub.cli.status import status
+from tensorhub.cli.up import up
+from tensorhub.cli.versions import versions
+from tensorhub.cli.watch import watch
+
+app = typer.Typer(
+    name="tensorhub",
+    help="Moves model weights from the GPUs that train to the GPUs that generate.",
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command, example in (
+    (up, "tensorhub up --agents 2"),
+    (demo, "tensorhub demo"),
+    (status, "tensorhub status --job run-7"),
+    (versions, "tensorhub versions policy --json"),
+    (watch, "tensorhub watch policy --json --after 120"),
+    (publish, "tensorhub publish policy --version 12 model-*.safetensors"),
+    (pull, "tensorhub pull policy --version latest policy.safetensors"),
+    (trace, "tensorhub trace"),
+    (doctor, "tensorhub doctor"),
+    (bench, "tensorhub bench"),
+    (simulate, "tensorhub simulate"),
+):
+    app.command(epilog=f"Example: {example}")(command)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 (typer calls it so)
+    if wanted:
+        sys.stdout.write(f"tensorhub {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Moves model weights from the GPUs that train to the GPUs that generate."""
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    app()

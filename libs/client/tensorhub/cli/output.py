@@ -1,0 +1,52 @@
+"""What commands print: columns for people, one JSON object a line for programs."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+_KIB = 1024
+
+
+def json_line(value: object) -> None:
+    """Print one object, at once: whoever reads a pipe waits for it."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def line(text: str) -> None:
+    """Print one line, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table without borders, as wide as it needs to be: it may go through grep and awk."""
+    table = [list(head), *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    for row in table:
+        line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def when(seconds: float) -> str:
+    """Return a time since the epoch as people of this machine's time zone read it."""
+    return datetime.fromtimestamp(seconds, tz=UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < _KIB:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= _KIB
+    return f"{nbytes:.1f} TiB"
+
+
+def rate(nbytes: int, seconds: float) -> str:
+    """Return how many bytes in how many seconds, and gigabytes a second."""
+    return f"{size(nbytes)} in {seconds:.2f} s, {nbytes / 1e9 / max(seconds, 1e-9):.2f} GB/s"

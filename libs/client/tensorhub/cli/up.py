@@ -1,0 +1,48 @@
+"""`tensorhub up`: a whole hub on this machine, until Ctrl-C."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorhub.cli import options
+from tensorhub.cli.output import line
+from tensorhub.cli.running import job_of, run, settings_of
+from tensorhub.up.hub_file import HubFile
+from tensorhub.up.up import AGENTS_MAX, Up
+from tensorhub_common import settings as settings_module
+from tensorhub_common import telemetry
+from tensorhub_common.bus.address import shown
+
+
+def up(
+    agents: Annotated[int, typer.Option(help="How many agents to run.", min=1, max=AGENTS_MAX)] = 1,
+    hosts: Annotated[int, typer.Option(help="How many hosts they pretend to be on.", min=1, max=AGENTS_MAX)] = 1,
+    directory: options.Directory = None,
+    job: options.Job = None,
+) -> None:
+    """Run a whole hub on this machine: NATS, registry, planner and agents. Ctrl-C stops all."""
+    if hosts > agents:
+        raise typer.BadParameter(f"{hosts} hosts need as many agents; there are {agents}", param_hint="--hosts")
+    settings = settings_of(directory)
+    name = job_of(job, settings)
+    # It stays, so what becomes of its processes is worth a line.
+    telemetry.start_logs("tensorhub", "up", settings)
+    hub = Up(settings.dir.absolute(), agents, hosts, site=settings.site)
+    run(hub.run(lambda file: _say(file, settings.dir, name)))
+
+
+def _say(hub: HubFile, directory: Path, job: str) -> None:
+    """Say how to connect, with what this hub and this shell make necessary and no more."""
+    arguments = "" if job == "default" else f'"{job}"'
+    hosts = len({agent.host for agent in hub.agents})
+    line(f"a hub is up in {directory}: {len(hub.agents)} agent(s) on {hosts} host(s), NATS at {shown(hub.nats)}")
+    if directory != Path(settings_module.VARIABLES["TENSORHUB_DIR"].default):
+        line(f"  export TENSORHUB_DIR={directory.absolute()}")
+    line("connect to it:")
+    line("  import tensorhub, torch")
+    line(f"  hub = tensorhub.connect({arguments})")
+    line('  hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)')
+    line('  engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")')
+    line('  print(engine.replicate("latest"), engine.tensors["w"])')
+    line("Ctrl-C stops it")

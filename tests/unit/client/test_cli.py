@@ -1,0 +1,333 @@
+"""The commands: what they print, for people and for programs, and how they end."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.unit.client.fake_agent import FakeAgent
+from typer.testing import CliRunner
+
+from tensorhub.cli import hub_checks
+from tensorhub.cli.main import app
+from tensorhub.registry import Registry
+from tensorhub.watching import Watched
+from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
+from tensorhub_common.wire.asks import AgentInfo, ModelInfo, ReplicaInfo, ShardInfo, Status, VersionInfo
+
+COMMANDS = ("up", "demo", "status", "versions", "watch", "publish", "pull", "trace", "doctor", "bench", "simulate")
+
+
+class Ended:
+    def __init__(self, result: Any) -> None:
+        self.code: int = result.exit_code
+        self.out: str = result.stdout
+        self.err: str = result.stderr
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def run(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Run a command where a fake agent and a NATS that nobody asks are."""
+    monkeypatch.setenv("TENSORHUB_AGENT", str(agent.path))
+    monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")
+    runner = CliRunner()
+    return lambda *arguments: Ended(runner.invoke(app, [str(each) for each in arguments]))
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the registry says, by the name of the question; an error is raised."""
+    said: dict[str, Any] = {}
+
+    def asked(name: str) -> None:
+        async def answer(self: Registry, *arguments: Any) -> Any:
+            if isinstance(said[name], Exception):
+                raise said[name]
+            return said[name]
+
+        monkeypatch.setattr(Registry, name, answer)
+
+    for name in ("versions", "replicas", "status", "layout"):
+        asked(name)
+    return said
+
+
+VERSION = VersionInfo(
+    model="policy", version=3, state="available", publisher="trainer", published_at=0.0, holders=("trainer", "r-0")
+)
+SHARD = ShardInfo(
+    shard=0, state="ready", version=3, agent="agent-0", host="host-0", live=True, nbytes=256, layout="0" * 64
+)
+REPLICA = ReplicaInfo(model="policy", replica="trainer", version=3, shards=1, spot=False, round=None, members=(SHARD,))
+STATUS = Status(
+    job="default",
+    seq=12,
+    registry="registry-0",
+    term=2,
+    models=(ModelInfo(model="policy", last=3, replicas=1),),
+    agents=(AgentInfo(agent="agent-0", host="host-0", site="site-0", live=True, incarnation=1, shards=1),),
+)
+
+
+def test_every_command_has_help_with_an_example(run: Callable[..., Ended]) -> None:
+    for command in COMMANDS:
+        help_ = run(command, "--help")
+        assert help_.code == 0
+        assert f"Example: tensorhub {command}" in help_.out
+        assert "--job" in help_.out
+    assert run("--version").out.startswith("tensorhub ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["versions"],
+        ["versions", "a b"],
+        ["versions", "policy", "--job", "a.b"],
+        ["publish", "policy"],
+        ["publish", "policy", "--version", "1", "missing.safetensors"],
+        ["publish", "policy", "--version", "x", __file__],
+        ["pull", "policy", "--version", "newest", "out.safetensors"],
+        ["pull", "policy", "nowhere/out.safetensors"],
+        ["up", "--agents", "1", "--hosts", "2"],
+        ["up", "--agents", "0"],
+        ["watch", "policy", "--after", "-1"],
+    ],
+)
+def test_wrong_usage_ends_with_2(run: Callable[..., Ended], arguments: list[str]) -> None:
+    ended = run(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Traceback" not in ended.err
+    assert ended.err
+
+
+def test_a_bad_setting_is_wrong_usage(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORHUB_BEAT_S", "soon")
+    ended = run("versions", "policy")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "TENSORHUB_BEAT_S" in ended.err
+
+
+@pytest.mark.parametrize("command", [["trace"], ["trace", "17"], ["simulate"]])
+def test_what_is_to_come_says_so_in_one_line(run: Callable[..., Ended], command: list[str]) -> None:
+    ended = run(*command)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
+    assert "not in this version" in ended.err
+
+
+def test_bench_runs_the_benchmarks_or_says_where_they_are(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not in this version" in run("bench").err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for code in (0, 3):
+        monkeypatch.setattr("subprocess.run", lambda *_, code=code, **__: subprocess.CompletedProcess([], code))
+        assert run("bench").code == min(code, 1)
+
+
+def test_what_the_hub_refuses_is_one_line_on_stderr(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
+    answers["versions"] = RegistryUnavailable("no registry answered:\n see 'tensorhub doctor'")
+    ended = run("versions", "policy")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == "tensorhub: no registry answered: see 'tensorhub doctor'\n"
+
+
+def test_no_hub_says_how_to_start_one(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TENSORHUB_NATS")
+    monkeypatch.delenv("TENSORHUB_AGENT")
+    for command in (["status"], ["watch", "policy"], ["pull", "policy", str(tmp_path / "out")]):
+        ended = run(*command, "--dir", tmp_path / "empty")
+        assert (ended.code, ended.err.count("\n")) == (1, 1)
+        assert "tensorhub up" in ended.err
+
+
+def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
+    answers["versions"] = [VERSION]
+    out = run("versions", "policy").out.splitlines()
+    assert out[0].split() == ["VERSION", "STATE", "PUBLISHER", "PUBLISHED", "HOLDERS"]
+    assert re.match(r"3 +available +trainer +19[67]\d-.* trainer, r-0$", out[1])
+    [told] = run("versions", "policy", "--json").objects
+    assert told == {
+        "model": "policy",
+        "version": 3,
+        "state": "available",
+        "publisher": "trainer",
+        "published_at": 0.0,
+        "holders": ["trainer", "r-0"],
+    }
+    answers["versions"] = []
+    assert run("versions", "policy").out == "policy has no versions yet\n"
+    assert run("versions", "policy", "--json").out == ""
+
+
+def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers |= {"status": STATUS, "replicas": [REPLICA]}
+    out = run("status").out
+    assert "job default at entry 12, led by registry-0" in out
+    assert re.search(r"^agent-0 +host-0 +site-0 +live +1$", out, re.MULTILINE)
+    assert re.search(r"^policy +3 +trainer +3 +1 +agent-0$", out, re.MULTILINE)
+    [told] = run("status", "--json").objects
+    assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1}]
+
+    async def bus(self: Registry) -> None:
+        return None
+
+    answers["status"] = VersionUnavailable("there is no job 'default'")
+    monkeypatch.setattr(Registry, "bus", bus)
+    assert "not there yet" in run("status").out
+    assert run("status", "--json").objects[0]["seq"] == 0
+
+
+def test_watch(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    async def watch(self: Registry, model: str, after: int | None, kinds: Any) -> AsyncGenerator[Watched, None]:
+        asked.append((after, kinds))
+        yield Watched(seq=6, time=0.0, kind="version.published", model=model, version=1, replica="trainer")
+        yield Watched(seq=9, time=0.0, kind="version.unavailable", model=model, version=1, reason="unpublished")
+
+    monkeypatch.setattr(Registry, "watch", watch)
+    answers["status"] = STATUS
+    out = run("watch", "policy").out.splitlines()
+    assert re.match(r" +6  19.* version.published +policy, version 1, by trainer$", out[0])
+    assert out[1].endswith("policy, version 1, unpublished")
+    told = run("watch", "policy", "--json", "--after", 5, "--all").objects
+    assert [each["seq"] for each in told] == [6, 9]
+    assert list(told[0]) == list(told[1]) == list(Watched.__struct_fields__)
+    run("watch", "policy", "--new")
+    assert asked == [(None, None), (5, ()), (12, None)]
+
+
+# ------------------------------------------------------------------------------------------------- publish and pull
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"w": torch.arange(4.0), "scale": torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)}, first)
+    save_file({"bias": torch.ones(2, dtype=torch.bfloat16)}, second)
+    return [first, second]
+
+
+def other(tmp_path: Path, value: float, names: tuple[str, ...] = ("w", "scale", "bias")) -> Path:
+    path = tmp_path / f"{value}.safetensors"
+    kinds = {"w": ((4,), torch.float32), "scale": ((2,), torch.float8_e4m3fn), "bias": ((2,), torch.bfloat16)}
+    save_file({name: torch.full(kinds[name][0], value).to(kinds[name][1]) for name in names}, path)
+    return path
+
+
+def test_publish_leaves_the_version_with_the_agent(
+    agent: FakeAgent, run: Callable[..., Ended], files: list[Path], answers: dict[str, Any], tmp_path: Path
+) -> None:
+    ended = run("publish", "policy", "--version", 7, *files, "--json")
+    [told] = ended.objects
+    assert (told["model"], told["version"], told["replica"], told["tensors"]) == ("policy", 7, "published", 3)
+    [shard] = agent.shards.values()
+    assert (shard.key, shard.version) == (("policy", "published", 0), 7)
+    assert "version 7 is published" in run("publish", "policy", "--version", 7, *files).out
+
+    refused = run("publish", "policy", "--version", 7, other(tmp_path, 2))
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "other values of tensor" in refused.err
+    answers["status"] = STATUS
+    refused = run("publish", "policy", "--version", 3, other(tmp_path, 2))
+    assert refused.code == 1
+    assert "not newer than the last published one, 3" in refused.err
+    assert shard.version == 7
+
+    assert run("publish", "policy", other(tmp_path, 2)).out.startswith("policy version 8 is published by replica")
+    assert shard.version == 8
+    # Sorted by name, "w" comes third, and each begins at a multiple of 256.
+    assert torch.frombuffer(bytearray(agent.bytes_of(shard)[512:528]), dtype=torch.float32).tolist() == [2, 2, 2, 2]
+
+
+def test_publish_of_other_tensors_is_one_clear_line(
+    agent: FakeAgent, run: Callable[..., Ended], files: list[Path], tmp_path: Path
+) -> None:
+    assert run("publish", "policy", "--version", 1, *files).code == 0
+    refused = run("publish", "policy", "--version", 2, other(tmp_path, 1, ("w",)))
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "other tensors" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_a_publish_that_fails_takes_away_what_it_brought(
+    agent: FakeAgent, run: Callable[..., Ended], files: list[Path]
+) -> None:
+    agent.last["policy"] = 9
+    refused = run("publish", "policy", "--version", 5, *files)
+    assert (refused.code, refused.err) == (1, "tensorhub: version 5 is not newer than 9\n")
+    assert not agent.shards
+
+
+def test_publish_of_what_is_no_weights_file(run: Callable[..., Ended]) -> None:
+    ended = run("publish", "policy", "--version", 1, __file__)
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+
+
+def test_pull_of_what_nobody_holds(run: Callable[..., Ended], answers: dict[str, Any], tmp_path: Path) -> None:
+    answers["replicas"] = [REPLICA]
+    ended = run("pull", "policy", "--version", 8, tmp_path / "out.safetensors")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert "no version 8 that anybody holds" in ended.err
+    answers["replicas"] = []
+    assert "no version that anybody holds" in run("pull", "policy", tmp_path / "out.safetensors").err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+# ----------------------------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor_without_a_hub_fails_and_says_what_to_do(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_checks, "CONNECT_S", 0.2)
+    ended = run("doctor", "--json")
+    found = {each["check"]: each for each in ended.objects}
+    assert ended.code == 1
+    assert found["nats"]["level"] == "fail"
+    assert "tensorhub up" in found["nats"]["advice"]
+    assert found["python"]["level"] == "ok"
+    assert found["torch"]["found"].startswith(torch.__version__)
+    assert all(each["advice"] for each in ended.objects if each["level"] != "ok")
+    assert "fail  nats" in run("doctor").out
+
+
+def test_a_closed_pipe_ends_a_watch(agent: FakeAgent) -> None:
+    """`tensorhub watch … | head -1` must not wait for the next event."""
+    code = """
+import asyncio
+from tensorhub.cli import watch
+
+async def quiet():
+    print("first", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(watch._while_read(quiet()))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "first\n"
+    process.stdout.close()
+    watchdog = threading.Timer(20, process.kill)
+    watchdog.start()
+    assert process.wait() == 0
+    watchdog.cancel()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
