@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+import uvloop
+
 from tensorhub_agent.service import AgentService
 from tensorhub_common import settings as settings_of
 from tensorhub_common import telemetry
@@ -20,7 +22,7 @@ def main() -> None:
     try:
         settings = settings_of.load(os.environ)
         telemetry.start("tensorhub-agent", settings.agent_id, settings)
-        asyncio.run(_run(AgentService(settings)))
+        uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub-agent: {why}\n")
         raise SystemExit(1) from None

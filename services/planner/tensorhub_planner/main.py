@@ -11,8 +11,11 @@ import sys
 from contextlib import suppress
 from typing import Final
 
+import uvloop
+
 from tensorhub_common import telemetry
-from tensorhub_common.bus.connection import Bus, connect, shown
+from tensorhub_common.bus.address import shown
+from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
 from tensorhub_planner.limits import Limits
@@ -41,7 +44,7 @@ def main() -> None:
     telemetry.start(PROGRAM, settings.planner_id, settings)
     code = 0
     try:
-        asyncio.run(_run(settings, settings.nats))
+        uvloop.run(_run(settings, settings.nats))
     except TensorHubError as why:
         code = _told(str(why), FAILED)
     telemetry.shutdown(EXPORT_S_MAX)

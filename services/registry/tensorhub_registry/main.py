@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import Final
 
+import uvloop
+
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
@@ -38,7 +40,7 @@ def main() -> None:
         sys.exit(_refuse("TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"))
     telemetry.start("tensorhub-registry", settings.registry_id, settings)
     gc.set_threshold(GC_YOUNG, 20, 20)
-    asyncio.run(_run(settings, settings.nats))
+    uvloop.run(_run(settings, settings.nats))
     telemetry.shutdown(EXPORT_S_MAX)
 
 
