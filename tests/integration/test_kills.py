@@ -24,5 +24,5 @@ async def test_eight_kills(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("comes_back", [False, True], ids=["stays-away", "comes-back"])
 async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, comes_back: bool) -> None:  # noqa: FBT001
-    outcome = await only_holder.run(tmp_path, 1024 * MIB, comes_back=comes_back)
+    outcome = await only_holder.run(tmp_path, 512 * MIB, comes_back=comes_back)
     assert outcome.wrong(comes_back=comes_back) is None, outcome
