@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -9,6 +10,8 @@ from rich.table import Table
 from tensorhub_simulator.bugs import BUGS, planted
 from tensorhub_simulator.coverage import Counting, counted
 from tensorhub_simulator.running import Failure, Totals, run
+
+COLUMNS: Final = 120
 
 
 def main() -> int:
@@ -62,7 +65,7 @@ def _all_bugs(seeds: int) -> int:
 
 
 def _table(totals: Totals, tables: dict[str, Counting]) -> None:
-    console = Console()
+    console = Console(width=COLUMNS)
     names = ("seeds", "steps", "commands", "events", "versions", "reads", "kills", "stops", "outages")
     table = Table(*names, "seconds")
     table.add_row(*(f"{getattr(totals, name):,}" for name in names), f"{totals.seconds:.1f}")

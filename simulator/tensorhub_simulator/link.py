@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
 
 LEASE_ASK_S: Final = 1.5
-RENEW_S: Final = 1.0
+RENEW_S: Final = 0.5
 STUCK_S: Final = 0.05
 
 

@@ -37,7 +37,8 @@ class Oracle:
         self.commands = self.events = 0
         self.published: dict[str, int] = {}
         self.round_of: dict[Sender, int] = {}
-        self.decided: dict[int, tuple[AnyEvent, ...]] = {}
+        self.told: dict[int, int] = {}
+        """Where the last event of a command's outcome stands."""
         self._story = story
         self._due: deque[AnyEvent] = deque()
         self._offered: dict[Sender, tuple[str, bytes]] = {}
@@ -66,7 +67,7 @@ class Oracle:
     def entry(self, entry: Entry) -> None:
         """Take the entry that was just stored."""
         if entry.event is not None:
-            self._event(entry.event)
+            self._event(entry.event, entry.seq)
             return
         self.commands += 1
         tokens = entry.subject.split(".")
@@ -76,7 +77,6 @@ class Oracle:
         assert entry.seq > before
         events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
         check(self.catalog)
-        self.decided[entry.seq] = events
         self._due.extend(events)
         taken = not isinstance(events[0], CommandRejected | CommandRepeated)
         if taken and isinstance(command, Ready) and command.by is not None:
@@ -93,8 +93,10 @@ class Oracle:
             key, data = self._offered[self._offers[event.model, event.replica, shard]]
             self._bytes[event.model, event.version, key] = data
 
-    def _event(self, event: AnyEvent) -> None:
+    def _event(self, event: AnyEvent, seq: int) -> None:
         self.events += 1
+        if event.i == event.k:
+            self.told[event.cmd] = seq
         self._story.append(line(event))
         if not self._due:
             raise Violation("one outcome per command", f"nothing was due, and the log says {line(event)}")

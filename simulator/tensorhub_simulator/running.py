@@ -5,15 +5,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import reading
+from tensorhub_agent import reading, serving, shard
+from tensorhub_common.catalog import availability
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
 
-BATCH_BYTES: Final = 16
-"""So that a read of a few pieces takes several batches."""
+SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
+    (reading, "BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
+    (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
+    (serving, "TICKET_S", 1.5),
+    (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
+    (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
+)
+"""Constants of production, and what they are in a world of a few bytes and seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +66,15 @@ class Totals:
 
 @contextmanager
 def scaled_down() -> Iterator[None]:
-    """Scale the size of a batch down while this lasts."""
-    before = reading.BATCH_BYTES
-    setattr(reading, "BATCH_BYTES", BATCH_BYTES)  # noqa: B010 (a constant elsewhere, changed on purpose)
+    """Scale production's constants down while this lasts."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in SCALED]
     try:
+        for module, name, value in SCALED:
+            setattr(module, name, value)
         yield
     finally:
-        setattr(reading, "BATCH_BYTES", before)  # noqa: B010 (as above)
+        for module, name, old in before:
+            setattr(module, name, old)
 
 
 def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool = False) -> Failure | None:

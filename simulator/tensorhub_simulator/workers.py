@@ -45,6 +45,8 @@ class Group:
     timeout_s: float = 3.0
     wait_s: float = 3.0
     act: str = "read"
+    wishes: dict[int, int | None] = field(default_factory=dict)
+    """By step, where a wish to publish stands in the log: 0 when it got lost, None while it is on its way."""
     ranks: list["Rank"] = field(default_factory=list)
 
 
@@ -61,6 +63,8 @@ class Rank(Node):
         self.done = 0
         self.version: int | None = None
         self.busy = False
+        self.awaits: int | None = None
+        """The step whose wish to publish this memory is still to be heard."""
         group.ranks.append(self)
 
     # Life.
@@ -121,6 +125,11 @@ class Rank(Node):
         else:
             # Somebody who died was draining it; unpublish ends that.
             self.published = True
+        if self.awaits is not None:
+            # Said by the process before this one, and still on its way perhaps.
+            self.busy = True
+            self._await_wish(self.awaits)
+            return
         self._loop()
 
     # Calls.
@@ -194,6 +203,12 @@ class Rank(Node):
             self._unpublish(self._loop)
             return
         self._overwrite()
+        if self.group.act == "wish":
+            self.done = self.awaits = self.group.serial
+            self.world.wish(self.group)
+            self.busy = True
+            self._await_wish(self.done)
+            return
         group, serial = self.group, self.group.serial
         session, version, timeout_s = self.session, group.version, group.timeout_s
 
@@ -211,6 +226,24 @@ class Rank(Node):
             self._failed(end)
 
         self._call(lambda n, t: CallPublish(call=n, session=session, deadline=t + timeout_s, version=version), then)
+
+    def _await_wish(self, serial: int) -> None:
+        """Write nothing until the wish has been heard everywhere and this shard's agent is done with it."""
+        group, agent = self.group, self.agent
+        wish = group.wishes.get(serial)
+        core = agent.core.shards.get(self.key) if agent.up else None
+        told = self.world.truth.told.get(wish or 0)
+        heard = told is not None and agent.up and agent.core.joined and agent.follower.position >= told
+        if serial in group.wishes:
+            waits = wish is None or (wish > 0 and not (heard and (core is None or core.operation is None)))
+        else:
+            waits = group.serial == serial and self.world.quiet_since is None
+        if waits:
+            self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
+            return
+        self.busy, self.awaits = False, None
+        self.published = core is not None and core.held.memory is Memory.READY
+        self._failed(Raise(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:
         session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))

@@ -8,6 +8,9 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.shard import Memory, Place, ShardCore
 from tensorhub_common.catalog.state import root_key
+from tensorhub_common.subjects import cmd
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Publish
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_simulator.agent import AgentNode
 from tensorhub_simulator.calls import Calls
@@ -200,6 +203,7 @@ class World:
         last = record.last if record is not None else None
         group.version = None if last is None or rng.random() < 0.6 else last + rng.randint(0, 3)  # noqa: PLR2004 (odds)
         group.timeout_s = rng.choice((0.05, 0.3, 1.0, 4.0))
+        group.act = "wish" if rng.random() < 0.15 and not quiet else "publish"  # noqa: PLR2004 (odds)
         if quiet:
             # One group publishes once more and stands; the others stay as they are.
             standing = all(rank.published for rank in group.ranks) and self._is_fresh()
@@ -224,6 +228,20 @@ class World:
         group.wait_s = rng.choice((0.0, 0.3, group.timeout_s))
         if quiet:
             group.act, group.want, group.timeout_s = "read", "latest", 5.0
+
+    def wish(self, group: Group) -> None:
+        """Say the wish that a group's memory be published, as anyone may, once all its ranks have written."""
+        if self.quiet_since is not None or any(rank.done != group.serial for rank in group.ranks):
+            return
+        command = Publish(model=MODEL, replica=group.replica, version=group.version)
+        number, serial = self.number(), group.serial
+        group.wishes[serial] = None
+
+        def arrive() -> None:
+            seq = self.log.append(cmd(self.job, "publish"), encode(command), f"wish-{number}") if self.log.up else 0
+            group.wishes[serial] = seq
+
+        self.clock.after(self.clock.lag(), None, arrive)
 
     # What must hold.
 

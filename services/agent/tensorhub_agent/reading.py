@@ -41,6 +41,8 @@ class Reading:
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
     unconfirmed: list[Range] = field(default_factory=list)
     confirming: bool = False
+    doubted: bool = False
+    """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
     got_bytes: int = 0
 
     def patience_s(self, stall_s: float) -> float:

@@ -133,10 +133,8 @@ class Transfer:
         if wrong:
             self._loose.extend(wrong)
             self.retried += sum(count for _, count in wrong)
-            self._damaged = True
-            self.lost(number, "its bytes did not match the digests of the log", now)
-        else:
-            self._advance(now)
+            self._doubt(source)
+        self._advance(now)
 
     def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
         """Take the source's word on whether the lease held up to its last byte."""
@@ -144,6 +142,10 @@ class Transfer:
         if source is None or not source.confirming or source.phase is not SourcePhase.OPEN:
             return
         source.confirming, source.since = False, now
+        if source.doubted:
+            self._damaged = self._damaged or holds
+            self.lost(number, "its bytes did not match the digests of the log", now)
+            return
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
@@ -156,7 +158,8 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
-        self.avoid.append(source.share.source)
+        if not source.doubted:
+            self.avoid.append(source.share.source)
         self._close(source)
         self._advance(now)
 
@@ -289,6 +292,13 @@ class Transfer:
             self._todo.open.append((number, share))
         self._loose = marked(loose, 0, len(loose))
         self._advance(now)
+
+    def _doubt(self, source: Reading) -> None:
+        """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
+        if source.phase is SourcePhase.OPEN and not source.doubted:
+            source.doubted = source.confirming = True
+            self.avoid.append(source.share.source)
+            self._todo.confirm.append(source.number)
 
     def _close(self, source: Reading) -> None:
         source.phase = SourcePhase.CLOSING
