@@ -183,7 +183,7 @@ async def connect(path: Path, frame_bytes_max: int, timeout_s: float) -> Framed:
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
     try:
         async with asyncio.timeout(timeout_s):
-            while not _connected(sock, path):
+            while not _connected(sock, path):  # noqa: ASYNC110 (only trying again tells)
                 # The queue of those who wait to be let in is full; asyncio's own connect would take that for success.
                 await asyncio.sleep(CONNECT_AGAIN_S)
     except (OSError, TimeoutError) as why:

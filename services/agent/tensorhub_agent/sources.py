@@ -48,7 +48,7 @@ LEASE_ASK_S: Final = 1.5
 News = Callable[[SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed], None]
 
 _log: Final = logging.getLogger(__name__)
-_grants: Final = msgspec.msgpack.Decoder(LeaseAnswer)
+_grants: Final[msgspec.msgpack.Decoder[LeaseAnswer]] = msgspec.msgpack.Decoder(LeaseAnswer)
 
 
 class SourceGone(TensorHubError):

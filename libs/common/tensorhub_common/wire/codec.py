@@ -10,8 +10,8 @@ from tensorhub_common.wire.events import AnyEvent, Event
 COMMAND_BYTES_MAX: Final = 256 * 1024
 """A command is small; what is larger is not even parsed."""
 
-_commands: Final = msgspec.json.Decoder(AnyCommand)
-_events: Final = msgspec.json.Decoder(AnyEvent)
+_commands: Final[msgspec.json.Decoder[AnyCommand]] = msgspec.json.Decoder(AnyCommand)
+_events: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
 _encoder: Final = msgspec.json.Encoder()
 
 

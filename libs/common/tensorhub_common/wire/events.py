@@ -248,7 +248,7 @@ class RoundFailed(RoundEvent, frozen=True, kw_only=True, tag="round.failed"):
 
 
 class RoundWithdrawn(RoundEvent, frozen=True, kw_only=True, tag="round.withdrawn"):
-    """This shard alone left; `missing` had not joined."""
+    """The shard alone left; `missing` had not joined."""
 
     shard: int
     missing: tuple[int, ...]
