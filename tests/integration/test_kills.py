@@ -1,5 +1,6 @@
 """Real processes are killed under a running job; `make chaos` does the same two hundred times."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from tests.chaos.content import MIB
 from tests.chaos.kills import Run
 
 SECONDS_MAX = 100.0
+NBYTES = 256 * MIB
+ATTEMPTS_MAX = 3
+"""On a busy machine a transfer may be over before the test is given the processor."""
 
 
 @pytest.mark.timeout(150)
@@ -24,5 +28,9 @@ async def test_eight_kills(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("comes_back", [False, True], ids=["stays-away", "comes-back"])
 async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, comes_back: bool) -> None:  # noqa: FBT001
-    outcome = await only_holder.run(tmp_path, 512 * MIB, comes_back=comes_back)
-    assert outcome.wrong(comes_back=comes_back) is None, outcome
+    for attempt in range(ATTEMPTS_MAX):
+        with contextlib.suppress(only_holder.TooLate):
+            outcome = await only_holder.run(tmp_path / str(attempt), NBYTES, comes_back=comes_back)
+            assert outcome.wrong(comes_back=comes_back) is None, outcome
+            return
+    pytest.fail("no kill met the middle of the transfer")
