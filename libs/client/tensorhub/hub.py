@@ -57,6 +57,7 @@ class AsyncHub:
         self._session = session
         self._shards: dict[AsyncShard, None] = {}
         self._closed = asyncio.Event()
+        self._job_is_open = False
 
     def __repr__(self) -> str:
         return f"<hub of job {self.job} at agent {self.agent}>"
@@ -125,13 +126,24 @@ class AsyncHub:
 
     async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
         """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
-        self._session.check()
-        return await self.registry.versions(model, arguments.seconds("timeout_s", timeout_s))
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        check_name("model", model)
+        await self._open_job(bound_s)
+        return await self.registry.versions(model, bound_s)
 
     async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
         """Return the replicas of a model with their shards, in the order of their registration."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        check_name("model", model)
+        await self._open_job(bound_s)
+        return await self.registry.replicas(model, bound_s)
+
+    async def _open_job(self, timeout_s: float) -> None:
+        """The agent opens the job in its own time, so a first question could come before it."""
         self._session.check()
-        return await self.registry.replicas(model, arguments.seconds("timeout_s", timeout_s))
+        if not self._job_is_open:
+            await self.registry.open_job(timeout_s)
+            self._job_is_open = True
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
@@ -152,6 +164,7 @@ class AsyncHub:
         closing = asyncio.ensure_future(self._closed.wait())
         coming: asyncio.Future[Watched] | None = None
         try:
+            await self._open_job(ASK_S)
             while True:
                 coming = asyncio.ensure_future(_next(events))
                 await asyncio.wait({coming, closing}, return_when=asyncio.FIRST_COMPLETED)

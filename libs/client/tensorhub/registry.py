@@ -27,7 +27,7 @@ from tensorhub_common.wire import asks
 ASK_S: Final = 5.0
 RETRY_WAIT_S: Final = 0.1
 
-Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story)
+Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened)
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
@@ -47,24 +47,28 @@ class Registry:
         self._blobs: Blobs | None = None
         self._connecting = asyncio.Lock()
 
+    async def open_job(self, timeout_s: float = ASK_S) -> None:
+        """Make the job if it is not there yet."""
+        await self._ask(subjects.hub_ask("open"), asks.OpenJob(job=self.job), asks.JobOpened, timeout_s)
+
     async def versions(self, model: str, timeout_s: float = ASK_S) -> list[asks.VersionInfo]:
         """Return the versions of a model, oldest first."""
         ask = asks.ModelAsk(model=check_name("model", model))
-        return list((await self._ask("versions", ask, asks.Versions, timeout_s)).versions)
+        return list((await self._ask(self._subject("versions"), ask, asks.Versions, timeout_s)).versions)
 
     async def replicas(self, model: str, timeout_s: float = ASK_S) -> list[asks.ReplicaInfo]:
         """Return the replicas of a model with their shards, in the order of their registration."""
         ask = asks.ModelAsk(model=check_name("model", model))
-        return list((await self._ask("replicas", ask, asks.Replicas, timeout_s)).replicas)
+        return list((await self._ask(self._subject("replicas"), ask, asks.Replicas, timeout_s)).replicas)
 
     async def status(self, timeout_s: float = ASK_S) -> asks.Status:
         """Return the job in short: its models and agents."""
-        return await self._ask("status", None, asks.Status, timeout_s)
+        return await self._ask(self._subject("status"), None, asks.Status, timeout_s)
 
     async def story(self, model: str, version: int | None = None, timeout_s: float = ASK_S) -> list[str]:
         """Return what happened to a model, or to one version of it: a line per event."""
         ask = asks.StoryAsk(model=check_name("model", model), version=version)
-        return list((await self._ask("story", ask, asks.Story, timeout_s)).lines)
+        return list((await self._ask(self._subject("story"), ask, asks.Story, timeout_s)).lines)
 
     async def layout(self, digest: str) -> Layout:
         """Return the layout with this digest."""
@@ -101,11 +105,14 @@ class Registry:
     ) -> None:
         await self.close()
 
-    async def _ask(self, what: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
+    def _subject(self, what: str) -> str:
+        return subjects.ask(self.job, what)
+
+    async def _ask(self, subject: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
         body = b"" if ask is None else msgspec.json.encode(ask)
         try:
             async with asyncio.timeout(timeout_s):
-                data = await self._insist(subjects.ask(self.job, what), body, timeout_s)
+                data = await self._insist(subject, body, timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
                 f"no registry answered about job {self.job!r} within {timeout_s:g} s: see 'tensorhub doctor'"

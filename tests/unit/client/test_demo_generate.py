@@ -3,7 +3,8 @@
 import torch
 
 from tensorhub.demo.generate import generate, one_line
-from tensorhub.demo.model import END, Size, build, decode, encode
+from tensorhub.demo.model import END, build, decode, encode
+from tensorhub.demo.size import Size
 
 MODEL = build(Size(width=32, layers=2, heads=2, hidden=64))
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tensorhub.demo.learning import Learner
-from tensorhub.demo.model import Size, build
+from tensorhub.demo.model import build
+from tensorhub.demo.size import Size
 from tensorhub.demo.split import shard_modules
 from tensorhub.tensors import bind, describe
 from tensorhub_common.layout import segment_bytes

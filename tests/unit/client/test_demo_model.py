@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tensorhub.demo.model import BEGIN, END, VOCABULARY, Size, build, decode, encode, hollow
+from tensorhub.demo.model import BEGIN, END, VOCABULARY, build, decode, encode, hollow
+from tensorhub.demo.size import Size
 from tensorhub.tensors import bind, describe
 from tensorhub_common.layout import segment_bytes
 

@@ -1,19 +1,35 @@
 """`tensorhub demo`: a model learns, engines generate with what it has learnt so far; every byte is checked."""
 
+import importlib
 import importlib.util
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.running import job_of, settings_of
-from tensorhub_common.errors import NotInThisVersion, TensorHubError
+from tensorhub.cli.running import complain
+from tensorhub_common.errors import NotInThisVersion
 
 
-def demo(job: options.Job = None, directory: options.Directory = None) -> None:
-    """Show a training run with its engines on this machine."""
+def demo(
+    *,
+    seconds: Annotated[float | None, typer.Option(help="Train for at least so long.", min=0)] = None,
+    hosts: Annotated[int, typer.Option(help="How many hosts the agents pretend to stand on.", min=1)] = 1,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines, also on a terminal.")] = False,
+    json: options.Json = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Where its hub and the logs stand, and stay; by default nowhere.")
+    ] = None,
+    job: options.Job = None,
+) -> None:
+    """Show a training run with its engines, in a hub of its own on this machine."""
     if importlib.util.find_spec("tensorhub.demo.run") is None:
         raise NotInThisVersion("demo is not in this version of TensorHub: see examples/ for programs to copy from")
-    for needed in ("torch", "transformers"):
-        if importlib.util.find_spec(needed) is None:
-            raise TensorHubError(f"the demo needs {needed}: pip install 'tensorhub[demo]'")
-    settings = settings_of(directory)
-    runner = importlib.import_module("tensorhub.demo.run")
-    runner.run(job=job_of(job, settings), directory=directory)
+    if job is not None:
+        complain("the demo has a hub of its own, and there its own job")
+    # Its name is looked up only now: it imports much, and other commands do without.
+    run_demo = importlib.import_module("tensorhub.demo.run").run_demo
+    code = run_demo(seconds=seconds, hosts=hosts, plain=plain, json=json, directory=directory)
+    if code:
+        raise typer.Exit(code)
