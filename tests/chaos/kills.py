@@ -3,10 +3,10 @@
     python -m tests.chaos.kills --kills 200 [--seed S] [--seconds-max 900]
 
 A hub with four agents runs a trainer and two rollout replicas; victims are NATS, the registry, the planner, every agent
-and every worker, now and then two at once. After each kill the work must go on within a bound. At the end the whole log
-is read: each command has exactly one outcome, nothing acknowledged is missing, every commit had equal bytes, every
-caller was answered within its bound, and neither memory nor a process is left behind. Exit code 1 and the story of each
-finding otherwise.
+and every worker, now and then two at once, one after the other, or the whole hub. After each kill the work must go on
+within a bound. At the end the whole log is read: each command has exactly one outcome, nothing acknowledged is missing,
+every commit had equal bytes, every caller was answered within its bound, and neither memory nor a process is left
+behind. Exit code 1 and the story of each finding otherwise.
 """
 
 import argparse
@@ -46,9 +46,13 @@ PROGRESS_S: Final = 20.0
 
 FIRST_PROGRESS_S: Final = 60.0
 CALM_S_MAX: Final = 0.4
+PAIR: Final = 2
 PAIR_SHARE: Final = 0.15
 AGAIN_SHARE: Final = 0.15
 AGAIN_S_MAX: Final = 1.0
+ALL_SHARE: Final = 0.02
+"""So often all processes of the hub are killed at once, as when a machine loses its power and none of its memory."""
+
 DECIDED_S: Final = 15.0
 GONE_S: Final = 5.0
 SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
@@ -145,7 +149,8 @@ class Run:
                 return
             self.done.append(Kill(victims, recovered - at))
             if self.verbose:
-                said = f"kill {number + 1:3} at {at:9.2f}: {' + '.join(victims):30}"
+                named = " + ".join(victims) if len(victims) <= PAIR else "the whole hub"
+                said = f"kill {number + 1:3} at {at:9.2f}: {named:26}"
                 print(f"{said} recovered in {recovered - at:5.2f} s", flush=True)
 
     async def _progress(self, fleet: Fleet, at: float) -> float | None:
@@ -169,9 +174,14 @@ class Run:
         return {name: pid for name, pid in pids.items() if _is_alive(pid)}
 
     async def _kill_some(self, chance: random.Random, fleet: Fleet) -> tuple[str, ...]:
-        """Kill one; now and then two at once, or a second one (perhaps the same) while the first comes back."""
+        """Kill one; now and then two at once, a second one while the first comes back, or the whole hub."""
         how = chance.random()
-        victims = self._choose(chance, fleet, 2 if how < PAIR_SHARE else 1)
+        if how < ALL_SHARE:
+            victims = tuple(sorted(set(self._pids(fleet)) - set(fleet.members)))
+            for victim in victims:
+                self._kill(victim, fleet)
+            return victims
+        victims = self._choose(chance, fleet, PAIR if how < PAIR_SHARE else 1)
         if PAIR_SHARE <= how < PAIR_SHARE + AGAIN_SHARE:
             await asyncio.sleep(chance.uniform(0, AGAIN_S_MAX))
             victims += self._choose(chance, fleet, 1)
@@ -227,8 +237,8 @@ class Run:
     def table(self) -> str:
         """Say what happened, for people."""
         findings = self.findings
-        pairs = sum(len(kill.victims) > 1 for kill in self.done)
-        lines = [f"seed {self.seed}: {len(self.done)} kills ({pairs} with two victims) in {self.took_s:.0f} s", ""]
+        several = sum(len(kill.victims) > 1 for kill in self.done)
+        lines = [f"seed {self.seed}: {len(self.done)} kills, {several} of several victims, in {self.took_s:.0f} s", ""]
         lines.append(f"{'victim':12} {'kills':>6} {'recovery p50':>13} {'max':>8}")
         for victim in sorted({name for kill in self.done for name in kill.victims}):
             times = [kill.recovery_s for kill in self.done if victim in kill.victims]
