@@ -149,9 +149,11 @@ class LeaseTable:
 
     def redeem(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket, once. Returns the lease that is open now, or None for a void ticket."""
-        lease = self._tickets.pop(ticket, None)
+        lease = self._tickets.get(ticket)
         if lease is None or now >= lease.deadline:
+            # A late one ends, with its lease, when `expire` comes to it.
             return None
+        del self._tickets[ticket]
         lease.state = LEASE_MOVES[lease.state, LeaseMove.REDEEMED]
         lease.deadline = now + SILENCE_S_MAX
         return lease

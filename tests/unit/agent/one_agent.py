@@ -1,0 +1,185 @@
+"""An agent's cores and a catalog, with a log between them that answers when the test lets it."""
+
+from collections.abc import Iterable
+from typing import TypeVar, cast
+
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import (
+    Answer,
+    AnyCall,
+    AnyEffect,
+    AskPlan,
+    BatchDone,
+    CallPublish,
+    CallRead,
+    CallRegister,
+    CallRelease,
+    CallUnpublish,
+    CloseSource,
+    Digest,
+    Digested,
+    Key,
+    OpenSource,
+    PlanCame,
+    Post,
+    Raise,
+    Say,
+    SourceClosed,
+    SourceOpened,
+)
+from tensorhub_agent.shard import Limits, Memory, Place
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.digests import piece_digest
+from tensorhub_common.wire.commands import AnyCommand, Wish
+from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Share, SourceId
+
+MODEL = "policy"
+NBYTES = (4, 4, 4)
+SESSION = 7
+E = TypeVar("E")
+
+
+def digests_of(text: str) -> bytes:
+    """Return the digests of three pieces."""
+    return b"".join(piece_digest(f"{text}{number}".encode()) for number in range(len(NBYTES)))
+
+
+class OneAgent:
+    """One agent of one job. `log()` lets the log take what was said, and the agent read what it answers."""
+
+    def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
+        self.core = AgentCore(name, Limits(digests=digests))
+        self.catalog = catalog or Catalog("run-7")
+        self.now = 0.0
+        self.unsaid: list[AnyCommand] = []
+        self.seen: list[AnyEffect] = []
+        self.calls = 0
+
+    def do(self, effects: Iterable[AnyEffect]) -> list[AnyEffect]:
+        done = list(effects)
+        self.seen += done
+        self.unsaid += [effect.command for effect in done if isinstance(effect, Say)]
+        self.core.check()
+        return done
+
+    def join(self, incarnation: int = 1) -> None:
+        self.do(self.core.join(incarnation, "host", "site", self.now))
+        self.log()
+
+    def log(self, count: int = 1000) -> list[AnyEvent]:
+        """Let the log take at most so many commands; returns its events."""
+        told: list[AnyEvent] = []
+        while self.unsaid and count > 0:
+            count -= 1
+            told += self.take(self.unsaid.pop(0))
+        return told
+
+    def take(self, command: AnyCommand) -> list[AnyEvent]:
+        """Let the log take one command, whoever says it."""
+        events = cast("tuple[AnyEvent, ...]", apply(self.catalog, self.catalog.seq + 1, self.now, command))
+        check(self.catalog)
+        for event in events:
+            self.do(self.core.on_event(event, self.now))
+        return list(events)
+
+    def tick(self, seconds: float) -> list[AnyEffect]:
+        self.now += seconds
+        return self.do(self.core.tick(self.now))
+
+    def key(self, replica: str, shard: int = 0) -> Key:
+        return Key(MODEL, replica, shard)
+
+    def _call(self, key: Key, make: type, **more: object) -> int:
+        self.calls += 1
+        call = cast("AnyCall", make(call=self.calls, session=SESSION, deadline=self.now + 10.0, **more))
+        self.do(self.core.called(key, call, self.now))
+        return self.calls
+
+    def register(self, replica: str, shard: int = 0, shards: int = 1) -> Key:
+        key = self.key(replica, shard)
+        self.calls += 1
+        call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0)
+        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES)
+        self.do(self.core.register(place, call, self.now))
+        self.log()
+        return key
+
+    def publish(self, key: Key, text: str, version: int | None = None) -> int:
+        """Begin to publish, digest, and say ready; the log has not answered yet."""
+        call = self._call(key, CallPublish, version=version)
+        digest = self.last(Digest)
+        if digest is not None:
+            found = digests_of(text) if self.core.limits.digests else b""
+            self.do(self.core.on_news(Digested(key, digest.number, found), self.now))
+        return call
+
+    def unpublish(self, key: Key) -> int:
+        return self._call(key, CallUnpublish)
+
+    def release(self, key: Key) -> int:
+        return self._call(key, CallRelease)
+
+    def read(self, key: Key, want: Wish = "latest", patience: float = 1e9) -> int:
+        return self._call(key, CallRead, want=want, patience=patience)
+
+    def attach(self, key: Key, session: int) -> int:
+        self.calls += 1
+        call = CallRegister(call=self.calls, session=session, deadline=self.now + 10.0)
+        self.do(self.core.called(key, call, self.now))
+        return self.calls
+
+    def memory(self, key: Key) -> Memory:
+        return self.core.shards[key].held.memory
+
+    def last(self, kind: type[E]) -> E | None:
+        return next((effect for effect in reversed(self.seen) if isinstance(effect, kind)), None)
+
+    def end_of(self, call: int) -> Answer | Raise | None:
+        ends = [effect for effect in self.seen if isinstance(effect, Answer | Raise) and effect.call == call]
+        assert len(ends) <= 1, f"call {call} was ended {len(ends)} times"
+        return ends[0] if ends else None
+
+    def error_of(self, call: int) -> str | None:
+        end = self.end_of(call)
+        return end.error if isinstance(end, Raise) else None
+
+    def lease(self, key: Key, version: int, root: str | None, name: str = "lease") -> object:
+        me = SourceId(self.core.agent, self.core.incarnation, key.replica, key.shard)
+        reader = SourceId("agent-9", 1, "reader", 0)
+        ask = LeaseAsk(job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader)
+        return self.core.lease_asked(ask, name, f"ticket-{name}", "here", self.now)
+
+    def open_lease(self, key: Key, version: int, root: str | None, name: str = "lease") -> None:
+        assert isinstance(self.lease(key, version, root, name), LeaseGrant)
+        assert self.core.redeemed(f"ticket-{name}", self.now) is not None
+
+    # A read, step by step.
+
+    def plan(self, key: Key, source: str = "elsewhere") -> None:
+        """Answer the last question for a plan: everything from one source."""
+        asked = self.last(AskPlan)
+        assert asked is not None
+        pieces = asked.demand.pieces or ()
+        share = Share(
+            source=SourceId(source, 1, "trainer", key.shard), transport="local", pieces=pieces, nbytes=12, why=""
+        )
+        answer = Plan(version=asked.demand.version, shares=(share,), why="")
+        self.do(self.core.on_news(PlanCame(key, asked.number, answer), self.now))
+
+    def opened(self, key: Key, text: str) -> None:
+        opening = self.last(OpenSource)
+        assert opening is not None
+        self.do(self.core.on_news(SourceOpened(key, opening.source, digests_of(text)), self.now))
+
+    def brought(self, key: Key, text: str) -> None:
+        post = self.last(Post)
+        assert post is not None
+        self.do(self.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text)), self.now))
+
+    def closed(self, key: Key) -> None:
+        close = self.last(CloseSource)
+        assert close is not None
+        self.do(self.core.on_news(SourceClosed(key, close.source), self.now))

@@ -1,0 +1,193 @@
+"""Reading as one shard of a round: writes only when all have leases, answers only when no byte may come any more."""
+
+from tests.unit.agent.one_agent import OneAgent, digests_of
+
+from tensorhub_agent.effects import Answer, AskPlan, PlanCame, Post, SourceLost
+from tensorhub_agent.op_read import REPLAN_S
+from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
+from tensorhub_agent.transfer import NO_ANSWER, PLAN_AGAIN_S
+from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish
+from tensorhub_common.wire.transfer import Refusal
+
+
+def pair() -> tuple[OneAgent, OneAgent]:
+    """A trainer that has published version 1, and a rollout's agent; both on one catalog."""
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
+    reader.join()
+    reader.register("rollout")
+    publish(trainer, "a")
+    return trainer, reader
+
+
+def publish(trainer: OneAgent, text: str) -> None:
+    trainer.publish(trainer.key("trainer"), text)
+    trainer.log()
+
+
+def filling() -> tuple[OneAgent, OneAgent, int]:
+    trainer, reader = pair()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    assert reader.last(Post) is None, "nothing may be asked for before every shard has its leases"
+    reader.log()
+    assert reader.memory(key) is Memory.FILLING
+    return trainer, reader, call
+
+
+def test_reads_verifies_and_returns() -> None:
+    _, reader, call = filling()
+    key = reader.key("rollout")
+    reader.brought(key, "a")
+    reader.log()
+    end = reader.end_of(call)
+    assert isinstance(end, Answer)
+    assert end.version == 1
+    assert end.report is not None
+    assert (end.report.pieces, end.report.kept, end.report.retried) == (3, 0, 0)
+    assert reader.core.shards[key].held.root == root_digest(digests_of("a"))
+
+
+def test_a_failed_round_answers_only_when_nothing_can_be_written_any_more() -> None:
+    _, reader, call = filling()
+    key = reader.key("rollout")
+    reader.tick(10.0)
+    reader.log()
+    assert reader.end_of(call) is None, "a batch is still under way"
+    reader.closed(key)
+    assert reader.error_of(call) == "RoundTimeout"
+    assert (reader.memory(key), reader.core.shards[key].held.partial) == (Memory.EMPTY, True)
+
+
+def test_what_was_verified_before_is_not_read_again() -> None:
+    _, reader, _ = filling()
+    key = reader.key("rollout")
+    reader.brought(key, "a")
+    reader.unsaid.clear()
+    reader.tick(10.0)
+    reader.log()
+    again = reader.read(key)
+    reader.log()
+    reader.log()
+    end = reader.end_of(again)
+    assert isinstance(end, Answer)
+    assert end.report is not None
+    assert end.report.kept == 3
+
+
+def test_a_planner_that_is_silent_is_asked_again_as_long_as_the_call_may_last() -> None:
+    """A planner that is being restarted says nothing about who holds the version."""
+    _, reader = pair()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    reader.log()
+    for _ in range(4):
+        asked = reader.last(AskPlan)
+        assert asked is not None
+        reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error=NO_ANSWER, reason="")), reader.now))
+        reader.tick(PLAN_AGAIN_S)
+    reader.tick(2.0)
+    reader.tick(PLAN_AGAIN_S)
+    assert reader.end_of(call) is None
+    reader.plan(key)
+    reader.opened(key, "a")
+    assert any(isinstance(command, Granted) for command in reader.unsaid)
+
+
+def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:
+    _, reader = pair()
+    key = reader.key("rollout")
+    reader.read(key)
+    reader.log()
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    gone = Refusal(error="VersionUnavailable", reason="nobody has it")
+    reader.do(reader.core.on_news(PlanCame(key, asked.number, gone), reader.now))
+    reader.tick(REPLAN_S)
+    assert [type(command) for command in reader.unsaid] == [Replan]
+    reader.log()
+    again = reader.last(AskPlan)
+    assert again is not None
+    assert again.number != asked.number
+
+
+def test_a_round_that_was_taken_up_again_after_giving_up_is_left_for_good_by_a_fence() -> None:
+    """The log answers a giving-up by a new attempt, and the caller has heard RegistryUnavailable: none may stay."""
+    trainer, reader, call = filling()
+    key = reader.key("rollout")
+    opening = reader.last(Post)
+    assert opening is not None
+    reader.do(reader.core.on_news(SourceLost(key, opening.source, "gone"), reader.now))
+    reader.closed(key)
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 0.0))
+    reader.tick(1.5)
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    reader.do(reader.core.on_news(PlanCame(key, asked.number, Refusal(error="VersionUnavailable", reason="")), 1.5))
+    assert [type(command) for command in reader.unsaid] == [GiveUp]
+    reader.tick(OUTCOME_S_MAX + 10.0)
+    assert reader.error_of(call) == "RegistryUnavailable"
+    trainer.unpublish(trainer.key("trainer"))
+    trainer.log()
+    publish(trainer, "b")
+    reader.log()
+    assert trainer.catalog.models["policy"].replicas["rollout"].round is None
+
+
+def test_a_fill_that_nobody_was_told_of_is_taken_back() -> None:
+    _, reader, call = filling()
+    key = reader.key("rollout")
+    reader.brought(key, "a")
+    reader.tick(10.0)
+    reader.tick(OUTCOME_S_MAX)
+    assert reader.error_of(call) == "RegistryUnavailable"
+    assert [type(command) for command in reader.unsaid[-2:]] == [Unpublish, Drained]
+    reader.log()
+    assert reader.catalog.models["policy"].replicas["rollout"].version is None
+
+
+def test_a_wish_for_newer_that_loses_its_patience_answers_none() -> None:
+    _, reader, _ = filling()
+    key = reader.key("rollout")
+    reader.brought(key, "a")
+    reader.log()
+    call = reader.read(key, "newer", patience=5.0)
+    reader.log()
+    assert reader.end_of(call) is None
+    reader.tick(5.0)
+    reader.log()
+    assert reader.end_of(call) == Answer(call=call)
+
+
+def test_a_repeat_that_the_log_refuses_as_late_ends_no_call() -> None:
+    """A delayed copy of the want comes after a later word of the lane: its refusal is not the want's outcome."""
+    _, reader = pair()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    want = reader.unsaid[0]
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    reader.log()
+    reader.take(want)
+    assert reader.end_of(call) is None
+    assert reader.memory(key) is Memory.FILLING
+
+
+def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> None:
+    _, reader = pair()
+    key = reader.key("rollout")
+    reader.read(key)
+    reader.log()
+    reader.do(reader.core.worker_gone(7, reader.now))
+    reader.log()
+    assert reader.core.shards[key].operation is None
+    assert reader.catalog.models["policy"].replicas["rollout"].round is None

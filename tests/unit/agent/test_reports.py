@@ -1,0 +1,33 @@
+"""The report of a finished read."""
+
+from tensorhub_agent.reports import report_of
+from tensorhub_agent.transfer import Transfer
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Plan, Share, SourceId
+from tensorhub_common.wire.worker import SourceReport
+
+
+def test_names_each_source_and_what_it_gave() -> None:
+    transfer = Transfer(
+        version=1,
+        root=NO_ROOT,
+        nbytes=[5, 7],
+        verify=False,
+        window_bytes=100,
+        stall_s=1.0,
+        sources_lost_s=1.0,
+        first_number=1,
+        now=0.0,
+    )
+    transfer.tick(0.0)
+    share = Share(source=SourceId("a", 1, "trainer", 0), transport="local", pieces=((0, 2),), nbytes=12, why="nearest")
+    transfer.planned(Plan(version=1, shares=(share,), why=""), 0.0)
+    transfer.opened(1, b"", 0.0)
+    transfer.start(1.0)
+    [(source, batch, _)] = transfer.todo().post
+    transfer.batch_done(source, batch, b"", 2.0)
+    transfer.confirmed(source, holds=True, now=3.0)
+    report = report_of(transfer, [5, 7], total_s=4.0)
+    assert (report.nbytes, report.pieces, report.kept, report.retried) == (12, 2, 0, 0)
+    assert (report.wire_s, report.total_s) == (2.0, 4.0)
+    assert report.sources == (SourceReport(agent="a", replica="trainer", transport="local", nbytes=12, why="nearest"),)

@@ -1,0 +1,103 @@
+"""Leases: granted for exactly what stands, once, and only as long as it stays."""
+
+import pytest
+
+from tensorhub_agent.effects import Key
+from tensorhub_agent.serving import LEASE_MOVES, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseMove, LeaseState, LeaseTable
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
+
+KEY = Key("policy", "trainer", 0)
+READER = SourceId("agent-1", 1, "rollout", 0)
+
+
+def ask(version: int = 3, root: str | None = "r3") -> LeaseAsk:
+    return LeaseAsk(
+        job="j", model="policy", source=SourceId("agent-0", 1, "trainer", 0), version=version, root=root, reader=READER
+    )
+
+
+@pytest.fixture
+def table() -> LeaseTable:
+    table = LeaseTable()
+    table.offer(KEY, 3, "r3", b"")
+    return table
+
+
+def opened(table: LeaseTable, name: str = "one", now: float = 0.0) -> None:
+    assert isinstance(table.grant(ask(), name, f"t-{name}", "here", now), LeaseGrant)
+    assert table.redeem(f"t-{name}", now) is not None
+
+
+@pytest.mark.parametrize("wrong", [ask(version=4, root=None), ask(root="r4"), ask(version=2)])
+def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseAsk) -> None:
+    assert isinstance(table.grant(wrong, "one", "t", "here", 0.0), LeaseRefusal)
+
+
+@pytest.mark.parametrize("root", [None, NO_ROOT])
+def test_an_offer_without_number_is_granted_by_a_real_root_alone(root: str | None) -> None:
+    """What is being published without digests could be anything: nobody may take it for what was published before."""
+    table = LeaseTable()
+    table.offer(KEY, None, root or "r3", b"")
+    assert isinstance(table.grant(ask(root=root), "one", "t", "here", 0.0), LeaseRefusal)
+
+
+def test_a_ticket_opens_once(table: LeaseTable) -> None:
+    opened(table)
+    assert table.redeem("t-one", 0.0) is None
+
+
+def test_a_ticket_that_is_shown_late_is_void(table: LeaseTable) -> None:
+    table.grant(ask(), "one", "t-one", "here", 0.0)
+    assert table.redeem("t-one", TICKET_S) is None
+    table.check()
+
+
+def test_what_is_due_at_its_deadline_is_over_then(table: LeaseTable) -> None:
+    """A driver that ticks at `deadline()` gets on: equal times are due."""
+    opened(table)
+    when = table.deadline()
+    assert when == SILENCE_S_MAX
+    assert [lease.name for lease in table.expire(when)] == ["one"]
+    assert table.deadline() is None
+
+
+def test_renewing_keeps_a_lease(table: LeaseTable) -> None:
+    opened(table)
+    assert table.renew("one", 5.0)
+    assert table.expire(SILENCE_S_MAX) == []
+    assert table.holds("one")
+
+
+def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable) -> None:
+    opened(table)
+    table.stop(KEY)
+    assert isinstance(table.grant(ask(), "two", "t-two", "here", 0.0), LeaseRefusal)
+    assert table.holds("one")
+    assert table.reading(KEY) == 1
+
+
+def test_a_broken_lease_holds_no_more_and_is_told_once(table: LeaseTable) -> None:
+    opened(table)
+    assert table.forget(KEY) == ["one"]
+    assert not table.holds("one")
+    assert table.forget(KEY) == []
+    table.check()
+
+
+def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable) -> None:
+    table.grant(ask(), "one", "t-one", "here", 0.0)
+    assert not table.holds("one")
+    assert table.finish("one", LeaseMove.DONE) == KEY
+    assert table.finish("one", LeaseMove.DONE) is None
+
+
+def test_a_shard_has_room_for_so_many_readers(table: LeaseTable) -> None:
+    for number in range(READERS_MAX):
+        opened(table, str(number))
+    assert isinstance(table.grant(ask(), "more", "t", "here", 0.0), LeaseRefusal)
+
+
+def test_an_ended_lease_moves_no_more() -> None:
+    ended = {LeaseState.ENDED, LeaseState.BROKEN}
+    assert not [move for move in LEASE_MOVES if move[0] in ended]

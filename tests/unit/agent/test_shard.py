@@ -1,0 +1,90 @@
+"""One shard: one call at a time, and a worker that died leaves nothing behind that is not answered."""
+
+from tests.unit.agent.one_agent import OneAgent, digests_of
+
+from tensorhub_agent.effects import Answer, CallUnpublish, Digest, Digested, Save
+from tensorhub_agent.shard import WISH_S_MAX, Memory
+from tensorhub_common.wire.commands import Publish
+
+
+def trainer(shards: int = 1) -> OneAgent:
+    agent = OneAgent()
+    agent.join()
+    for shard in range(shards):
+        agent.register("trainer", shard, shards)
+    return agent
+
+
+def test_a_second_call_of_the_same_worker_is_refused() -> None:
+    agent = trainer(shards=2)
+    key = agent.key("trainer", 0)
+    agent.publish(key, "a")
+    assert agent.error_of(agent.unpublish(key)) == "ReplicaConflict"
+
+
+def test_the_next_worker_waits_for_what_the_dead_one_began() -> None:
+    agent = trainer()
+    key = agent.key("trainer")
+    agent.publish(key, "a")
+    agent.do(agent.core.worker_gone(7, agent.now))
+    call = agent.attach(key, session=8)
+    assert agent.end_of(call) is None, "the log may still publish what stands here"
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
+    assert agent.memory(key) is Memory.READY
+
+
+def test_a_waiting_call_whose_worker_dies_is_ended_for_its_driver() -> None:
+    agent = trainer()
+    key = agent.key("trainer")
+    agent.publish(key, "a")
+    agent.do(agent.core.worker_gone(7, agent.now))
+    call = agent.attach(key, session=8)
+    agent.do(agent.core.worker_gone(8, agent.now))
+    assert agent.error_of(call) == "AgentUnavailable"
+
+
+def test_a_waiting_call_is_given_up_at_its_bound() -> None:
+    agent = trainer(shards=2)
+    key = agent.key("trainer", 0)
+    agent.publish(key, "a")
+    agent.do(agent.core.called(key, CallUnpublish(call=60, session=8, deadline=1.0), agent.now))
+    agent.tick(1.0)
+    assert agent.error_of(60) == "ReplicaConflict"
+
+
+def test_a_wish_from_outside_is_gated_digested_and_said_ready() -> None:
+    agent = trainer()
+    key = agent.key("trainer")
+    agent.take(Publish(model="policy", replica="trainer"))
+    digest = agent.last(Digest)
+    assert digest is not None
+    agent.do(agent.core.on_news(Digested(key, digest.number, digests_of("a")), agent.now))
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+
+
+def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
+    agent = trainer(shards=2)
+    agent.take(Publish(model="policy", replica="trainer"))
+    for key in list(agent.core.shards):
+        agent.core.shards[key].operation = None if key.shard else agent.core.shards[key].operation
+    key = agent.key("trainer", 0)
+    digests = [effect for effect in agent.seen if isinstance(effect, Digest) and effect.key == key]
+    agent.do(agent.core.on_news(Digested(key, digests[0].number, digests_of("a")), agent.now))
+    agent.log()
+    agent.tick(WISH_S_MAX)
+    agent.log()
+    assert agent.core.shards[key].operation is None
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def test_the_manifest_says_what_the_memory_becomes_before_anything_else_is_done() -> None:
+    agent = trainer()
+    key = agent.key("trainer")
+    agent.publish(key, "a")
+    agent.log()
+    agent.seen.clear()
+    agent.unpublish(key)
+    assert isinstance(agent.seen[1], Save)
+    assert agent.seen[1].state == "draining"

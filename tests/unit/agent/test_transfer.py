@@ -1,0 +1,249 @@
+"""A read without I/O: a piece is with one source at a time, and counts only by what the log vouches for."""
+
+import pytest
+
+from tensorhub_agent import reading
+from tensorhub_agent.reading import OPEN_S_MAX
+from tensorhub_agent.transfer import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX, Phase, Todo, Transfer
+from tensorhub_common.digests import piece_digest, root_digest
+from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share, SourceId
+
+PIECES = 6
+STALL_S = 5.0
+RIGHT = [piece_digest(f"right {number}".encode()) for number in range(PIECES)]
+WRONG = piece_digest(b"wrong")
+LIST = b"".join(RIGHT)
+
+
+class Driven:
+    """A transfer and its time; `todo` is what it wanted last, summed up."""
+
+    def __init__(self, *, verify: bool = True, kept: tuple[bytearray, bytes] | None = None) -> None:
+        self.now = 0.0
+        self.transfer = Transfer(
+            version=3,
+            root=root_digest(LIST) if verify else NO_ROOT,
+            nbytes=[10] * PIECES,
+            verify=verify,
+            window_bytes=1000,
+            stall_s=STALL_S,
+            sources_lost_s=1.2,
+            first_number=1,
+            now=0.0,
+            kept=kept,
+        )
+        self.todo = Todo()
+
+    def phase(self) -> Phase:
+        return self.transfer.phase
+
+    def quiet(self) -> bool:
+        return self.transfer.quiet
+
+    def tick(self, seconds: float = 0.0) -> Todo:
+        self.now += seconds
+        self.transfer.tick(self.now)
+        return self.take()
+
+    def take(self) -> Todo:
+        self.todo = self.transfer.todo()
+        self.transfer.check()
+        return self.todo
+
+    def planned(self, *shares: tuple[str, tuple[Range, ...]]) -> list[int]:
+        """Answer the question for a plan; returns the numbers of the sources."""
+        all_shares = tuple(
+            Share(source=SourceId(name, 1, "trainer", 0), transport="local", pieces=ranges, nbytes=0, why="")
+            for name, ranges in shares
+        )
+        self.transfer.planned(Plan(version=3, shares=all_shares, why=""), self.now)
+        return [number for number, _ in self.take().open]
+
+    def opened(self, number: int, digests: bytes = LIST) -> Todo:
+        self.transfer.opened(number, digests, self.now)
+        return self.take()
+
+    def done(self, number: int, batch: int, digests: bytes) -> Todo:
+        self.transfer.batch_done(number, batch, digests, self.now)
+        return self.take()
+
+
+def running(*shares: tuple[str, tuple[Range, ...]], verify: bool = True) -> tuple[Driven, list[int]]:
+    driven = Driven(verify=verify)
+    driven.tick()
+    numbers = driven.planned(*shares)
+    for number in numbers:
+        driven.opened(number, LIST if verify else b"")
+    assert driven.phase() is Phase.LEASED
+    driven.transfer.start(driven.now)
+    driven.take()
+    return driven, numbers
+
+
+def test_asks_for_a_plan_of_all_pieces_and_waits_for_all_leases() -> None:
+    driven = Driven()
+    assert driven.tick().plan == (((0, PIECES),), ())
+    one, two = driven.planned(("a", ((0, 3),)), ("b", ((3, 3),)))
+    driven.opened(one)
+    assert driven.phase() is Phase.LEASING
+    driven.opened(two)
+    assert driven.phase() is Phase.LEASED
+    assert driven.todo.post == [], "nothing is written before the round has started"
+
+
+def test_counts_what_matches_and_is_done() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, ranges)] = driven.todo.post
+    assert ranges == ((0, PIECES),)
+    driven.done(number, batch, LIST)
+    assert driven.phase() is Phase.DONE
+    assert driven.todo.close == [number]
+    assert driven.quiet()
+
+
+def test_a_list_that_is_not_the_logs_is_not_used() -> None:
+    """A source that has moved on to another version can't vouch for this one."""
+    driven = Driven()
+    driven.tick()
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    assert driven.opened(number, WRONG * PIECES).close == [number]
+
+
+def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.transfer.lost(number, "gone", driven.now)
+    todo = driven.take()
+    assert (todo.plan, todo.close) == (None, [number])
+    assert not driven.quiet()
+    driven.transfer.closed(number, driven.now)
+    todo = driven.take()
+    assert todo.plan == (((0, PIECES),), (SourceId("a", 1, "trainer", 0),))
+    assert driven.transfer.retried == PIECES
+
+
+def test_a_batch_that_ends_while_its_source_is_closed_still_counts() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    driven.transfer.lost(number, "gone", driven.now)
+    driven.done(number, batch, LIST)
+    driven.transfer.closed(number, driven.now)
+    assert driven.phase() is Phase.DONE
+
+
+def test_wrong_bytes_of_a_source_whose_lease_is_over_are_a_lost_source() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    todo = driven.done(number, batch, WRONG + LIST[16:])
+    assert todo.confirm == [number]
+    assert sum(driven.transfer.proof.done) == PIECES - 1
+    driven.transfer.confirmed(number, holds=False, now=driven.now)
+    assert _fails_for_want_of_a_source(driven, number) == VersionUnavailable.__name__
+
+
+def test_wrong_bytes_of_a_source_that_kept_its_lease_are_damage() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    driven.done(number, batch, WRONG + LIST[16:])
+    driven.transfer.confirmed(number, holds=True, now=driven.now)
+    assert _fails_for_want_of_a_source(driven, number) == "IntegrityError"
+
+
+def _fails_for_want_of_a_source(driven: Driven, number: int) -> str:
+    driven.transfer.closed(number, driven.now)
+    driven.tick()
+    no = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
+    for _ in range(20):
+        driven.transfer.planned(no, driven.now)
+        driven.tick(PLAN_AGAIN_S)
+    assert driven.phase() is Phase.FAILED
+    assert driven.transfer.error is not None
+    return driven.transfer.error[0]
+
+
+def test_without_digests_a_piece_counts_by_the_word_of_its_source() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+    [(_, batch, _)] = driven.todo.post
+    assert driven.done(number, batch, b"").confirm == [number]
+    assert driven.phase() is Phase.RUNNING
+    driven.transfer.confirmed(number, holds=True, now=driven.now)
+    assert driven.phase() is Phase.DONE
+
+
+def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+    [(_, batch, _)] = driven.todo.post
+    driven.done(number, batch, b"")
+    driven.transfer.confirmed(number, holds=False, now=driven.now)
+    driven.take()
+    driven.transfer.closed(number, driven.now)
+    assert driven.take().plan == (((0, PIECES),), (SourceId("a", 1, "trainer", 0),))
+
+
+@pytest.mark.parametrize("open_first", [True, False])
+def test_a_source_without_progress_is_left_out_at_its_deadline(*, open_first: bool) -> None:
+    """A driver that ticks at `deadline()` gets on: equal times are due."""
+    if open_first:
+        driven, [number] = running(("a", ((0, PIECES),)))
+        bound = STALL_S
+    else:
+        driven = Driven()
+        driven.tick(0.1)
+        [number] = driven.planned(("a", ((0, PIECES),)))
+        bound = OPEN_S_MAX
+    when = driven.transfer.deadline()
+    assert when == driven.now + bound
+    driven.now = when
+    assert driven.tick().close == [number]
+
+
+def test_a_silent_planner_is_asked_again_and_says_nothing_about_sources() -> None:
+    driven = Driven()
+    driven.tick()
+    for _ in range(10):
+        driven.tick(PLAN_S_MAX)
+        assert driven.tick(PLAN_AGAIN_S).plan is not None
+    driven.transfer.planned(Refusal(error=NO_ANSWER, reason=""), driven.now)
+    assert driven.phase() is Phase.LEASING
+
+
+def test_other_layouts_fail_at_once() -> None:
+    driven = Driven()
+    driven.tick()
+    driven.transfer.planned(Refusal(error=LayoutMismatch.__name__, reason="'w' differs"), driven.now)
+    assert driven.transfer.error == (LayoutMismatch.__name__, "'w' differs")
+
+
+def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_BYTES", 10)
+    driven = Driven()
+    driven.transfer._window_bytes = 20
+    driven.tick()
+    fast, slow = driven.planned(("a", ((0, 1),)), ("b", ((1, 5),)))
+    driven.opened(fast)
+    driven.opened(slow)
+    driven.transfer.start(driven.now)
+    posts = {number: (batch, ranges) for number, batch, ranges in driven.take().post}
+    batch, _ = posts[fast]
+    todo = driven.done(fast, batch, RIGHT[0])
+    assert [(number, ranges) for number, _, ranges in todo.post] == [(fast, ((4, 1),))]
+
+
+def test_what_was_kept_is_not_asked_for() -> None:
+    driven = Driven(kept=(bytearray([1, 1, 1, 0, 0, 1]), LIST))
+    assert driven.tick().plan == (((3, 2),), ())
+    whole = Driven(kept=(bytearray([1] * PIECES), LIST))
+    assert whole.transfer.phase is Phase.LEASED
+
+
+def test_a_stopped_read_is_quiet_once_what_is_under_way_has_ended() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.transfer.stop()
+    assert driven.take().close == [number]
+    assert not driven.quiet()
+    driven.transfer.closed(number, driven.now)
+    assert driven.quiet()
+    assert driven.transfer.deadline() is None

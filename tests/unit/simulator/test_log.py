@@ -1,0 +1,45 @@
+"""The modelled log keeps one order, knows ids for a while, and refuses a stale publisher."""
+
+import pytest
+
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.events import ShardReleased
+from tensorhub_simulator.clock import Clock, Node
+from tensorhub_simulator.log import Follower, ModelLog, WrongLast
+
+EVENT = encode(ShardReleased(model="m", replica="r", shard=0, cmd=1, i=1, k=1))
+
+
+def test_an_id_is_known_within_the_window_only() -> None:
+    clock = Clock(1)
+    log = ModelLog(clock, window_s=2.0)
+    assert log.append("t.v1.j.cmd.x", b"{}", "id") == log.append("t.v1.j.cmd.x", b"{}", "id") == 1
+    clock.now = 3.0
+    assert log.append("t.v1.j.cmd.x", b"{}", "id") == 2
+
+
+def test_an_event_stands_only_behind_the_one_that_was_expected() -> None:
+    log = ModelLog(Clock(1), window_s=2.0)
+    assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1
+    assert log.append("t.v1.j.event.m.shard.released", EVENT, "a", 0) == 1, "its own answer got lost"
+    with pytest.raises(WrongLast):
+        log.append("t.v1.j.event.m.shard.released", EVENT, "b", 0)
+
+
+def test_a_follower_reads_in_order_and_not_while_it_is_stopped() -> None:
+    clock = Clock(1)
+    log = ModelLog(clock, window_s=2.0)
+    node = Node("reader")
+    node.up = True
+    seen: list[int] = []
+    Follower(log, node, 0, lambda entry: seen.append(entry.seq), events=False)
+    node.paused = True
+    for number in range(3):
+        log.append("t.v1.j.cmd.x", b"{}", str(number))
+    while clock.step():
+        pass
+    assert seen == []
+    clock.resume(node)
+    while clock.step():
+        pass
+    assert seen == [1, 2, 3]
