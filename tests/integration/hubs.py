@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from msgspec import structs
 
 import tensorhub
+from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import Up
 
@@ -65,3 +67,15 @@ def assert_same_bytes(found: Mapping[str, torch.Tensor], expected: Mapping[str, 
         assert found[name].dtype == tensor.dtype, name
         assert found[name].shape == tensor.shape, name
         assert torch.equal(raw(found[name]), raw(tensor)), f"{name} differs"
+
+
+async def catalog_of(hub: RunningHub, job: str) -> dict[str, object]:
+    """Return all that the registry says of a job, but for how long its log is."""
+    async with Registry(job, NatsAddress(hub.file.nats, None)) as registry:
+        status = await registry.status()
+        models = [model.model for model in status.models]
+        return {
+            "status": structs.replace(status, seq=0),
+            "versions": {model: await registry.versions(model) for model in models},
+            "replicas": {model: await registry.replicas(model) for model in models},
+        }

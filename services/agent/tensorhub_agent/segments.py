@@ -206,14 +206,18 @@ class SegmentStore:
         """Remove one of `stray()`."""
         (self.shm_dir / name).unlink(missing_ok=True)
 
+    def check_room(self, nbytes: int) -> None:
+        """Raise `MemoryExhausted` when so many bytes more are over this agent's limit now."""
+        if self._total_bytes + nbytes > self.bytes_max:
+            raise MemoryExhausted(
+                f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at "
+                f"most {self.bytes_max} bytes; raise TENSORHUB_MEMORY_BYTES_MAX or release a shard"
+            )
+
     @contextlib.contextmanager
     def _charged(self, nbytes: int) -> Iterator[None]:
         with self._lock:
-            if self._total_bytes + nbytes > self.bytes_max:
-                raise MemoryExhausted(
-                    f"a segment of {nbytes} bytes does not fit: this agent's segments take {self._total_bytes} of at "
-                    f"most {self.bytes_max} bytes; raise TENSORHUB_MEMORY_BYTES_MAX or release a shard"
-                )
+            self.check_room(nbytes)
             self._total_bytes += nbytes
         try:
             yield

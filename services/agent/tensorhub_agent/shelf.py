@@ -51,6 +51,8 @@ class Shelf:
         self, key: Key, shards: int, layout: Layout, digest: str, *, spot: bool, incarnation: int
     ) -> ShelfPlace:
         """Make memory for a new shard, all zero. Raises `MemoryExhausted`."""
+        # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
+        self._store.check_room(segment_bytes(layout))
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
         segment = await asyncio.to_thread(self._store.create, segment_bytes(layout))

@@ -1,0 +1,190 @@
+"""Whatever anybody writes on the command subjects is answered with command.rejected, and does nothing else.
+
+The same of questions: each gets an error for its answer, and those who answer go on.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.integration.hubs import RunningHub, catalog_of, new_job, running_hub
+
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub_common.bus.answering import answer_or_raise
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask, hub_ask
+from tensorhub_common.wire.codec import decode_event
+from tensorhub_common.wire.events import AnyEvent, CommandRejected
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
+    async with await connect(hub.file.nats, name="outside") as connected:
+        yield connected
+
+
+def by(lane: str, n: int = 1_000) -> str:
+    return f'"by":{{"lane":"{lane}","incarnation":1,"n":{n}}}'
+
+
+SHARD = '"model":"m","replica":"trainer","shard":0'
+ROOT = "0" * 32
+GARBAGE = [
+    ("publish", b""),
+    ("publish", b"publish m, please"),
+    ("publish", b"\xff\xfe\x00"),
+    ("publish", b"null"),
+    ("publish", b"[]"),
+    ("publish", b"{}"),
+    ("publish", b'{"verb":"publish"}'),
+    ("publish", b'{"verb":"publish","model":7,"replica":"trainer"}'),
+    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":"6"}'),
+    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":6,"force":true}'),
+    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":99999999999999999999}'),
+    ("publish", b'{"verb":"publish","model":"m","replica":"trainer","version":-1}'),
+    ("publish", b'{"verb":"publish","model":"*","replica":">","version":6}'),
+    ("publish", b'{"verb":"publish","model":"_hub","replica":"trainer","version":6}'),
+    ("publish", b"[" * 100_000),
+    ("publish", bytes(range(256)) * 3600),
+    ("publish", b'{"verb":"release",' + SHARD.encode() + b"}"),
+    ("publish", f'{{"verb":"publish",{by("agent-0")},"model":"m","replica":"trainer"}}'.encode()),
+    ("explode", b'{"verb":"explode"}'),
+    ("explode", b'{"verb":"publish","model":"m","replica":"trainer"}'),
+    ("join", b'{"verb":"join","host":"h","site":"s","holds":[]}'),
+    ("release", f'{{"verb":"release",{SHARD}}}'.encode()),
+    ("unpublish", f'{{"verb":"unpublish",{by("agent-0/1")},{SHARD}}}'.encode()),
+    ("expire", b'{"verb":"expire","agent":"agent-0","incarnation":1,"term":1}'),
+    ("expire._registry", f'{{"verb":"expire",{by("_registry")},"agent":"agent-0","incarnation":9,"term":0}}'.encode()),
+    ("unpublish.agent-0", f'{{"verb":"unpublish",{by("agent-1/1")},{SHARD}}}'.encode()),
+    ("unpublish.agent-0", f'{{"verb":"unpublish",{SHARD}}}'.encode()),
+    ("unpublish.agent-0", f'{{"verb":"unpublish",{by("agent-0/1")},{SHARD}}}'.encode()),
+    ("ready.nobody", f'{{"verb":"ready",{by("nobody/1")},{SHARD},"version":9,"root":"{ROOT}"}}'.encode()),
+    ("release.agent-0.and.more", f'{{"verb":"release",{by("agent-0")},{SHARD}}}'.encode()),
+]
+
+
+async def outcome_of(log: JobLog, command: int) -> list[AnyEvent]:
+    found = []
+    async with asyncio.timeout(10), aclosing(log.follow(command + 1)) as entries:
+        async for entry in entries:
+            if ".event." in entry.subject:
+                event = decode_event(entry.data)
+                if event.cmd == command:
+                    found.append(event)
+                if event.cmd >= command and event.i == event.k:
+                    return found
+    raise AssertionError
+
+
+async def test_garbage_on_the_command_subjects(hub: RunningHub, bus: Bus) -> None:
+    """Each has one outcome, a rejection of one line; the catalog stays, and the next publication goes its way."""
+    job = new_job()
+    log = JobLog(bus, job)
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+        reader = await there.register("m", {"w": torch.zeros(9)}, replica="reader")
+        await trainer.publish(5)
+        before = await catalog_of(hub, job)
+        for number, (subject, body) in enumerate(GARBAGE):
+            seq = await log.append(f"{PREFIX}.{job}.cmd.{subject}", body, f"garbage-{number}")
+            events = await outcome_of(log, seq)
+            assert len(events) == 1, (subject, body[:80], events)
+            outcome = events[0]
+            assert isinstance(outcome, CommandRejected), (subject, body[:80], outcome)
+            assert outcome.message, (subject, body[:80])
+            assert "\n" not in outcome.message
+            assert len(outcome.message) < 1000
+            assert await catalog_of(hub, job) == before, (subject, body[:80])
+        last = await log.last_seq()
+        assert await reader.replicate() == 5
+        await trainer.unpublish()
+        assert await trainer.publish() == 6
+        assert await reader.update() == 6
+        assert await log.last_seq() > last
+
+
+async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
+    """Whoever is asked nonsense says so, or nothing, and goes on to answer sense."""
+    job = new_job()
+    async with hub.connected(job) as (here, _):
+        trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+        await trainer.publish()
+        before = await catalog_of(hub, job)
+        for subject in [
+            *(ask(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
+            hub_ask("open"),
+            *(agent_ask("agent-0", what) for what in ("lease", "digests")),
+        ]:
+            for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, bytes(900 * 1024)):
+                await assert_refused(bus, subject, body)
+        assert await catalog_of(hub, job) == before
+        assert [each.version for each in await here.versions("m")] == [1]
+
+
+async def assert_refused(bus: Bus, subject: str, body: bytes) -> None:
+    message = await bus.request_message(subject, body, 5)
+    try:
+        answer = answer_or_raise(message)
+    except TensorHubError as why:
+        said = str(why)
+    else:
+        decoded = json.loads(answer)
+        assert decoded["type" if "type" in decoded else "kind"] in ("error", "refusal"), (subject, body[:40], decoded)
+        said = str(decoded.get("message") or decoded.get("reason"))
+    assert said, (subject, body[:40])
+    assert "\n" not in said
+    assert len(said) < 1000
+
+
+async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
+    """A beat that is none keeps nobody alive and ends nobody."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        await here.register("m", {"w": torch.ones(9)}, replica="here")
+        await there.register("m", {"w": torch.ones(9)}, replica="there")
+        before = await catalog_of(hub, job)
+        for token in ("agent-0", "nobody"):
+            for body in (b"", b"beat", b'{"agent":"agent-1","incarnation":1}', b'{"agent":7}', bytes(900 * 1024)):
+                await bus.publish(f"{PREFIX}.{HUB}.beat.{token}", body)
+        assert await catalog_of(hub, job) == before
+        await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+
+
+async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:
+    """Where NATS lets anybody write events, a forged one stops that job, which is better than to lie; others go on."""
+    job = new_job()
+    async with Registry(job, NatsAddress(hub.file.nats, None)) as registry:
+        await bus.request(hub_ask("open"), b'{"job":"' + job.encode() + b'"}')
+        assert await registry.versions("m") == []
+        forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'
+        await JobLog(bus, job).append(f"{PREFIX}.{job}.event.m.version.published", forged, "forged")
+        with pytest.raises(TensorHubError, match="somebody else may write events"):
+            await asked_until_refused(registry)
+    async with hub.connected() as (fine, _):
+        assert await (await fine.register("m", {"w": torch.ones(9)}, replica="trainer")).publish() == 1
+
+
+async def asked_until_refused(registry: Registry) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            assert await registry.versions("m") == []
+
+
+async def test_a_message_over_the_limit_is_refused_before_it_travels(bus: Bus) -> None:
+    with pytest.raises(TensorHubError, match="over NATS's limit"):
+        await bus.publish(f"{PREFIX}.any.cmd.publish", bytes(2**21))
+    assert bus.is_connected
