@@ -7,33 +7,17 @@ Always true: `build` with one shape and seed makes the same weights; `hollow` ha
 `build`, and no values: they come from the hub.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tensorhub.demo.size import Size
+
 BEGIN: Final = 256
 END: Final = 257
 VOCABULARY: Final = 260
 """256 bytes, BEGIN, END and two tokens to spare, so that the size is a multiple of 4."""
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What the model is built from. The default has 20.7 million parameters: 83 MB in float32.
-
-    Wide and shallow, because that learns most in a few dozen steps and generates fastest on a CPU.
-    """
-
-    width: int = 640
-    layers: int = 4
-    heads: int = 10
-    hidden: int = 1792
-    """Width of the feed-forward part; about 8/3 of `width`, as in Llama."""
-    context_tokens: int = 512
-    tied: bool = False
-    """Whether the head is the embedding (one parameter under two names)."""
 
 
 def build(size: Size, seed: int = 0) -> LlamaForCausalLM:

@@ -1,0 +1,162 @@
+"""`tensorhub demo`: a real model learns in one process, others follow its weights, and every byte is compared.
+
+Always true: when it returns, no process of its is left, and its own directory is gone unless something went wrong; the
+exit code is 0 only when all that was promised was seen.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from tensorhub import connect_async
+from tensorhub.demo.display import Display, Lines, Objects
+from tensorhub.demo.plot import ROLLOUTS, Script
+from tensorhub.demo.screen import Screen
+from tensorhub.demo.show import Note
+from tensorhub.demo.stage import Plan, Stage
+from tensorhub.up.up import SIGNALS, Up
+from tensorhub_common.errors import TensorHubError
+
+JOB: Final = "demo"
+AGENTS: Final = 1 + len(ROLLOUTS)
+NEEDED: Final = ("torch", "transformers", "numpy")
+EXIT_OK: Final = 0
+EXIT_NO: Final = 1
+EXIT_INTERRUPTED: Final = 130
+HEADING: Final = "TensorHub demo"
+
+_OF_OTHER_HUBS: Final = (
+    "AGENT",
+    "AGENT_ID",
+    "CREDENTIALS",
+    "DIR",
+    "HOST",
+    "JOB",
+    "NATS",
+    "SITE",
+    "SOCKET",
+    "STATE_DIR",
+)
+
+
+def run_demo(
+    *,
+    seconds: float | None = None,
+    hosts: int = 1,
+    plain: bool = False,
+    json: bool = False,
+    directory: Path | None = None,
+) -> int:
+    """Show the demo and return the exit code. Call it in the main thread of a program.
+
+    `seconds`: train for so long; by default a bit less than a minute on two cores. `hosts`: how many hosts the agents
+    pretend to stand on. `plain`: lines even on a terminal. `json`: an object a line. `directory`: where the hub's files
+    and the logs stand, and stay; by default they go at the end.
+    """
+    display: Display = Objects() if json else Lines() if plain or not sys.stdout.isatty() else Screen()
+    # The log of an earlier demo in the same directory holds its versions already.
+    job = JOB if directory is None else f"{JOB}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return show(display, Plan(script=Script(seconds=seconds), hosts=hosts, job=job), directory)
+
+
+def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
+    """Show the demo with what a test may want otherwise, and return the exit code."""
+    try:
+        _check_installed()
+        with _folder(directory) as folder:
+            return asyncio.run(_until_interrupted(folder, display, plan))
+    except TensorHubError as error:
+        _complain(str(error))
+        return EXIT_NO
+
+
+def _check_installed() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise TensorHubError(
+            f"the demo needs {' and '.join(missing)}, not installed here: pip install 'tensorhub[agent,demo]'"
+        )
+
+
+@contextmanager
+def _folder(directory: Path | None) -> Iterator[Path]:
+    """Give a directory for the hub; one of our own goes at the end."""
+    for name in _OF_OTHER_HUBS:
+        # They speak of a hub that runs already, and this one is of its own.
+        os.environ.pop(f"TENSORHUB_{name}", None)
+    # Nothing is downloaded: the model is built from numbers, and the text is made here.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+    logging.getLogger("tensorhub").setLevel(logging.ERROR)
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory.absolute()
+        return
+    own = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+async def _until_interrupted(folder: Path, display: Display, plan: Plan) -> int:
+    loop = asyncio.get_running_loop()
+    showing = asyncio.create_task(_show(folder, display, plan))
+    interrupted = asyncio.Event()
+
+    def interrupt() -> None:
+        # Once: the end is bounded, and a second Ctrl-C would break off the tidying up.
+        if not interrupted.is_set():
+            interrupted.set()
+            showing.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        return await showing
+    except asyncio.CancelledError:
+        display.close()
+        _complain("interrupted: all processes of the demo have ended")
+        return EXIT_INTERRUPTED
+    finally:
+        display.close()
+
+
+async def _show(folder: Path, display: Display, plan: Plan) -> int:
+    began = time.monotonic()
+    display.open(HEADING)
+    async with (
+        Up(folder, agents=AGENTS, hosts=plan.hosts) as up,
+        await connect_async(plan.job, agent=up.hub.agents[0].socket, nats=up.hub.nats) as hub,
+    ):
+        stage = Stage(up, folder, hub, display, plan, began)
+        display.tell(_hub_is_up(up, folder, plan, stage.now_s))
+        faults = await stage.play()
+        display.sum_up(stage.show, faults, stage.now_s)
+    return EXIT_NO if faults else EXIT_OK
+
+
+def _hub_is_up(up: Up, folder: Path, plan: Plan, at_s: float) -> Note:
+    hub = up.hub
+    text = (
+        f"is up: NATS, a registry, a planner and {AGENTS} agents on {plan.hosts} pretended host(s); to look at it from "
+        f"elsewhere: tensorhub status --dir {folder} --job {plan.job}"
+    )
+    pids = {"nats": hub.nats_pid, "registry": hub.registry.pid, "planner": hub.planner.pid}
+    pids |= {agent.id: agent.pid for agent in hub.agents}
+    facts = {"directory": str(folder), "job": plan.job, "pids": pids}
+    return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
+
+
+def _complain(sentence: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"tensorhub demo: {sentence}\n")
