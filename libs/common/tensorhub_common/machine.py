@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 Event = TypeVar("Event", contravariant=True)
-Effect = TypeVar("Effect", covariant=True)
+Effect = TypeVar("Effect")
 
 
 class Tick(msgspec.Struct, frozen=True):
