@@ -116,8 +116,12 @@ class Rank(Node):
                 self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
-        held = self.agent.core.shards[self.key].held
-        if held.memory is Memory.READY:
+        core = self.agent.core.shards[self.key]
+        held = core.held
+        if core.operation is not None:
+            # A wish to publish came before this worker could write: it must know, since no agent can see it write.
+            pass
+        elif held.memory is Memory.READY:
             self.published, self.version = True, held.version
         elif held.memory is Memory.EMPTY:
             self._overwrite()

@@ -231,7 +231,8 @@ class World:
 
     def wish(self, group: Group) -> None:
         """Say the wish that a group's memory be published, as anyone may, once all its ranks have written."""
-        if self.quiet_since is not None or any(rank.done != group.serial for rank in group.ranks):
+        ready = all(rank.registered and rank.done == group.serial for rank in group.ranks)
+        if self.quiet_since is not None or not ready:
             return
         command = Publish(model=MODEL, replica=group.replica, version=group.version)
         number, serial = self.number(), group.serial
