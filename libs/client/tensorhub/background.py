@@ -51,17 +51,22 @@ class Background:
             future = self._submit(work)
         except BaseException:
             work.close()
+            self._end_silently_at_exit()
             raise
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            if self._exiting and threading.current_thread().daemon:
-                # An error here would only end as a traceback of a thread that is about to end anyway.
-                threading.Event().wait()
+            self._end_silently_at_exit()
             raise closed_error() from None
         except BaseException:
+            self._end_silently_at_exit()
             future.cancel()
             raise
+
+    def _end_silently_at_exit(self) -> None:
+        """Let a daemon thread wait for its end, which is near: an error would only be a traceback on stderr."""
+        if self._exiting and threading.current_thread().daemon:
+            threading.Event().wait()
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> "concurrent.futures.Future[Result]":
         if self.is_forked:

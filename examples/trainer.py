@@ -1,0 +1,49 @@
+"""A trainer: its module stands in hub memory, and each step's weights become a version.
+
+tensorhub up &
+python examples/rollout.py &
+python examples/trainer.py
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import tensorhub
+
+
+def main() -> None:
+    """Train for some steps and publish after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5)
+    steps = parser.parse_args().steps
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+    inputs = torch.randn(256, 8)
+    targets = inputs.sum(dim=1, keepdim=True)
+
+    with tensorhub.connect() as hub:
+        # The parameters keep their identity, so an optimizer may be built before or after this.
+        policy = hub.register("example", model, replica="trainer")
+        if policy.version is not None:
+            print(f"an earlier trainer published version {policy.version}; going on from its weights")
+            policy.unpublish()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(steps):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            version = policy.publish()
+            print(f"step {step}: loss {loss.item():.4f}, published version {version}")
+            # From here on the memory would be overwritten by the next step, so its readers are waited for. An engine
+            # that has read a version holds it, and others read it from there.
+            if step < steps - 1:
+                policy.unpublish()
+        input("Enter ends the trainer, and takes its last version with it: ")
+
+
+if __name__ == "__main__":
+    main()
