@@ -18,7 +18,8 @@ from typing import Any, Final
 from benchmarks import goals, large, machine, small
 from benchmarks.fleet import READERS, Fleet
 from benchmarks.goals import MEMCPY, Goal
-from benchmarks.llama import TENSORS
+from benchmarks.llama import MIB, TENSORS
+from benchmarks.memcpy import Memcpy
 from tensorhub.up.up import Up
 from tensorhub_common.settings import load
 
@@ -34,14 +35,14 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     environment = dict(os.environ) | {"TENSORHUB_LOG_LEVEL": HUB_LOG_LEVEL}
     result: dict[str, Any] = {"machine": machine.facts(environment), "large": {}, "small": {}}
     print_facts(result["machine"])
-    shm_dir = load(environment).shm_dir
     judged: list[Goal] = []
+    memcpy = Memcpy(load(environment).shm_dir, options.mib * MIB)
     async with await Fleet.start(environment) as fleet:
         for digests in ("on", "off"):
             of_hub = environment | {"TENSORHUB_DIGESTS": digests}
             with tempfile.TemporaryDirectory(prefix="tensorhub-bench-") as folder:
                 async with Up(Path(folder), agents=1 + READERS, environment=of_hub) as up:
-                    took, stages = await large.measure(fleet, up.hub, shm_dir, options.mib, options.rounds)
+                    took, stages = await large.measure(fleet, up.hub, memcpy, options.mib, options.rounds)
                     result["large"][digests] = {"seconds": took, "stages_ms": stages}
                     print_large(digests, options.mib, took, stages)
                     judged += goals.of_large(digests, took)

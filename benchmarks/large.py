@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.fleet import READERS, Fleet
-from benchmarks.llama import MIB, shapes
+from benchmarks.llama import shapes
 from benchmarks.memcpy import Memcpy
 from benchmarks.timeline import end_of_log, timeline
 from tensorhub.up.hub_file import HubFile
@@ -14,9 +13,12 @@ from tensorhub.up.hub_file import HubFile
 MODEL: Final = "large"
 
 Figures = dict[str, list[float]]
+Stages = Mapping[str, float]
 
 
-async def measure(fleet: Fleet, hub: HubFile, shm_dir: Path, mib: int, rounds: int) -> tuple[Figures, dict[str, Any]]:
+async def measure(
+    fleet: Fleet, hub: HubFile, memcpy: Memcpy, mib: int, rounds: int
+) -> tuple[Figures, dict[str, list[Stages]]]:
     """Return the seconds of each round by what was measured, and the stages' medians by how many read.
 
     A first round does not count: there pages are touched and segments mapped for the first time. Its read stands by
@@ -24,18 +26,17 @@ async def measure(fleet: Fleet, hub: HubFile, shm_dir: Path, mib: int, rounds: i
     """
     await fleet.register(hub, MODEL, shapes(mib))
     figures: Figures = {}
-    stages: dict[str, list[Mapping[str, float]]] = {}
-    with Memcpy(shm_dir, mib * MIB) as memcpy:
-        for number in range(rounds + 1):
-            for count in (1, READERS):
-                after = await end_of_log(hub.nats)
-                took = await _round(fleet, memcpy, count)
-                if number:
-                    _add(figures, took)
-                    stages.setdefault(f"1→{count}", []).append((await timeline(hub.nats, after)).medians_ms())
-                elif count == 1:
-                    figures["first 1→1"] = [took["1→1"]]
-            await fleet.check_equal()
+    stages: dict[str, list[Stages]] = {}
+    for number in range(rounds + 1):
+        for count in (1, READERS):
+            after = await end_of_log(hub.nats)
+            took = await _round(fleet, memcpy, count)
+            if number:
+                _add(figures, took)
+                stages.setdefault(f"1→{count}", []).append((await timeline(hub.nats, after)).medians_ms())
+            elif count == 1:
+                figures["first 1→1"] = [took["1→1"]]
+    await fleet.check_equal()
     await fleet.close()
     return figures, stages
 
