@@ -83,16 +83,16 @@ class Background:
 
     def stop(self) -> None:
         """End the loop and whatever runs in it. Calls that wait are told that the hub is closed."""
-        if self.is_forked:
-            # The lock may have been copied while a thread held it that does not exist here.
+        if self.is_forked or threading.current_thread() is self._thread:
+            # In a child, the lock may have been copied while a thread held it that does not exist there. A callback in
+            # the loop's own thread can't end what it runs in, and `run` has told it so.
             return
         with self._ending:
             if self._ended:
                 return
             self._ended = True
             asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(END_S)
+        self._thread.join(END_S)
 
     def stop_at_exit(self) -> None:
         """End the loop with the interpreter: threads that still wait are told nothing, and end as daemon threads do."""

@@ -96,7 +96,10 @@ class AsyncHub:
         bound_s = arguments.seconds("timeout_s", timeout_s)
         described, layout = await _in_thread(lambda: _described(module_or_tensors))
         place = Place(model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout)
-        attachment = await self._session.register(place, bound_s)
+        return await self._made(described, await self._session.register(place, bound_s))
+
+    async def _made(self, described: "Described", attachment: Attachment) -> AsyncShard:
+        """Let the tensors stand in the registered memory."""
         try:
             tensors = await _in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:

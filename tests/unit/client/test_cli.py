@@ -48,7 +48,7 @@ def run(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ende
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the registry says, by the name of the question; an error is raised."""
-    said: dict[str, Any] = {}
+    said: dict[str, Any] = {"open_job": None}
 
     def asked(name: str) -> None:
         async def answer(self: Registry, *arguments: Any) -> Any:
@@ -58,7 +58,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         monkeypatch.setattr(Registry, name, answer)
 
-    for name in ("versions", "replicas", "status", "layout"):
+    for name in ("open_job", "versions", "replicas", "status", "layout"):
         asked(name)
     return said
 
