@@ -44,16 +44,16 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """Train for so long; None: until `versions` are published, or `patience_s` have passed and `versions_min` are."""
     versions: int = 14
-    versions_min: int = 8
-    patience_s: float = 45.0
+    versions_min: int = 9
+    patience_s: float = 40.0
     blow_after: int = 3
     """The victim has had so many versions before it is killed."""
 
-    def is_enough(self, versions: int, now_s: float) -> bool:
-        """Tell whether so many versions within this time will do."""
+    def is_enough(self, versions: int, trained_s: float) -> bool:
+        """Tell whether so many versions will do, so long after the first of them."""
         if self.seconds is not None:
-            return now_s >= self.seconds
-        return versions >= self.versions or (versions >= self.versions_min and now_s >= self.patience_s)
+            return trained_s >= self.seconds
+        return versions >= self.versions or (versions >= self.versions_min and trained_s >= self.patience_s)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -125,6 +125,7 @@ class Plot:
         self._reads: dict[str, int] = {}
         self._holds: dict[str, int] = {}
         self._versions = 0
+        self._first_at_s: float | None = None
         self._unsettled: set[str] = set()
         self._only_rollouts_hold: int | None = None
 
@@ -149,7 +150,8 @@ class Plot:
                 self._only_rollouts_hold = None
             case Published():
                 self._versions += 1
-                yield from self._on_published(now_s)
+                self._first_at_s = now_s if self._first_at_s is None else self._first_at_s
+                yield from self._on_published(now_s - self._first_at_s)
             case Held():
                 yield from self._on_held(replica, news.version)
             case Standby():
@@ -203,9 +205,9 @@ class Plot:
             self.late = Late.STARTED
             yield Start(LATECOMER)
 
-    def _on_published(self, now_s: float) -> Iterator[Act]:
+    def _on_published(self, trained_s: float) -> Iterator[Act]:
         done = self.blow in (Blow.DONE, Blow.MISSED) and self.late is Late.HERE
-        if done and self.script.is_enough(self._versions, now_s) and self.finale is Finale.AHEAD:
+        if done and self.script.is_enough(self._versions, trained_s) and self.finale is Finale.AHEAD:
             self.finale = Finale.RESTING
             yield Tell(TRAINER, Rest())
 

@@ -63,7 +63,8 @@ def run_demo(
     pretend to stand on. `plain`: lines even on a terminal. `json`: an object a line. `directory`: where the hub's files
     and the logs stand, and stay; by default they go at the end.
     """
-    display: Display = Objects() if json else Lines() if plain or not sys.stdout.isatty() else Screen()
+    lines = plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    display: Display = Objects() if json else Lines() if lines else Screen()
     # The log of an earlier demo in the same directory holds its versions already.
     job = JOB if directory is None else f"{JOB}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     return show(display, Plan(script=Script(seconds=seconds), hosts=hosts, job=job), directory)
@@ -73,11 +74,18 @@ def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
     """Show the demo with what a test may want otherwise, and return the exit code."""
     try:
         _check_installed()
+        if not 1 <= plan.hosts <= AGENTS:
+            raise TensorHubError(
+                f"the demo has {AGENTS} agents, so it can't pretend {plan.hosts} hosts: take 1 to {AGENTS}"
+            )
         with _folder(directory) as folder:
             return asyncio.run(_until_interrupted(folder, display, plan))
     except TensorHubError as error:
         _complain(str(error))
-        return EXIT_NO
+    except BrokenPipeError:
+        # Whoever read along has seen enough; Python must not stumble over it again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_NO
 
 
 def _check_installed() -> None:
@@ -98,7 +106,10 @@ def _folder(directory: Path | None) -> Iterator[Path]:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     logging.getLogger("tensorhub").setLevel(logging.ERROR)
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TensorHubError(f"{directory} can't be the hub's directory: {error.strerror}") from None
         yield directory.absolute()
         return
     own = Path(tempfile.mkdtemp(prefix="tensorhub-demo-"))

@@ -104,8 +104,10 @@ class Stage:
         self._news.put_nowait((replica, news))
 
     async def _on(self, replica: str, news: AnyHappening) -> None:
-        if isinstance(news, Sealed) and self._strike is not None:
-            self._hushed_at = self.now_s
+        strike = self._strike
+        if isinstance(news, Sealed) and strike is not None and not strike.is_falling:
+            strike.is_falling, self._hushed_at = True, self.now_s
+            self._falling = asyncio.create_task(self._let_fall(strike, news.version))
         for note in self.show.take(replica, news, self.now_s):
             self._display.tell(note)
         await self._perform(self._plot.take(replica, news, self.now_s))
@@ -146,7 +148,7 @@ class Stage:
     # ---------------------------------------------------------------------------------------------------- strike
 
     async def _arm(self, replica: str) -> None:
-        """Look at the replica's memory while it is at rest; from then on `_watch` may strike."""
+        """Look at the replica's memory while it is at rest; the blow falls when the trainer publishes next."""
         agents = {agent.id: agent.pid for agent in self._up.hub.agents}
         beginning = f"{settings.segment_beginning(self._directory)}{AGENT_OF[replica]}-*.seg"
         segments = sorted(settings.load(os.environ).shm_dir.glob(beginning))
@@ -158,26 +160,26 @@ class Stage:
             if event.kind == "version.published" and event.version is not None:
                 self._tell(TRAINER, Released(version=event.version, at=event.time))
             strike = self._strike
-            if strike is None or event.replica != strike.replica:
+            if strike is None or not strike.is_falling or event.replica != strike.replica:
                 continue
-            if event.kind == "round.started" and strike.round is None:
-                strike.round = event.round
-                self._falling = asyncio.create_task(self._let_fall(strike, event.version or 0, event.time))
+            if event.kind == "round.started":
+                strike.round, strike.began = event.round, event.time
             elif event.kind == "shard.filled" and event.round == strike.round:
                 strike.filled += 1
 
-    async def _let_fall(self, strike: Strike, version: int, started_at: float) -> None:
-        """Kill in the middle of the read, and look at what is left."""
+    async def _let_fall(self, strike: Strike, version: int) -> None:
+        """Kill in the middle of the read of this version, and look at what is left."""
         try:
             self._players.expect_end(strike.replica)
             if not await asyncio.to_thread(strike.fall):
                 self._players.expect_end(strike.replica, expected=False)
                 self._tell(strike.replica, Missed(version=version))
                 return
-            after_s = time.time() - started_at
+            killed_at = time.time()
+            await asyncio.sleep(LAST_WORDS_S)
+            after_s = killed_at - (strike.began or killed_at)
             killed = Killed(version=version, pid=strike.pid, agent_pid=strike.agent_pid, after_s=after_s)
             self._tell(strike.replica, killed)
-            await asyncio.sleep(LAST_WORDS_S)
             written = await asyncio.to_thread(strike.memory.written_bytes)
             wreck = Wreck(version=version, written_bytes=written, nbytes=strike.memory.nbytes, filled=strike.filled)
             self._tell(strike.replica, wreck)

@@ -1,7 +1,8 @@
 """Kills a replica in the middle of a transfer: looks at its memory, and strikes when part of it has been overwritten.
 
-The event that a read begins comes some ms before its first byte, and the bytes are all there some tens of ms later. So
-the segments are looked at themselves: samples of them are compared with what stood there while the replica was at rest.
+All bytes of a read are there some tens of ms after the log has said that it begins, and on a busy machine the word may
+come too late. So the segments are looked at themselves from before the version is published: samples of them are
+compared with what stood there while the replica was at rest.
 The same look after the kill proves it: blocks that differ by then have been written by a read that never ended.
 
 Always true: nobody is killed unless part of the memory, and not all of it, was overwritten at that moment; the segments
@@ -23,7 +24,7 @@ import xxhash
 BLOCK_BYTES: Final = 256 * 1024
 SAMPLE_BYTES: Final = 16
 LOOK_WAIT_S: Final = 0.0003
-LOOK_S_MAX: Final = 5.0
+LOOK_S_MAX: Final = 10.0
 SHARE_MIN: Final = 0.1
 SHARE_MAX: Final = 0.8
 
@@ -73,15 +74,17 @@ class Strike:
         self.pid = pid
         self.agent_pid = agent_pid
         self.memory = memory
+        self.is_falling = False
         self.round: int | None = None
-        """The read that it falls in."""
+        """The read that it falls in, and when the log said that this begins, in seconds since the epoch."""
+        self.began: float | None = None
         self.filled = 0
         """How many shards were reported filled in that round."""
 
     def fall(self) -> bool:
         """Look until part of the memory is overwritten, then kill. False: it was all there before one could look.
 
-        Blocks for as long as the read takes, so it is for a thread.
+        Blocks until the read is under way, so it is for a thread.
         """
         deadline = time.monotonic() + LOOK_S_MAX
         while (share := self.memory.share_written()) < SHARE_MIN:
