@@ -9,8 +9,8 @@ from tests.chaos.content import MIB
 from tests.chaos.kills import Run
 
 SECONDS_MAX = 100.0
-NBYTES = 256 * MIB
-ATTEMPTS_MAX = 3
+NBYTES = 512 * MIB
+ATTEMPTS_MAX = 5
 """On a busy machine a transfer may be over before the test is given the processor."""
 
 
