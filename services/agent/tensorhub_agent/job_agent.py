@@ -174,7 +174,10 @@ class JobAgent:
 
     def _on_entry(self, data: bytes) -> None:
         # Most events of a busy job are about other agents' shards; not to read them is a third of this process's work.
-        if not any(word in data for word in self._concerns):
+        for word in self._concerns:
+            if word in data:
+                break
+        else:
             return
         try:
             event = decode_event(data)
@@ -238,12 +241,13 @@ class JobAgent:
         self.carry_out(self.core.on_news(news, self._loop.time()))
 
     def _set_timer(self) -> None:
+        """Have `tick` called when the core wants it, or earlier: a timer is not put off, for that is dear."""
+        when = self.core.deadline()
+        if when is None or (self._timer is not None and self._timer.when() <= when):
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        when = self.core.deadline()
-        if when is not None:
-            self._timer = self._loop.call_at(when, self._tick)
+        self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

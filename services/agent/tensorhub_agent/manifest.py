@@ -115,20 +115,34 @@ def manifest_path(store: SegmentStore, segment: str) -> Path:
 
 def save(store: SegmentStore, manifest: Manifest) -> None:
     """Write the manifest of a segment. Raises `MemoryExhausted` when there is no room; the old one stays then."""
-    path = manifest_path(store, manifest.segment)
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    # Plain strings and calls: an agent does this at every change of a shard, in its event loop.
+    path = f"{store.shm_dir}/{manifest.segment}{MANIFEST_SUFFIX}"
+    temporary = path + TEMPORARY_SUFFIX
     try:
-        temporary.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, SEGMENT_MODE)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.encode(manifest))
-        temporary.replace(path)
+        _write_new(temporary, msgspec.json.encode(manifest))
+        os.replace(temporary, path)  # noqa: PTH105 (see above)
     except OSError as why:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            os.unlink(temporary)  # noqa: PTH108
         raise MemoryExhausted(
             f"the manifest of {manifest.segment} can't be written ({why.strerror}): make room in {store.shm_dir}"
         ) from why
+
+
+def _write_new(path: str, data: bytes) -> None:
+    """Write a file that nobody else can have made; one that a killed process left is taken away first."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, SEGMENT_MODE)
+    except FileExistsError:
+        os.unlink(path)  # noqa: PTH108
+        fd = os.open(path, flags, SEGMENT_MODE)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
 
 
 def load(store: SegmentStore, segment: str) -> Manifest | Foreign:

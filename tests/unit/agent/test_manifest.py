@@ -85,14 +85,22 @@ def test_a_manifest_comes_back_as_it_was_saved(store: SegmentStore) -> None:
     assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
 
 
+def test_what_a_killed_process_left_is_replaced(store: SegmentStore) -> None:
+    manifest = manifest_of(store.create(1))
+    (store.shm_dir / f"{manifest.segment}.json.tmp").write_bytes(b"half a manif")
+    save(store, manifest)
+    assert load(store, manifest.segment) == manifest
+    assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
+
+
 def test_without_room_the_old_manifest_stays(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = manifest_of(store.create(1))
     save(store, manifest)
 
-    def full(_path: Path, _to: Path) -> Path:
+    def full(_path: str, _to: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr("tensorhub_agent.manifest.os.replace", full)
     with pytest.raises(MemoryExhausted, match="make room in"):
         save(store, msgspec.structs.replace(manifest, state="filling"))
     assert load(store, manifest.segment) == manifest

@@ -72,6 +72,8 @@ class Following:
         self._arrived: deque[Message] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._in_doubt = True
+        self._waiting_since = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
 
     async def entries(self) -> AsyncGenerator[Entry, None]:
         """Yield entry after entry, for ever."""
@@ -88,6 +90,8 @@ class Following:
                     yield entry
         finally:
             unwatch()
+            if self._watchdog is not None:
+                self._watchdog.cancel()
             if self._inbox is not None:
                 await self._inbox.close()
 
@@ -217,14 +221,28 @@ class Following:
         """Return when something has come, or when so little has that the consumer is in doubt."""
         if self._arrived or self._in_doubt:
             return
-        self._wake = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._wake = loop.create_future()
+        self._waiting_since = loop.time()
+        if self._watchdog is None:
+            self._watchdog = loop.call_later(HEARTBEAT_S * HEARTBEATS_MISSED_MAX, self._look)
         try:
-            async with asyncio.timeout(HEARTBEAT_S * HEARTBEATS_MISSED_MAX):
-                await self._wake
-        except TimeoutError:
-            self._in_doubt = True
+            await self._wake
         finally:
             self._wake = None
+
+    def _look(self) -> None:
+        """Doubt the consumer when nothing has come for too long. One timer serves all waits, many and short."""
+        self._watchdog = None
+        if self._wake is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = self._waiting_since + HEARTBEAT_S * HEARTBEATS_MISSED_MAX
+        if loop.time() >= due:
+            self._in_doubt = True
+            self._rouse()
+        else:
+            self._watchdog = loop.call_at(due, self._look)
 
     async def _on_message(self, message: Message) -> None:
         if message.status != HEARTBEAT:
