@@ -1,6 +1,5 @@
 """The programs in examples/ do what they say, against a real hub."""
 
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -10,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import PROGRAM_S, environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-END_S = 50
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -25,14 +24,13 @@ async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running
 
 @contextmanager
 def started(hub: RunningHub, job: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
     process = subprocess.Popen(
         [sys.executable, EXAMPLES / arguments[0], *arguments[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**own, "TENSORHUB_DIR": str(hub.directory), "TENSORHUB_JOB": job, "PYTHONUNBUFFERED": "1"},
+        env=environment(hub, TENSORHUB_JOB=job, PYTHONUNBUFFERED="1"),
     )
     try:
         yield process
@@ -49,23 +47,23 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
         assert lines[2].startswith("step 2: loss ")
         assert lines[2].endswith("published version 3\n")
         with started(hub, job, "rollout.py", "--patience", "1") as engine:
-            out, err = engine.communicate(timeout=END_S)
+            out, err = engine.communicate(timeout=PROGRAM_S)
             assert (engine.returncode, err) == (0, "")
             assert out.startswith("version 3: ")
             assert out.endswith("nothing newer came within 1 s\n")
         with started(hub, job, "watch_async.py", "--count", "2") as watching:
-            out, err = watching.communicate(timeout=END_S)
+            out, err = watching.communicate(timeout=PROGRAM_S)
             assert (watching.returncode, err) == (0, "")
             assert out.splitlines() == [
                 "version.published 1, now held by nobody",
                 "version.unavailable 1, now held by nobody",
             ]
-        out, err = trainer.communicate("\n", timeout=END_S)
+        out, err = trainer.communicate("\n", timeout=PROGRAM_S)
         assert (trainer.returncode, err) == (0, "")
 
 
 async def test_shards(hub: RunningHub) -> None:
     with started(hub, new_job(), "sharded.py") as process:
-        out, err = process.communicate(timeout=END_S)
+        out, err = process.communicate(timeout=PROGRAM_S)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("published 1, replicated 1 1\ntensor([[0., 0., 0.]")

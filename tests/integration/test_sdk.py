@@ -3,16 +3,13 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import run_program
 from torch import nn
 
 import tensorhub
@@ -29,7 +26,6 @@ from tensorhub_common.errors import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WAIT_S = 20.0
-PROGRAM_S = 50
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,7 +57,7 @@ engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
 print(engine.replicate("latest"), engine.tensors["w"])
 hub.close()
 """
-    ended = await asyncio.to_thread(run, hub, program)
+    ended = await asyncio.to_thread(run_program, hub, program)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("1 tensor([[1., 1., 1., 1.],")
 
@@ -172,6 +168,15 @@ async def test_watch_resumes_where_it_was_left(hub: RunningHub) -> None:
         assert [each.seq for each in told] == sorted(each.seq for each in told)
 
 
+async def test_a_watch_ends_with_its_hub(hub: RunningHub) -> None:
+    async with hub.connected() as (here, _):
+        watching = asyncio.create_task(first(here, 1))
+        await asyncio.sleep(0)
+        await here.close()
+        with pytest.raises(tensorhub.AgentUnavailable, match="closed"):
+            await watching
+
+
 async def first(hub: AsyncHub, count: int, after: int | None = None) -> list[tensorhub.Watched]:
     told: list[tensorhub.Watched] = []
     async with asyncio.timeout(WAIT_S):
@@ -240,22 +245,6 @@ async def test_a_missing_sibling_is_named(hub: RunningHub) -> None:
 # ------------------------------------------------------------------------------------------------- several processes
 
 
-def environment(hub: RunningHub, **more: str) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
-    return {**own, "TENSORHUB_DIR": str(hub.directory), **more}
-
-
-def run(hub: RunningHub, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env=environment(hub),
-    )
-
-
 async def test_processes_bring_a_model_to_each_other(hub: RunningHub) -> None:
     """Two trainer ranks and two engines, each a process, on both agents."""
     rank = """
@@ -281,7 +270,9 @@ with tensorhub.connect(job, agent=f"agent-{1 - index}") as hub:
 """
     job = new_job()
     programs = [(program, str(index)) for program in (rank, engine) for index in (0, 1)]
-    ended = await asyncio.gather(*(asyncio.to_thread(run, hub, program, index, job) for program, index in programs))
+    ended = await asyncio.gather(
+        *(asyncio.to_thread(run_program, hub, program, index, job) for program, index in programs)
+    )
     assert [each.stderr for each in ended] == [""] * 4
     assert [each.stdout for each in ended] == [
         "",
@@ -300,7 +291,7 @@ print(shard.publish(3), flush=True)
 os.kill(os.getpid(), 9)
 """
     job = new_job()
-    ended = await asyncio.to_thread(run, hub, program, job)
+    ended = await asyncio.to_thread(run_program, hub, program, job)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "3\n")
     async with hub.connected(job) as (here, there):
         shard = await here.register("policy", {"w": torch.zeros(9)}, replica="trainer")
@@ -327,63 +318,3 @@ async def test_an_agent_that_is_killed_comes_back_to_its_worker(hub: RunningHub)
         assert await trainer.publish() == 8
         assert await engine.update(wait_s=WAIT_S) == 8
         assert engine.tensors["w"].sum() == 5000
-
-
-# --------------------------------------------------------------------------------------------------------- commands
-
-
-async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415 (it is slow to import)
-
-    job = new_job()
-    given = {"w": torch.randn(1000, 30), "flag": torch.ones((), dtype=torch.bool), "half": torch.randn(7).half()}
-    save_file(given, tmp_path / "in.safetensors")
-    published = await command(hub, "publish", "policy", "--version", "4", tmp_path / "in.safetensors", "--job", job)
-    assert published == (0, published[1], "")
-    assert (await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job))[0] == 0
-    found = load_file(tmp_path / "out.safetensors")
-    assert found.keys() == given.keys()
-    assert all(torch.equal(found[name], given[name]) for name in given)
-    code, out, _ = await command(hub, "versions", "policy", "--job", job, "--json")
-    assert (code, '"holders":["published"]' in out) == (0, True)
-    code, out, _ = await command(hub, "doctor", "--job", job)
-    assert code == 0, out
-
-
-async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_path: Path) -> None:
-    from safetensors.torch import load_file  # noqa: PLC0415
-
-    job = new_job()
-    whole = torch.arange(24.0).reshape(4, 6)
-    async with hub.connected(job) as (here, there):
-        shards = []
-        for index, at in enumerate((here, there)):
-            spec = {
-                "w": TensorSpec((4, 3), "float32", (4, 6), (0, 3 * index)),
-                f"own-{index}": TensorSpec((2,), "int8"),
-            }
-            shards.append(await at.register("policy", spec, replica="trainer", shard=index, shards=2))
-            shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
-        await asyncio.gather(*(shard.publish(1) for shard in shards))
-        code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job, "--json")
-        assert (code, err) == (0, ""), out
-        assert [each.replica for each in await here.replicas("policy")] == ["trainer"]
-    found = load_file(tmp_path / "out.safetensors")
-    assert torch.equal(found["w"], whole)
-    assert set(found) == {"w", "own-0", "own-1"}
-
-
-async def command(hub: RunningHub, *arguments: Any) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        "from tensorhub.cli.main import main; main()",
-        *map(str, arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(hub),
-    )
-    async with asyncio.timeout(PROGRAM_S):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()

@@ -1,0 +1,59 @@
+"""The commands against a real hub: weights in files go in and come out, and everything answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
+from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import command
+
+from tensorhub import TensorSpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
+        yield running
+
+
+async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Path) -> None:
+    job = new_job()
+    given = {"w": torch.randn(1000, 30), "flag": torch.ones((), dtype=torch.bool), "half": torch.randn(7).half()}
+    save_file(given, tmp_path / "in.safetensors")
+    published = await command(hub, "publish", "policy", "--version", "4", tmp_path / "in.safetensors", "--job", job)
+    assert published == (0, published[1], "")
+    assert (await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job))[0] == 0
+    found = load_file(tmp_path / "out.safetensors")
+    assert found.keys() == given.keys()
+    assert all(torch.equal(found[name], given[name]) for name in given)
+    code, out, _ = await command(hub, "versions", "policy", "--job", job, "--json")
+    assert (code, '"holders":["published"]' in out) == (0, True)
+    code, out, _ = await command(hub, "doctor", "--job", job)
+    assert code == 0, out
+
+
+async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_path: Path) -> None:
+    job = new_job()
+    whole = torch.arange(24.0).reshape(4, 6)
+    async with hub.connected(job) as (here, there):
+        shards = []
+        for index, at in enumerate((here, there)):
+            spec = {
+                "w": TensorSpec((4, 3), "float32", (4, 6), (0, 3 * index)),
+                f"own-{index}": TensorSpec((2,), "int8"),
+            }
+            shards.append(await at.register("policy", spec, replica="trainer", shard=index, shards=2))
+            shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
+        await asyncio.gather(*(shard.publish(1) for shard in shards))
+        code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job, "--json")
+        assert (code, err) == (0, ""), out
+        assert [each.replica for each in await here.replicas("policy")] == ["trainer"]
+    found = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(found["w"], whole)
+    assert set(found) == {"w", "own-0", "own-1"}

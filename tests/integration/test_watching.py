@@ -1,0 +1,94 @@
+"""Watching a log whose entries the test itself wrote: kinds, resuming, and what is no longer there."""
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from tensorhub.watching import Watched, watch
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import event as subject_of
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.events import ReplicaReady, VersionGone, VersionPublished
+
+WAIT_S = 10.0
+
+
+async def written(bus: Bus, job: str) -> JobLog:
+    """Three events of one model, with one of another between."""
+    log = await open_job(bus, job)
+    for number, event in enumerate(
+        (
+            VersionPublished(model="policy", version=1, replica="trainer", roots=("-",), time=7.0),
+            ReplicaReady(model="policy", replica="trainer", version=1),
+            VersionPublished(model="other", version=5, replica="trainer", roots=("-",)),
+            VersionGone(model="policy", version=1, reason="unpublished"),
+        )
+    ):
+        noun, _, what = str(event.__struct_config__.tag).partition(".")
+        await log.append(subject_of(job, event.model, noun, what), encode(event), f"{job}-{number}")
+    return log
+
+
+async def first(
+    bus: Bus, job: str, count: int, after: int | None = None, kinds: Collection[str] | None = None
+) -> list[Watched]:
+    async def the_bus() -> Bus:
+        return bus
+
+    told: list[Watched] = []
+    async with asyncio.timeout(WAIT_S):
+        events = watch(the_bus, job, "policy", after, kinds)
+        try:
+            while len(told) < count:
+                told.append(await anext(events))
+        finally:
+            await events.aclose()
+    return told
+
+
+async def test_a_models_version_events_in_order(bus: Bus, job: str) -> None:
+    await written(bus, job)
+    assert await first(bus, job, 2) == [
+        Watched(seq=1, time=7.0, kind="version.published", model="policy", version=1, replica="trainer"),
+        Watched(seq=4, time=0.0, kind="version.unavailable", model="policy", version=1, reason="unpublished"),
+    ]
+
+
+async def test_other_kinds_if_asked_for(bus: Bus, job: str) -> None:
+    await written(bus, job)
+    assert [each.seq for each in await first(bus, job, 3, kinds=())] == [1, 2, 4]
+    assert [each.kind for each in await first(bus, job, 1, kinds=("replica.ready",))] == ["replica.ready"]
+
+
+async def test_it_goes_on_after_what_was_seen(bus: Bus, job: str) -> None:
+    await written(bus, job)
+    assert [each.seq for each in await first(bus, job, 1, after=1)] == [4]
+    with pytest.raises(LogShorter):
+        await first(bus, job, 1, after=99)
+
+
+async def test_a_log_that_no_longer_reaches_back_says_so(bus: Bus, job: str) -> None:
+    """Nothing drops entries of a log by itself; an operator may."""
+    log = await written(bus, job)
+    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 3})
+    with pytest.raises(LogGap, match="after=None"):
+        await first(bus, job, 1, after=1)
+    assert [each.seq for each in await first(bus, job, 1, after=2)] == [4]
+    assert [each.seq for each in await first(bus, job, 1)] == [4]
+
+
+async def test_a_job_that_is_not_there(bus: Bus, job: str) -> None:
+    with pytest.raises(LogMissing, match="there is no job"):
+        await first(bus, job, 1)
+
+
+async def test_an_event_of_a_newer_version(bus: Bus, job: str) -> None:
+    log = await open_job(bus, job)
+    await log.append(subject_of(job, "policy", "version", "teleported"), b'{"kind":"version.teleported"}', job)
+    with pytest.raises(TensorHubError, match="newer one"):
+        await first(bus, job, 1)
