@@ -73,11 +73,7 @@ def run_demo(
 def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
     """Show the demo with what a test may want otherwise, and return the exit code."""
     try:
-        _check_installed()
-        if not 1 <= plan.hosts <= AGENTS:
-            raise TensorHubError(
-                f"the demo has {AGENTS} agents, so it can't pretend {plan.hosts} hosts: take 1 to {AGENTS}"
-            )
+        _check(plan)
         with _folder(directory) as folder:
             return asyncio.run(_until_interrupted(folder, display, plan))
     except TensorHubError as error:
@@ -88,7 +84,9 @@ def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
     return EXIT_NO
 
 
-def _check_installed() -> None:
+def _check(plan: Plan) -> None:
+    if not 1 <= plan.hosts <= AGENTS:
+        raise TensorHubError(f"{AGENTS} agents can't pretend {plan.hosts} hosts: take 1 to {AGENTS}")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise TensorHubError(
