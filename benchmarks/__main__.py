@@ -124,9 +124,10 @@ def main() -> None:
     options = parser.parse_args()
     options.rounds = options.rounds or (ROUNDS_QUICK if options.quick else ROUNDS)
     options.small = options.small or (SMALL_QUICK if options.quick else SMALL)
-    began = time.monotonic()
+    began, others = time.monotonic(), machine.Others()
     result = asyncio.run(run(options))
-    print(f"\n{time.monotonic() - began:.0f} s")
+    result["others"] = others.share()
+    print(f"\n{time.monotonic() - began:.0f} s, in which other programs used {result['others']:.0%} of the processors")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

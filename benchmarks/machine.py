@@ -2,6 +2,8 @@
 
 import os
 import platform
+import resource
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,3 +48,25 @@ def _read(path: str) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
+
+
+class Others:
+    """How much of the processors other programs used meanwhile: the less, the more a figure means."""
+
+    def __init__(self) -> None:
+        self._began, self._busy_s, self._own_s = time.monotonic(), _busy_s(), _own_s()
+
+    def share(self) -> float:
+        """Return the share since the beginning; children that still run count as others."""
+        busy = _busy_s() - self._busy_s - (_own_s() - self._own_s)
+        return max(0.0, busy / (time.monotonic() - self._began) / (os.cpu_count() or 1))
+
+
+def _busy_s() -> float:
+    user, nice, system, _idle, _wait, irq, softirq, *_ = map(int, _read("/proc/stat").splitlines()[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
