@@ -14,7 +14,7 @@ from typing import Final
 from tensorhub_common.bus import joblog
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogMissing
+from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.telemetry import logger
@@ -29,6 +29,8 @@ DISCOVER_AGAIN_S: Final = 0.5
 """The same, where NATS gave no answer."""
 JOBS_MAX: Final = 256
 """A planner follows at most so many jobs."""
+STOPPED_S: Final = 5.0
+"""A log that could not be folded is tried again by the first question after this."""
 FOLD_BURST: Final = 32
 """After so many entries folded at a stretch, questions have their turn: about a millisecond."""
 WAITING_MAX: Final = 4096
@@ -123,9 +125,10 @@ class Catalogs:
         self._on_event = on_event
         self._jobs: dict[str, _Followed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped: dict[str, tuple[float, RegistryUnavailable]] = {}
         self._discovering: asyncio.Task[None] | None = None
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises once a log can't be trusted any more: the process must end."""
+        """Raises once something failed that can't fail: the process must end."""
 
     def start(self) -> None:
         """Follow all jobs that have a log, now and later."""
@@ -154,7 +157,8 @@ class Catalogs:
         while True:
             try:
                 for job in (await joblog.jobs(self._bus))[:JOBS_MAX]:
-                    self._followed(job)
+                    if job not in self._stopped:
+                        self._followed(job)
                 await asyncio.sleep(DISCOVER_S)
             except TensorHubError as why:
                 _log.debug("jobs could not be looked for", why=str(why))
@@ -163,11 +167,18 @@ class Catalogs:
     def _followed(self, job: str) -> _Followed:
         followed = self._jobs.get(job)
         if followed is None:
+            self._check_not_stopped(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
             followed = self._jobs[job] = _Followed(job, self._follow, self._on_event)
             self._tasks[job] = asyncio.create_task(self._run(followed), name=f"follow {job}")
         return followed
+
+    def _check_not_stopped(self, job: str) -> None:
+        until, error = self._stopped.get(job, (0.0, None))
+        if error is not None and asyncio.get_running_loop().time() < until:
+            raise error
+        self._stopped.pop(job, None)
 
     def _follow(self, job: str, seq: int) -> AsyncGenerator[Entry, None]:
         return joblog.JobLog(self._bus, job).follow(seq)
@@ -178,6 +189,12 @@ class Catalogs:
             await followed.run()
         except LogMissing:
             followed.fail(JobUnknown(f"job {job!r} has no log: a registry must open the job first"))
+        except (LogGap, LogShorter) as error:
+            # This log can't be folded now. Others can; and this one may be opened anew, so it is tried again later.
+            _log.error("the job's log can't be folded", job=job, why=str(error))
+            stopped = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {error}")
+            self._stopped[job] = (asyncio.get_running_loop().time() + STOPPED_S, stopped)
+            followed.fail(stopped)
         except Exception as error:  # noqa: BLE001 (whatever it is, `broken` raises it where the service runs)
             followed.fail(RegistryUnavailable(f"the planner can't follow the log of job {job!r} any more: {error}"))
             if not self.broken.done():

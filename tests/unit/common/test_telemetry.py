@@ -118,6 +118,7 @@ def test_starting_again_replaces_the_stream(stream: io.StringIO) -> None:
 
 def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK configures nothing: a trainer's own handlers get our lines as text."""
+    caplog.set_level(logging.WARNING, logger="tensorhub")
     telemetry.logger("tensorhub.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
     assert caplog.messages == ["agent a-0 is gone wait_s=0.5"]
 

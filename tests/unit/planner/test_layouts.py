@@ -109,7 +109,7 @@ async def test_a_bad_layout_is_refused(blobs: FakeBlobs, known: Layouts, bad: ob
 shapes = st.lists(st.integers(0, 4000), max_size=4).map(tuple)
 
 
-@given(st.lists(shapes, max_size=3), st.sampled_from([1, 2, 8, 3 * MIB, 9 * MIB]))
+@given(st.lists(shapes, max_size=3), st.sampled_from([1, 2, 8, 16]))
 def test_the_bound_on_pieces_is_one(some: list[tuple[int, ...]], itemsize: int) -> None:
     """No layout has more pieces than the bound that is checked before they are counted out."""
     layout = layout_of(entry(f"t{n}", *shape, itemsize=itemsize) for n, shape in enumerate(some))
