@@ -8,7 +8,7 @@ import uuid
 import nats
 
 # A version that was taken back is available again when the same bytes are published under its number again.
-ENDS = ("version.published", "version.available", "publish.failed")
+ENDS = ("version.published", "version.available", "publish.failed", "publish.declined")
 
 
 async def publish(url: str, job: str, model: str, replica: str, version: int) -> bool:

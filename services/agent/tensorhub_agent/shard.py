@@ -28,7 +28,7 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, StaleSender, TensorHubError
-from tensorhub_common.wire.commands import AnyCommand, Drained, Sender, Unpublish
+from tensorhub_common.wire.commands import AnyCommand, Decline, Drained, Sender, Unpublish
 from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.wire.worker import ReadReport
 
@@ -153,6 +153,7 @@ class ShardCore:
         """Whether the log has taken the registration, as far as the agent knows."""
         self.dismissed = False
         self._sender, self._begin = sender, begin
+        self._wish = 0
         self._numbers = 0
         if self.held.memory is Memory.READY and self.held.root is not None:
             self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
@@ -207,11 +208,13 @@ class ShardCore:
     def fail(self, error: type[TensorHubError] | str, message: str) -> None:
         """Let the call under way raise."""
         call = self._ended()
+        name = error if isinstance(error, str) else error.__name__
+        # Of incarnations callers know nothing: to them the agent was away for a moment.
+        name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
         if call != NOBODY:
-            name = error if isinstance(error, str) else error.__name__
-            # Of incarnations callers know nothing: to them the agent was away for a moment.
-            name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
             self.out.append(Raise(call, name, message))
+        elif not self.gone:
+            self._decline(self._wish, name, message)
 
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
@@ -304,6 +307,9 @@ class ShardCore:
             # Whoever waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
         elif self.operation is not None:
+            publishing = isinstance(self.operation.call, CallPublish)
+            if isinstance(event, PublishWished) and self.is_mine(event) and not publishing:
+                self._decline(event.cmd, ReplicaConflict.__name__, f"{self.where} has a call under way: wish again")
             self.operation.on_event(event, now)
         else:
             self._without_operation(event, now)
@@ -371,6 +377,7 @@ class ShardCore:
 
     def _without_operation(self, event: AnyEvent, now: float) -> None:
         if isinstance(event, PublishWished) and self.is_mine(event):
+            self._wish = event.cmd
             wish = CallPublish(call=NOBODY, session=NOBODY, deadline=now + WISH_S_MAX, version=event.version)
             self.called(wish, now)
         elif (
@@ -379,6 +386,13 @@ class ShardCore:
             and (self.held.memory, self.held.version) == (Memory.READY, event.version)
         ):
             self.hold(event.version)
+
+    def _decline(self, wish: int, error: str, message: str) -> None:
+        """Tell everybody why a wish from outside is not fulfilled: its sender has no call that could raise."""
+        key = self.key
+        self.say(
+            Decline(model=key.model, replica=key.replica, shard=key.shard, wish=wish, error=error, message=message)
+        )
 
     def take_back(self) -> None:
         """A call ends without the log's word: should the log count the shard as a holder, it shall not for long.

@@ -2,9 +2,10 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, CallUnpublish, Digest, Digested, Save
+from tensorhub_agent.effects import Answer, CallRead, CallUnpublish, Digest, Digested, Save
 from tensorhub_agent.shard import WISH_S_MAX, Memory
 from tensorhub_common.wire.commands import Publish
+from tensorhub_common.wire.events import PublishDeclined
 
 
 def trainer(shards: int = 1) -> OneAgent:
@@ -77,6 +78,25 @@ def test_a_wish_that_not_all_shards_fulfil_is_over_after_a_while() -> None:
     agent.log()
     assert agent.core.shards[key].operation is None
     assert agent.memory(key) is Memory.EMPTY
+
+
+def test_a_wish_that_the_memory_can_not_fulfil_is_declined_for_all_to_hear() -> None:
+    """Whoever wished has no call that could raise, so the log says why nothing comes."""
+    agent = trainer()
+    agent.core.shards[agent.key("trainer")].held.partial = True
+    agent.take(Publish(model="policy", replica="trainer"))
+    (declined,) = [event for event in agent.log() if isinstance(event, PublishDeclined)]
+    assert (declined.error, declined.wish) == ("NotFilled", agent.catalog.seq - 1)
+    assert agent.memory(agent.key("trainer")) is Memory.EMPTY
+
+
+def test_a_wish_while_another_call_is_under_way_is_declined() -> None:
+    """The read has not reached the log when the wish does, so the log could not refuse it."""
+    agent = trainer()
+    key = agent.key("trainer")
+    agent.core.called(key, CallRead(call=99, session=7, deadline=60.0, want="latest", patience=60.0), agent.now)
+    agent.take(Publish(model="policy", replica="trainer"))
+    assert "ReplicaConflict" in [event.error for event in agent.log() if isinstance(event, PublishDeclined)]
 
 
 def test_the_manifest_says_what_the_memory_becomes_before_anything_else_is_done() -> None:

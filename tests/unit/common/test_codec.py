@@ -133,7 +133,7 @@ def test_from_outside_only_publish_is_taken(kind: type[Command]) -> None:
 
 
 def _value(name: str) -> object:
-    numbers = {"shard", "shards", "nbytes", "round", "attempt", "version", "incarnation", "term"}
+    numbers = {"shard", "shards", "nbytes", "round", "attempt", "version", "incarnation", "term", "wish"}
     return {"want": 1, "patient": True, "spot": False, "holds": []}.get(name, 1 if name in numbers else "x")
 
 

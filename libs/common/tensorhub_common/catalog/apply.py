@@ -17,6 +17,7 @@ from tensorhub_common.errors import BadCommand, StaleSender
 from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
     AnyCommand,
+    Decline,
     Drained,
     Expire,
     Filled,
@@ -40,6 +41,7 @@ from tensorhub_common.wire.events import HUB_MODEL, CommandRejected, CommandRepe
 _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Publish: publishing.publish,
     Ready: publishing.ready,
+    Decline: publishing.decline,
     Withdraw: publishing.withdraw,
     Unpublish: publishing.unpublish,
     Drained: publishing.drained,

@@ -22,11 +22,12 @@ from tensorhub_common.catalog.state import (
     root_key,
 )
 from tensorhub_common.catalog.table import ShardMove, ShardState
-from tensorhub_common.catalog.wellformed import checked_digest
-from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict
+from tensorhub_common.catalog.wellformed import checked_digest, checked_number
+from tensorhub_common.errors import BadCommand, NotPublished, ReplicaConflict, VersionConflict, from_code
 from tensorhub_common.wire.commands import (
     NO_ROOT,
     VERSION_MAX,
+    Decline,
     Drained,
     Publish,
     Ready,
@@ -34,6 +35,7 @@ from tensorhub_common.wire.commands import (
     Withdraw,
 )
 from tensorhub_common.wire.events import (
+    PublishDeclined,
     PublishFailed,
     PublishJoined,
     PublishStands,
@@ -46,6 +48,7 @@ from tensorhub_common.wire.events import (
 )
 
 FIRST_VERSION = 1
+REASON_CHARS_MAX = 1000
 
 
 def publish(catalog: Catalog, command: Publish, out: Out) -> None:
@@ -66,6 +69,21 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
         if why is not None:
             raise Refused(VersionConflict, why)
     out.append(PublishWished(model=model.name, replica=replica.name, version=wished, shards=replica.shards))
+
+
+def decline(catalog: Catalog, command: Decline, out: Out) -> None:
+    """Pass on why a wish is not fulfilled."""
+    model, replica, shard = owned_shard(catalog, command)
+    out.append(
+        PublishDeclined(
+            model=model.name,
+            replica=replica.name,
+            shard=shard.index,
+            wish=checked_number("wish", command.wish),
+            error=from_code(command.error, "").code,
+            message=command.message[:REASON_CHARS_MAX],
+        )
+    )
 
 
 def ready(catalog: Catalog, command: Ready, out: Out) -> None:

@@ -108,6 +108,7 @@ _VALUES: Final[Json] = {
     "versions": [],
     "want": "latest",
     "why": "the nearest holder: same host",
+    "wish": 4700,
 }
 """What a field of this name holds in an example."""
 
@@ -122,6 +123,10 @@ _SPECIAL: Final[Json] = {
     "CommandRepeated.message": None,
     "LeaseGrant.pieces": 256,
     "LeaseRefusal.reason": "the shard is not published here, or it is draining",
+    "Decline.error": "ReplicaConflict",
+    "Decline.message": "shard 0 of policy/trainer has a call under way: wish again",
+    "PublishDeclined.error": "ReplicaConflict",
+    "PublishDeclined.message": "shard 0 of policy/trainer has a call under way: wish again",
     "Publish.by": None,
     "PublishFailed.error": "VersionConflict",
     "PublishFailed.message": "the shards name versions [12, 13]; all shards must publish one",

@@ -106,6 +106,14 @@ class Ready(ShardCommand, frozen=True, kw_only=True, tag="ready"):
     root: str
 
 
+class Decline(ShardCommand, frozen=True, kw_only=True, tag="decline"):
+    """The shard can't fulfil the wish for a publication that stands at log sequence `wish`; everybody is told why."""
+
+    wish: int
+    error: str
+    message: str
+
+
 class Withdraw(ShardCommand, frozen=True, kw_only=True, tag="withdraw"):
     """The shard no longer waits for its siblings' publication."""
 
@@ -174,6 +182,7 @@ AnyCommand = (
     | Register
     | Release
     | Ready
+    | Decline
     | Withdraw
     | Unpublish
     | Drained

@@ -138,6 +138,14 @@ class PublishWished(ReplicaEvent, frozen=True, kw_only=True, tag="publish.wished
     shards: int
 
 
+class PublishDeclined(ShardEvent, frozen=True, kw_only=True, tag="publish.declined"):
+    """The shard does not fulfil the wish at log sequence `wish`, for the reason given; nothing has changed."""
+
+    wish: int
+    error: str
+    message: str
+
+
 class PublishJoined(ShardEvent, frozen=True, kw_only=True, tag="publish.joined"):
     """The shard is ready to be published and waits for the missing ones."""
 
@@ -265,6 +273,7 @@ AnyEvent = (
     | ShardDrained
     | ShardFilled
     | PublishWished
+    | PublishDeclined
     | PublishJoined
     | PublishStands
     | PublishFailed
