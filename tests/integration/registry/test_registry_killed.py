@@ -50,6 +50,9 @@ async def say_all(watched: WatchedJob, said: list[Command], pause_s: float) -> N
         await asyncio.sleep(pause_s)
 
 
+KILLS_MIN = 3
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_killed_at_random_moments(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
@@ -61,7 +64,7 @@ async def test_killed_at_random_moments(
     watched = await open_job(own_bus, job)
     saying = asyncio.create_task(say_all(watched, commands(600), 0.002))
     kills = 0
-    while not saying.done():
+    while not saying.done() or kills < KILLS_MIN:
         await asyncio.sleep(chance.uniform(0.0, 0.9))
         await registry.kill()
         kills += 1
@@ -69,7 +72,6 @@ async def test_killed_at_random_moments(
     await saying
     await watched.wait_settled(30.0)
     print(f"\n{kills} kills, {len(watched.events)} events")
-    assert kills > 2
 
 
 async def test_two_registries_take_turns(

@@ -238,6 +238,15 @@ def test_the_hubs_own_callback_can_not_wait_for_the_hub(hub: Hub) -> None:
     assert reader.update() is None
 
 
+@pytest.fixture
+def ctrl_c_counts() -> Iterator[None]:
+    """Have SIGINT raise, as in a terminal: whoever is started in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_ends_a_waiting_call_and_the_hub_goes_on(agent: FakeAgent, hub: Hub) -> None:
     shard = hub.register("policy", {"w": torch.ones(4)}, replica="trainer")
     held = Held(agent, w.PublishCall)
