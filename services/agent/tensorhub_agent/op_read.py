@@ -7,9 +7,11 @@ read is quiet: whatever was asked for has come or can come no more.
 
 from enum import StrEnum
 
+import msgspec
+
 from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.effects import CallRead, ShardNews
-from tensorhub_agent.reports import report_of
+from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice
@@ -174,9 +176,12 @@ class ReadOperation:
         self._carrier.begin(event.version, event.roots[core.key.shard], now)
         self._drive(now)
 
-    def _on_ready(self, event: ReplicaReady, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def _on_ready(self, event: ReplicaReady, now: float) -> None:
         self.core.hold(event.version)
         self._verdict = None
+        if self._report is not None and self.transfer is not None:
+            stages = stages_of(self.transfer, self._began, now)
+            self._report = msgspec.structs.replace(self._report, stages=stages)
         self.core.finish(version=event.version, report=self._report)
 
     # The read.

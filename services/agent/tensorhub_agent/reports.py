@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tensorhub_agent.transfer import Transfer
-from tensorhub_common.wire.worker import ReadReport, SourceReport
+from tensorhub_common.wire.worker import ReadReport, ReadStages, SourceReport
 
 
 def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> ReadReport:
@@ -26,4 +26,18 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
         retried=transfer.retried,
         kept=transfer.proof.kept,
         sources=sources,
+    )
+
+
+def stages_of(transfer: Transfer, began: float, now: float) -> ReadStages:
+    """Say what of a read that began then, and is over now, took how long."""
+    return ReadStages(
+        round_s=transfer.began - began,
+        plan_s=transfer.planned_at - transfer.began,
+        lease_s=transfer.leased_at - transfer.planned_at,
+        start_s=transfer.started - transfer.leased_at,
+        first_s=transfer.first_at - transfer.started,
+        wire_s=transfer.last_at - transfer.first_at,
+        verify_s=transfer.ended - transfer.last_at,
+        ready_s=now - transfer.ended,
     )

@@ -76,7 +76,8 @@ class Transfer:
         self.avoid: list[SourceId] = []
         self.retried = 0
         self.got_bytes = 0
-        self.began, self.started, self.ended = now, now, now
+        self.began = self.planned_at = self.leased_at = now
+        self.started = self.first_at = self.last_at = self.ended = now
         self._nbytes = nbytes
         self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
         self._next = first_number
@@ -102,6 +103,8 @@ class Transfer:
             self._no_plan(answer, now)
             return
         self._dry_since = None
+        if self.phase is Phase.LEASING:
+            self.planned_at = now
         self._spread(answer, now)
 
     def opened(self, number: int, digests: bytes, now: float) -> None:
@@ -122,7 +125,9 @@ class Transfer:
         if source is None or batch not in source.flying:
             return
         ranges, nbytes = source.flying.pop(batch)
-        source.since = now
+        source.since = self.last_at = now
+        if not self.got_bytes:
+            self.first_at = now
         wrong: list[Range] = []
         if self.proof.verify:
             wrong = self.proof.count(ranges, digests)
@@ -183,7 +188,7 @@ class Transfer:
         """Write from now on: every shard of the replica has its leases."""
         if self.phase is Phase.LEASED:
             self.phase = Phase.RUNNING
-            self.started = now
+            self.started = self.first_at = self.last_at = now
             self._advance(now)
 
     def stop(self) -> None:
@@ -315,7 +320,7 @@ class Transfer:
         if self._plan_at is not None and now >= self._plan_at and not self._planning and not self._is_closing():
             self._ask_plan(now)
         if self.phase is Phase.LEASING and not self._loose and not self._planning and self._all_open():
-            self.phase = Phase.LEASED
+            self.phase, self.leased_at = Phase.LEASED, now
         if self.phase is Phase.RUNNING:
             self._pump()
             if self.proof.whole:

@@ -1,10 +1,10 @@
 """The report of a finished read."""
 
-from tensorhub_agent.reports import report_of
+from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Plan, Share, SourceId
-from tensorhub_common.wire.worker import SourceReport
+from tensorhub_common.wire.worker import ReadStages, SourceReport
 
 
 def test_names_each_source_and_what_it_gave() -> None:
@@ -21,8 +21,8 @@ def test_names_each_source_and_what_it_gave() -> None:
     )
     transfer.tick(0.0)
     share = Share(source=SourceId("a", 1, "trainer", 0), transport="local", pieces=((0, 2),), nbytes=12, why="nearest")
-    transfer.planned(Plan(version=1, shares=(share,), why=""), 0.0)
-    transfer.opened(1, b"", 0.0)
+    transfer.planned(Plan(version=1, shares=(share,), why=""), 0.25)
+    transfer.opened(1, b"", 0.5)
     transfer.start(1.0)
     [(source, batch, _)] = transfer.todo().post
     transfer.batch_done(source, batch, b"", 2.0)
@@ -31,3 +31,6 @@ def test_names_each_source_and_what_it_gave() -> None:
     assert (report.nbytes, report.pieces, report.kept, report.retried) == (12, 2, 0, 0)
     assert (report.wire_s, report.total_s) == (2.0, 4.0)
     assert report.sources == (SourceReport(agent="a", replica="trainer", transport="local", nbytes=12, why="nearest"),)
+    assert stages_of(transfer, began=-1.0, now=5.0) == ReadStages(
+        round_s=1.0, plan_s=0.25, lease_s=0.25, start_s=0.5, first_s=1.0, wire_s=0.0, verify_s=1.0, ready_s=2.0
+    )

@@ -117,6 +117,29 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class ReadStages(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of a read by stage, in their order.
+
+    The round is the last one, if the log decided several times; a plan made in mid-read counts to the wire.
+    """
+
+    round_s: float
+    """From the call to the log's decision which version it reads."""
+    plan_s: float
+    lease_s: float
+    """Until every source has granted a lease and let this agent in."""
+    start_s: float
+    """Until every shard of the replica has its leases, and what stood here is no longer served."""
+    first_s: float
+    """Until the first batch of pieces stands here."""
+    wire_s: float
+    """Until the last does, checked against its digests if these are on."""
+    verify_s: float
+    """Until the whole is proven: without digests that takes the sources' word."""
+    ready_s: float
+    """Until the log says that the replica is ready."""
+
+
 class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a read went. `wire_s` is the time between the first piece asked for and the last verified."""
 
@@ -128,6 +151,7 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
     """Pieces that an earlier failed round of the same version had verified already."""
     sources: tuple[SourceReport, ...]
+    stages: ReadStages | None = None
 
 
 class Done(Frame, frozen=True, kw_only=True, tag="done"):
