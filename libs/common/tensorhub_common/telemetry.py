@@ -164,6 +164,14 @@ def extract(headers: Mapping[str, str] | None) -> Context:
     return _W3C.extract({key.lower(): value for key, value in (headers or {}).items()}, context=Context())
 
 
+def keep_foreign(span: dict[str, Any]) -> None:
+    """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent.
+
+    Its keys: `service`, `name`, `trace_id`, `span_id`, `parent_id` (hex digits; "" where there is no parent),
+    `start_ns`, `end_ns` (since the epoch), `attributes`, `links` (of traceparents), `error` (None where it went well).
+    """
+
+
 # ----------------------------------------------------------------------------------------------------------- process
 
 
