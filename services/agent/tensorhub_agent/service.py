@@ -26,6 +26,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
+from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_ask
 from tensorhub_common.wire.commands import PROTOCOL
@@ -89,7 +90,8 @@ class AgentService:
             beat.start()
             await answer_pings(bus, self.agent, "agent")
             _log.info("agent %s serves workers at %s", self.agent, settings.socket)
-            await self._turn(beat)
+            async with serving(f"agent {self.agent} serves workers at {settings.socket}"):
+                await self._turn(beat)
         if self._fault is not None:
             raise self._fault
 

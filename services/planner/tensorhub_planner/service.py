@@ -18,6 +18,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.layout import Layout
+from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
@@ -65,7 +66,8 @@ class Planner:
         )
         await answer_pings(self._bus, self._name, ROLE)
         _log.info("ready")
-        await self._catalogs.broken
+        async with serving(f"planner {self._name} answers"):
+            await self._catalogs.broken
 
     async def close(self) -> None:
         """Follow nothing any more; the questions end with the connection."""

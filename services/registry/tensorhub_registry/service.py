@@ -6,6 +6,7 @@ Here the pure cores meet the world: the lease and the connection drive `Leader`,
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
 from tensorhub_common.machine import Tick
+from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.wire.asks import Beat
 from tensorhub_registry import leader, liveness
@@ -64,13 +66,14 @@ class Registry:
         self._bus.watch(self._on_connection)
         await self._bus.subscribe(subjects.beats(), self._on_beat)
         self._on_connection(self._bus.is_connected)
-        async with asyncio.TaskGroup() as tasks:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._discover_always(), name="discover")
             tasks.create_task(self._subscribe_while_leading(), name="questions")
             tasks.create_task(self._expiring.append_all(), name="expiring")
             await self._lease.start()
             await self._lease.wait(held=True, timeout_s=FIRST_LEASE_WAIT_S)
             await answer_pings(self._bus, self.id, "registry")
+            await stack.enter_async_context(serving(f"registry {self.id} serves"))
             _log.info("ready", leads=self._leader.leads, jobs=len(self.jobs))
 
     async def close(self) -> None:
