@@ -44,6 +44,11 @@ class Reading:
     doubted: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
     got_bytes: int = 0
+    got_pieces: int = 0
+    retried: int = 0
+    """Of its pieces so many were asked for again, here or elsewhere."""
+    lost: str = ""
+    """Why it was left out before its end."""
 
     def patience_s(self, stall_s: float) -> float:
         """Return how long it may go on without progress."""

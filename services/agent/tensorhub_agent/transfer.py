@@ -134,9 +134,11 @@ class Transfer:
         else:
             source.unconfirmed.extend(ranges)
         source.got_bytes += nbytes
+        source.got_pieces += sum(count for _, count in ranges)
         self.got_bytes += nbytes
         if wrong:
             self._loose.extend(wrong)
+            source.retried += sum(count for _, count in wrong)
             self.retried += sum(count for _, count in wrong)
             self._doubt(source)
         self._advance(now)
@@ -158,13 +160,14 @@ class Transfer:
         source.unconfirmed.clear()
         self._advance(now)
 
-    def lost(self, number: int, _reason: str, now: float) -> None:
+    def lost(self, number: int, reason: str, now: float) -> None:
         """Leave a source out. What it has under way is asked for elsewhere only once it is closed."""
         source = self.sources.get(number)
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
         if not source.doubted:
             self.avoid.append(source.share.source)
+        source.lost = reason
         self._close(source)
         self._advance(now)
 
@@ -175,6 +178,7 @@ class Transfer:
             return
         source.phase = SourcePhase.CLOSED
         for ranges, _ in source.flying.values():
+            source.retried += sum(count for _, count in ranges)
             self.retried += sum(count for _, count in ranges)
             self._loose.extend(ranges)
         self._loose.extend(source.unconfirmed)
