@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from tensorhub_common.wire import asks, commands, events, transfer
+from tensorhub_common.wire import asks, commands, events, traces, transfer
 
 Json = dict[str, Any]
 Kind = type[msgspec.Struct]
@@ -41,11 +41,14 @@ _VALUES: Final[Json] = {
     "agents": [],
     "at_seq": 4711,
     "attempt": 1,
+    "attributes": {"tensorhub.version": 12, "tensorhub.replica": "rollout-3", "tensorhub.bytes": 1073741824},
     "avoid": [],
+    "begins": "5f2c",
     "by": {"lane": "node-1-0/3", "incarnation": 1763692800123, "n": 17},
     "cmd": 4711,
     "digests": "MDEyMzQ1Njc4OWFiY2RlZg==",
     "dropped": [],
+    "end_ns": 1763692800612000000,
     "endpoint": "/run/tensorhub/node-1-0.transport",
     "error": "VersionUnavailable",
     "events": [],
@@ -57,13 +60,17 @@ _VALUES: Final[Json] = {
     "i": 1,
     "id": "registry-0",
     "incarnation": 1763692800123,
+    "instance": "node-2-0",
     "job": "run-7",
     "k": 1,
     "kept": [],
     "last": 12,
     "layout": "b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af",
     "lease": "run-7:bGVhc2U",
+    "left_out": 0,
+    "limit": 20,
     "lines": ["  4711.1/2  version.published    version=12 replica=trainer  by node-1-0/3"],
+    "links": [{"trace": "0af7651916cd43dd8448eb211c80319c", "span": "b7ad6b7169203331"}],
     "live": True,
     "members": [],
     "message": "version 12 of model 'policy' has no live holder; available now: none",
@@ -71,12 +78,15 @@ _VALUES: Final[Json] = {
     "model": "policy",
     "models": [],
     "n": 17,
+    "name": "transfer",
     "nbytes": 1073741824,
     "of": 4705,
     "outcome": "version.published",
+    "parent": "00f067aa0ba902b7",
     "patient": True,
     "pid": 4242,
     "pieces": [[0, 256]],
+    "process": "node-2-0",
     "protocol": commands.PROTOCOL,
     "published_at": 1763692800.25,
     "publisher": "trainer",
@@ -90,18 +100,23 @@ _VALUES: Final[Json] = {
     "roots": ["6c78e0e3bd51d358d01e758642b85fb8", "99aa06d3014798d86001c324468d497f"],
     "round": 4699,
     "seq": 4711,
+    "service": "tensorhub-agent",
     "shard": 0,
     "shards": 2,
     "shares": [],
     "siblings": [[1, "b996adfe1be9b807ff5a7052fc4dc57188bc9aab0bd886f2b51d9443400730af"]],
     "site": "berlin",
     "source": _SOURCE,
+    "span": "5f2c9a1b7d3e4f60",
+    "spans": [],
     "spot": False,
+    "start_ns": 1763692800250000000,
     "state": "available",
     "term": 3,
     "ticket": "run-7:dGlja2V0",
     "ticket_s": 5.0,
     "time": 1763692800.25,
+    "trace": "0af7651916cd43dd8448eb211c80319c",
     "transport": "local",
     "verb": "publish",
     "version": 12,
@@ -119,6 +134,7 @@ _SPECIAL: Final[Json] = {
     "Join.holds": [{"model": "policy", "replica": "trainer", "shard": 0, "version": 12, "root": _VALUES["root"]}],
     "Expire.by": {"lane": "_registry", "incarnation": 3, "n": 1},
     "AgentLost.by": {"lane": "_registry", "incarnation": 3, "n": 1},
+    "Span.error": None,
     "CommandRepeated.error": None,
     "CommandRepeated.message": None,
     "LeaseGrant.pieces": 256,
@@ -256,6 +272,8 @@ def _fill(book: _Book) -> None:
     book.ask("status", f"{_JOB}.ask.status", None, [asks.Status, no])
     book.ask("story", f"{_JOB}.ask.story", asks.StoryAsk, [asks.Story, no])
     book.ask("plan", f"{_JOB}.ask.plan", transfer.Demand, [transfer.Plan, transfer.Refusal, no])
+    book.ask("transfers", f"{_JOB}.ask.transfers", traces.TransfersAsk, [traces.Spans, no])
+    book.ask("spans", f"{_JOB}.ask.spans", traces.SpansAsk, [traces.Spans, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [asks.Pong])
     lease, digests = f"{_HUB}.agent.{{agent}}.lease", f"{_HUB}.agent.{{agent}}.digests"
     book.ask("lease", lease, transfer.LeaseAsk, [transfer.LeaseGrant, transfer.LeaseRefusal], _MSGPACK)
