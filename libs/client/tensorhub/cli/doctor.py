@@ -1,15 +1,17 @@
 """`tensorhub doctor`: is all here that a hub needs, and does it answer?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import typer
 
-from tensorhub.cli import options
+from tensorhub.cli import options, transport_advice, transport_probes
 from tensorhub.cli.finding import Finding
 from tensorhub.cli.hub_checks import hub
 from tensorhub.cli.machine_checks import machine
 from tensorhub.cli.output import json_line, line
 from tensorhub.cli.running import SAID_NO, job_of, run, settings_of
+from tensorhub.cli.running_agents import running_agents
 from tensorhub_common.settings import Settings
 
 
@@ -19,6 +21,9 @@ def doctor(
     json: options.Json = False,
     directory: options.Directory = None,
     nats: options.Nats = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Don't try the ways for bytes between hosts, which takes some seconds.")
+    ] = False,
 ) -> None:
     """Check this machine and the hub, and say what to do about what is wrong."""
     settings = settings_of(directory)
@@ -34,9 +39,17 @@ def doctor(
 
     for finding in machine(settings):
         tell(finding)
+    for finding in () if quick else _transports(settings):
+        tell(finding)
     run(_hub(settings, job_of(job, settings), nats, tell))
     if "fail" in levels:
         raise typer.Exit(SAID_NO)
+
+
+def _transports(settings: Settings) -> Iterator[Finding]:
+    agent = next(iter(running_agents(settings)), None)
+    found = transport_probes.find(agent.environment, agent.interpreter) if agent else transport_probes.find(None, None)
+    return transport_advice.judge(found)
 
 
 async def _hub(settings: Settings, job: str, nats: str | None, tell: Callable[[Finding], None]) -> None:

@@ -1,0 +1,28 @@
+"""The probe of `tensorhub doctor` brings real bytes over UCX, from one process to another."""
+
+import os
+import sys
+
+import pytest
+
+from tensorhub.cli.transport_facts import Broken, Carried, Ucx, Way
+from tensorhub.cli.transport_probes import Probe
+
+pytest.importorskip("libucx", reason="pip install 'tensorhub[agent]'")
+
+
+def test_bytes_over_tcp() -> None:
+    probe = Probe(sys.executable, os.environ)
+    ucx = probe.about({})
+    assert isinstance(ucx, Ucx), ucx
+    assert "tcp" in ucx.components
+    carried = probe.carry(Way("tcp", {"UCX_TLS": "tcp"}))
+    assert isinstance(carried, Carried), carried
+    assert carried.gbps > 0
+    assert all(lane.startswith("tcp/") for lane in carried.lanes)
+    assert carried.lanes
+
+
+def test_what_is_not_there_is_said_by_ucx() -> None:
+    result = Probe(sys.executable, os.environ).carry(Way("none", {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "none-such"}))
+    assert isinstance(result, Broken), result
