@@ -1,14 +1,19 @@
-"""Whether a process of the hub lives, by its id: each answers `subjects.ping(id)`."""
+"""Whether a process of the hub lives, by its id: each answers `subjects.ping(id)` once it is ready to serve."""
 
+import asyncio
 import os
+import sys
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Service
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.names import check_name
+from tensorhub_common.settings import load
 from tensorhub_common.subjects import ping as ping_subject
 from tensorhub_common.wire.asks import Pong
 from tensorhub_common.wire.commands import PROTOCOL
@@ -32,3 +37,24 @@ async def ping(bus: Bus, process: str, timeout_s: float = PING_TIMEOUT_S) -> Pon
         return msgspec.json.decode(await bus.request(ping_subject(process), b"", timeout_s), type=Pong)
     except (NoBus, NoAnswer, NoResponder, msgspec.MsgspecError):
         return None
+
+
+async def _main(process: str) -> str | None:
+    """Ping once and return what is wrong."""
+    settings = load(os.environ)
+    if settings.nats is None:
+        return "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
+    try:
+        bus = await connect(settings.nats, name=f"ping {process}", credentials=settings.credentials)
+        async with bus:
+            pong = await ping(bus, check_name("process", process))
+    except TensorHubError as why:
+        return str(why)
+    return None if pong is not None else f"{process} does not answer within {PING_TIMEOUT_S:g} s: look into its log"
+
+
+if __name__ == "__main__":
+    # Health checks: `python -m tensorhub_common.bus.pings agent-0` ends with 0 once that process serves.
+    if len(sys.argv) != 2:  # noqa: PLR2004 (the program and one argument)
+        sys.exit("name one process, as in: python -m tensorhub_common.bus.pings registry-0")
+    sys.exit(asyncio.run(_main(sys.argv[1])))
