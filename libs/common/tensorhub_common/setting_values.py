@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from tensorhub_common.errors import InvalidName
@@ -23,6 +23,13 @@ _NATS_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["console", "json"]
+
+
+class Listen(NamedTuple):
+    """Where a server listens. Port 0: a free one is picked."""
+
+    host: str
+    port: int
 
 
 def seconds(least: float, *, above: bool = False) -> Callable[[str], float]:
@@ -113,6 +120,21 @@ def nats_url(text: str) -> str | None:
     if not fits:
         raise ValueError("must be the address of a NATS server: nats:// (or tls://, ws://, wss://), a host and a port")
     return text
+
+
+def listen(text: str) -> Listen | None:
+    """Take a port of this machine's loopback, an address and a port, or none."""
+    if not text:
+        return None
+    try:
+        parts = urlsplit(f"//127.0.0.1:{text}" if text.isdecimal() else f"//{text}")
+        host, port = parts.hostname, parts.port
+        fits = host is not None and port is not None and parts.netloc == parts.geturl()[2:] and "@" not in text
+    except ValueError:
+        host, port, fits = None, None, False
+    if not fits or host is None or port is None:
+        raise ValueError("must be a port, or an address and a port with ':' between")
+    return Listen(host, port)
 
 
 def log_level(text: str) -> LogLevel:

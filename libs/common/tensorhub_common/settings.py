@@ -225,6 +225,20 @@ class Settings:
         example="json",
         meaning="Log lines for people, or one JSON object a line.",
     )
+    metrics: values.Listen | None = _variable(
+        values.listen,
+        "",
+        unit="port or address:port",
+        example="127.0.0.1:9464",
+        meaning="Where a service shows its metrics to Prometheus. A port alone: for this machine; 0: a free one.",
+    )
+    spans_bytes_max: int = _variable(
+        values.byte_count(64 << 10),
+        "16MiB",
+        unit="bytes",
+        example="64MiB",
+        meaning="How much of its finished spans a service keeps on disk, for `tensorhub trace`.",
+    )
     registry_id: str = _variable(
         values.name("registry"),
         "registry-0",

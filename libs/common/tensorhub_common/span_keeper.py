@@ -1,0 +1,150 @@
+"""Keeps a process's finished spans, without ever holding up whoever finishes one.
+
+`on_end` only appends to a queue. A thread of the keeper's own turns what is queued into lines and writes them, batch
+after batch. Always true: the queue has a bound, and what finds it full is dropped and counted; a full disk or a
+directory that can't be written costs spans and one warning, and never an error of the service.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+
+from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.wire.traces import Attribute, Link, Span
+
+QUEUE_SPANS_MAX: Final = 8_192
+"""So many finished spans wait to be written; what comes on top is dropped."""
+
+BATCH_SPANS_MAX: Final = 512
+WRITE_EVERY_S: Final = 0.5
+"""A finished span stands in the files this much later, or when somebody asks for it."""
+
+CLOSE_S_MAX: Final = 1.0
+TEXT_CHARS_MAX: Final = 1_000
+"""An attribute's text is cut to this."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class SpanKeeper(SpanProcessor):
+    """The keeper of one process, from its construction to `shutdown`."""
+
+    def __init__(self, files: SpanFiles) -> None:
+        """Begin to keep spans in these files."""
+        self.files = files
+        self.dropped = 0
+        """How many spans were not kept, for whatever reason."""
+        self._queue: deque[ReadableSpan | Span] = deque()
+        self._warned = False
+        self._closed = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._write_always, name="span-keeper", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a finished span of this process."""
+        self._take(span)
+
+    def keep(self, span: Mapping[str, object]) -> bool:
+        """Take a finished span of another process, as `Span` has it; one that can't be read is dropped, and False."""
+        try:
+            self._take(msgspec.convert(span, Span))
+        except msgspec.MsgspecError:
+            self.dropped += 1
+            return False
+        return True
+
+    def _take(self, span: ReadableSpan | Span) -> None:
+        if len(self._queue) >= QUEUE_SPANS_MAX:
+            self.dropped += 1
+        else:
+            self._queue.append(span)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Write what is queued now. Tells whether all of it stands in the files."""
+        deadline = time.monotonic() + timeout_millis / 1e3
+        if not self._writing.acquire(timeout=max(timeout_millis / 1e3, 0)):
+            return False
+        try:
+            while self._queue and time.monotonic() < deadline:
+                if not self._write_batch():
+                    break
+            return not self._queue
+        finally:
+            self._writing.release()
+
+    def newest(self, about: bytes, wanted: Callable[[Span], bool], count_max: int) -> tuple[list[Span], int]:
+        """Look through the files, and what was still queued; see `SpanFiles.newest`."""
+        self.force_flush(round(WRITE_EVERY_S * 1e3))
+        return self.files.newest(about, wanted, count_max)
+
+    def shutdown(self) -> None:
+        """Write what is left, within a bound, and take no more."""
+        self._closed.set()
+        self._thread.join(CLOSE_S_MAX)
+
+    def _write_always(self) -> None:
+        while not self._closed.wait(WRITE_EVERY_S):
+            self.force_flush()
+        self.force_flush()
+
+    def _write_batch(self) -> bool:
+        """Write some of the queue; False when another process is writing just now, and it should be tried again."""
+        batch = [self._queue[index] for index in range(min(len(self._queue), BATCH_SPANS_MAX))]
+        try:
+            spans = [span if isinstance(span, Span) else span_of(span) for span in batch]
+            too_long = self.files.append(spans)
+        except Exception as why:  # noqa: BLE001 (whatever a span holds or a disk does, the service goes on)
+            too_long = len(batch)
+            if not self._warned:
+                self._warned = True
+                _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)
+        if too_long is None:
+            return False
+        self.dropped += too_long
+        for _ in batch:
+            self._queue.popleft()
+        return True
+
+
+def span_of(span: ReadableSpan) -> Span:
+    """Return a finished span of OpenTelemetry's in the hub's own form."""
+    context = span.get_span_context()
+    assert context is not None, "a finished span has ids"
+    resource = span.resource.attributes
+    failed = span.status.status_code is StatusCode.ERROR
+    return Span(
+        trace=format_trace_id(context.trace_id),
+        span=format_span_id(context.span_id),
+        parent=None if span.parent is None else format_span_id(span.parent.span_id),
+        name=span.name[:TEXT_CHARS_MAX],
+        service=str(resource.get("service.name", "")),
+        instance=str(resource.get("service.instance.id", "")),
+        start_ns=span.start_time or 0,
+        end_ns=span.end_time or 0,
+        error=(span.status.description or "failed")[:TEXT_CHARS_MAX] if failed else None,
+        attributes={str(key): _attribute(value) for key, value in (span.attributes or {}).items()},
+        links=tuple(
+            Link(trace=format_trace_id(link.context.trace_id), span=format_span_id(link.context.span_id))
+            for link in span.links
+        ),
+    )
+
+
+def _attribute(value: object) -> Attribute:
+    match value:
+        case str():
+            return value[:TEXT_CHARS_MAX]
+        case bool() | int() | float():
+            return value
+        case list() | tuple():
+            return tuple(each if isinstance(each, bool | int | float) else str(each)[:TEXT_CHARS_MAX] for each in value)
+        case _:
+            return str(value)[:TEXT_CHARS_MAX]
