@@ -7,14 +7,16 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.callers import Waiting
 from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish, Key
-from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent, Waiting
+from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent
 from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.shard import Place
 from tensorhub_agent.workers import Worker
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
 from tensorhub_common.layout import Layout, difference, layout_digest
 from tensorhub_common.names import check_name
+from tensorhub_common.telemetry import keep_foreign
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import (
     Attach,
@@ -28,6 +30,7 @@ from tensorhub_common.wire.worker import (
     RegisterCall,
     ReleaseCall,
     ShardCall,
+    Traced,
     UnpublishCall,
 )
 
@@ -98,6 +101,8 @@ class Desk:
                 session.job.carry_out(session.job.core.loaded(key))
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
+        elif isinstance(frame, Traced):
+            keep_foreign(msgspec.to_builtins(frame.span))
         else:
             raise BadCommand("'attach' may be said once only")
 
@@ -109,10 +114,10 @@ class Desk:
             )
             return
         job = session.job
-        number = job.begin_call(Waiting(session.worker, frame.call, frame.handle))
+        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle))
         now = asyncio.get_running_loop().time()
-        call = _core_call(frame, number, session.worker.number, now)
-        job.carry_out(job.core.called(key, call, now))
+        cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None
+        job.call(key, _core_call(frame, number, session.worker.number, now), now, cause)
 
     async def _register(self, session: Session, frame: RegisterCall) -> None:
         try:
@@ -169,10 +174,10 @@ class Desk:
         if core.session is not None:
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = self._new_handle(session, key)
-        number = job.begin_call(Waiting(session.worker, frame.call, handle, registers=key))
+        number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key))
         now = asyncio.get_running_loop().time()
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
-        job.carry_out(job.core.called(key, call, now))
+        job.call(key, call, now)
 
     async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
@@ -182,7 +187,7 @@ class Desk:
             key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation
         )
         handle = self._new_handle(session, key)
-        number = job.begin_call(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
+        number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
         job.concern(key.replica)
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))

@@ -6,16 +6,18 @@ All decisions are the core's. This file carries out its effects in their order a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
 import msgspec
 
+from tensorhub_agent.callers import Callers
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
     Answer,
+    AnyCall,
     AnyEffect,
     AskPlan,
     BreakLease,
@@ -40,25 +42,26 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.manifest import Adopted
-from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Held, Memory, Place
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
-from tensorhub_agent.transfer import NO_ANSWER
+from tensorhub_agent.tracing import NO_HEADERS, Tracing
+from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.workers import Worker
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.layout import Layout, shared_mismatch
+from tensorhub_common.spanmaker import SpanMaker
 from tensorhub_common.subjects import ask, events_of, hub_ask
+from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import Error, OpenJob
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
 from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, PlanAnswer, Refusal, SourceId
-from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered
 
 OPEN_ASK_S: Final = 5.0
 JOIN_S_MAX: Final = 10.0
@@ -67,22 +70,10 @@ JOIN_S_MAX: Final = 10.0
 PLAN_ASK_S: Final = 0.9
 """A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
 
-PROGRESS_S: Final = 0.25
 FOLLOW_AGAIN_S: Final = 0.2
 
 _log: Final = logging.getLogger(__name__)
 _plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Who waits for a call of the core's: a worker's call, or the registration of a shard."""
-
-    worker: Worker
-    call: int
-    handle: int
-    registers: Key | None = None
-    fresh: bool = False
 
 
 class JobAgent:
@@ -101,15 +92,14 @@ class JobAgent:
         self._joblog = JobLog(around.bus, job)
         self._lanes = Lanes(self._joblog, self._open_job)
         self._sources = Sources(job, around.bus, around.transport, self._news)
-        self._waiting: dict[int, Waiting] = {}
-        self._calls = 0
+        self.callers = Callers(self.core.shards, self.shelf)
+        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=SpanMaker.of())
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
         self._concerns = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
-        self._progress: asyncio.Task[None] | None = None
 
     # Standing in the log.
 
@@ -139,7 +129,7 @@ class JobAgent:
                 self.rejoin(self._around.incarnation.number)
                 async with contextlib.aclosing(self._joblog.follow(start, events_of(self.job))) as entries:
                     async for entry in entries:
-                        self._on_entry(entry.data)
+                        self._on_entry(entry.data, entry.headers)
             except (LogGap, LogShorter, LogMissing) as why:
                 _log.error("the log of job %s is not what it was (%s); joining it anew", self.job, why)
             except TensorHubError as why:
@@ -172,7 +162,7 @@ class JobAgent:
         around = self._around
         self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time()))
 
-    def _on_entry(self, data: bytes) -> None:
+    def _on_entry(self, data: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         # Most events of a busy job are about other agents' shards; not to read them is a third of this process's work.
         for word in self._concerns:
             if word in data:
@@ -184,6 +174,7 @@ class JobAgent:
         except msgspec.MsgspecError as why:
             _log.warning("an entry of the log is no event that this agent knows: %s", why)
             return
+        self._tracing.event(event, headers)
         self.carry_out(self.core.on_event(event, self._loop.time()))
         if isinstance(event, AgentJoined) and self.core.joined and not self._joined.is_set():
             self._around.joined(self.core.incarnation)
@@ -198,15 +189,15 @@ class JobAgent:
     def carry_out(self, effects: list[AnyEffect]) -> None:
         """Do what the core wants, in order."""
         for effect in effects:
-            self._do(effect)
+            self._do(effect, self._tracing.effect(effect, self.core.shards))
         self._set_timer()
 
-    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912 (one line for each effect)
+    def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912 (one line for each effect)
         match effect:
             case Say():
-                self._lanes.say(effect.command)
+                self._lanes.say(effect.command, cause)
             case Answer() | Raise():
-                self._answer(effect)
+                self.callers.answer(effect, cause)
             case Hold():
                 self._hold(effect)
             case Digest():
@@ -216,11 +207,11 @@ class JobAgent:
             case CheckSiblings():
                 self._spawn(self._check_siblings(effect.key, effect.siblings))
             case AskPlan():
-                self._spawn(self._plan(effect))
+                self._spawn(self._plan(effect, cause))
             case OpenSource():
                 me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
-                self._sources.open(effect, me)
-                self._show_progress()
+                self._sources.open(effect, me, cause)
+                self.callers.show_progress()
             case Post():
                 place = self.shelf.places[effect.key]
                 self._sources.post(effect, place.segment, place.table, digests=self.core.limits.digests)
@@ -238,6 +229,7 @@ class JobAgent:
                 self._around.fenced()
 
     def _news(self, news: ShardNews) -> None:
+        self._tracing.news(news)
         self.carry_out(self.core.on_news(news, self._loop.time()))
 
     def _set_timer(self) -> None:
@@ -289,12 +281,14 @@ class JobAgent:
                 break
         self._news(SiblingsChecked(key, mismatch))
 
-    async def _plan(self, effect: AskPlan) -> None:
-        self._news(PlanCame(effect.key, effect.number, await self._ask_plan(effect.demand)))
+    async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
+        answer = await self._ask_plan(effect.demand, headers_of(cause))
+        self._news(PlanCame(effect.key, effect.number, answer))
 
-    async def _ask_plan(self, demand: Demand) -> PlanAnswer:
+    async def _ask_plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
+        question = msgspec.json.encode(demand)
         try:
-            body = await self._around.bus.request(ask(self.job, "plan"), msgspec.json.encode(demand), PLAN_ASK_S)
+            body = await self._around.bus.request(ask(self.job, "plan"), question, PLAN_ASK_S, headers)
             answer = _plans.decode(body)
         except (TensorHubError, msgspec.MsgspecError) as why:
             return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
@@ -308,75 +302,30 @@ class JobAgent:
 
     # Workers.
 
-    def begin_call(self, waiting: Waiting) -> int:
-        """Number a call of the core's; `waiting` says who is told of its end."""
-        self._calls += 1
-        self._waiting[self._calls] = waiting
-        return self._calls
-
-    def _answer(self, effect: Answer | Raise) -> None:
-        waiting = self._waiting.pop(effect.call, None)
-        if waiting is None:
-            return
-        if isinstance(effect, Raise):
-            waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
-        elif waiting.registers is not None:
-            self.tell_registered(waiting, waiting.registers)
-        else:
-            waiting.worker.tell(Done(call=waiting.call, version=effect.version, report=effect.report))
-
-    def tell_registered(self, waiting: Waiting, key: Key) -> None:
-        """Hand a shard's segment to its worker."""
-        core = self.core.shards[key]
-        segment = self.shelf.places[key].segment
-        ready = str(core.held.memory) == "ready"
-        waiting.worker.tell(
-            Registered(
-                call=waiting.call,
-                handle=waiting.handle,
-                nbytes=segment.nbytes,
-                version=core.held.version if ready else None,
-                fresh=waiting.fresh,
-            ),
-            segment.open_writable(),
-        )
-        if core.replica_version is not None:
-            waiting.worker.tell(Holds(handle=waiting.handle, version=core.replica_version))
+    def call(self, key: Key, call: AnyCall, now: float, traceparent: str | None = None) -> None:
+        """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
+        self._tracing.called(key, call, traceparent)
+        self.carry_out(self.core.called(key, call, now))
 
     def _hold(self, effect: Hold) -> None:
-        core = self.core.shards.get(effect.key)
-        if core is not None and core.session is not None:
-            self._around.tell_holds(core.session, self.job, effect.key, effect.version)
+        session = self.callers.session_of(effect)
+        if session is not None:
+            self._around.tell_holds(session, self.job, effect.key, effect.version)
 
     def worker_gone(self, worker: Worker) -> None:
         """A worker's connection ended."""
         self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
 
-    def _show_progress(self) -> None:
-        if self._progress is None or self._progress.done():
-            self._progress = asyncio.create_task(self._tell_progress())
-
-    async def _tell_progress(self) -> None:
-        """Tell each reading worker how far its read is, a few times a second, while there is one."""
-        busy = True
-        while busy:
-            await asyncio.sleep(PROGRESS_S)
-            busy = False
-            for core in self.core.shards.values():
-                operation = core.operation
-                if isinstance(operation, ReadOperation) and operation.transfer is not None:
-                    busy = True
-                    waiting = self._waiting.get(operation.call.call)
-                    if waiting is not None:
-                        done, total = operation.transfer.got_bytes, sum(core.place.nbytes)
-                        waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
-
     # Readers.
 
-    def lease_asked(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer:
+    def lease_asked(
+        self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> LeaseAnswer:
         """Answer a reader's agent."""
+        began_ns = time.time_ns()
         endpoint = self._around.transport.endpoint
         answer = self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        self._tracing.lease_asked(question, answer, headers, began_ns)
         self._set_timer()
         return answer
 
@@ -394,9 +343,11 @@ class JobAgent:
         """End: nothing is written any more when this returns."""
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._tasks, *([self._progress] if self._progress is not None else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.callers.stop()
         await self._sources.stop()
         await self._lanes.close()
+        self._tracing.close()

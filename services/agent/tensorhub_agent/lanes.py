@@ -15,7 +15,7 @@ from tensorhub_common.bus.failures import LogMissing, MessageTooLarge
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
-from tensorhub_common.telemetry import inject
+from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand
 
@@ -37,8 +37,8 @@ class Lanes:
         self._waiting: dict[str, deque[tuple[AnyCommand, dict[str, str]]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def say(self, command: AnyCommand) -> None:
-        """Append the command after all earlier ones of its lane."""
+    def say(self, command: AnyCommand, cause: TraceContext | None = None) -> None:
+        """Append the command after all earlier ones of its lane. `cause` is the span that it belongs to."""
         by = command.by
         if by is None:
             raise ValueError(f"an agent's command must name its sender: {command}")
@@ -46,7 +46,7 @@ class Lanes:
         if len(queue) >= WAITING_MAX:
             _log.error("lane %s has %d commands waiting; %s is dropped", by.lane, len(queue), command)
             return
-        queue.append((command, inject({})))
+        queue.append((command, headers_of(cause)))
         if by.lane not in self._tasks:
             self._tasks[by.lane] = asyncio.create_task(self._run(by.lane, queue))
 

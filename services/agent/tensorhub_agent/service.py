@@ -222,7 +222,7 @@ class AgentService:
         answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
         if job is not None:
             name = f"{ask.job}:{secrets.token_hex(8)}"
-            answer = job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}")
+            answer = job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
         return msgspec.msgpack.encode(answer)
 
     async def _on_digests_ask(self, message: Message) -> bytes:

@@ -31,6 +31,7 @@ from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.subjects import agent_ask
+from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.transfer import (
     DIGESTS_PAGE_PIECES,
     DigestsAsk,
@@ -74,16 +75,16 @@ class Sources:
         self._job, self._bus, self._transport, self._tell = job, bus, transport, tell
         self._open: dict[tuple[Key, int], Source] = {}
 
-    def open(self, effect: OpenSource, reader: SourceId) -> None:
-        """Get a lease and open the transport with its ticket."""
-        task = asyncio.create_task(self._opened(effect, reader))
+    def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
+        """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
+        task = asyncio.create_task(self._opened(effect, reader, headers_of(cause)))
         self._open[effect.key, effect.source] = Source(task)
 
-    async def _opened(self, effect: OpenSource, reader: SourceId) -> None:
+    async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
         try:
-            grant = await self._lease(effect, reader)
-            digests = await self._digests(effect.share.source.agent, grant)
+            grant = await self._lease(effect, reader, headers)
+            digests = await self._digests(effect.share.source.agent, grant, headers)
             session = await self._transport.open(
                 grant,
                 reader=reader.agent,
@@ -99,7 +100,7 @@ class Sources:
         source.session = session
         self._tell(SourceOpened(key, number, digests))
 
-    async def _lease(self, effect: OpenSource, reader: SourceId) -> LeaseGrant:
+    async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
         ask = LeaseAsk(
             job=self._job,
             model=effect.key.model,
@@ -109,7 +110,7 @@ class Sources:
             reader=reader,
         )
         subject = agent_ask(effect.share.source.agent, "lease")
-        body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S)
+        body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
         try:
             answer = _grants.decode(body)
         except msgspec.MsgspecError as why:
@@ -118,11 +119,13 @@ class Sources:
             raise SourceGone(answer.reason)
         return answer
 
-    async def _digests(self, agent: str, grant: LeaseGrant) -> bytes:
+    async def _digests(self, agent: str, grant: LeaseGrant, headers: dict[str, str]) -> bytes:
         digests = bytearray(grant.digests)
         while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
             ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
-            body = await self._bus.request(agent_ask(agent, "digests"), msgspec.msgpack.encode(ask), LEASE_ASK_S)
+            body = await self._bus.request(
+                agent_ask(agent, "digests"), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
+            )
             page = msgspec.msgpack.decode(body, type=DigestsPage).digests
             if not page or len(page) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
                 raise SourceGone("its digests did not come whole")

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.wire.commands import Wish
+from tensorhub_common.wire.traces import Span
 
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 """A layout of a million tensors fits; anything larger is no frame of ours."""
@@ -70,9 +71,10 @@ class ShardCall(Call, frozen=True, kw_only=True):
 
 
 class PublishCall(ShardCall, frozen=True, kw_only=True, tag="publish"):
-    """Publish what the shard's memory holds."""
+    """Publish what the shard's memory holds. `traceparent` names the worker's own publish span."""
 
     version: int | None
+    traceparent: str | None = None
 
 
 class UnpublishCall(ShardCall, frozen=True, kw_only=True, tag="unpublish"):
@@ -80,10 +82,14 @@ class UnpublishCall(ShardCall, frozen=True, kw_only=True, tag="unpublish"):
 
 
 class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
-    """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound."""
+    """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound.
+
+    `traceparent` names the span that is active in the engine, if there is one; the transfer's is linked to it.
+    """
 
     want: Wish
     wait_s: float | None = None
+    traceparent: str | None = None
 
 
 class ReleaseCall(ShardCall, frozen=True, kw_only=True, tag="release"):
@@ -160,6 +166,8 @@ class Done(Frame, frozen=True, kw_only=True, tag="done"):
     call: int
     version: int | None = None
     report: ReadReport | None = None
+    traceparent: str | None = None
+    """The span that the worker's own belongs to: the version's publication, or the transfer."""
 
 
 class Failed(Frame, frozen=True, kw_only=True, tag="failed"):
@@ -168,6 +176,13 @@ class Failed(Frame, frozen=True, kw_only=True, tag="failed"):
     call: int
     error: str
     message: str
+    traceparent: str | None = None
+
+
+class Traced(Frame, frozen=True, kw_only=True, tag="traced"):
+    """A span that the worker has made of a call that is over, for its agent to keep."""
+
+    span: Span
 
 
 class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
@@ -185,5 +200,5 @@ class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
     version: int | None
 
 
-FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded
+FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
 FromAgent = Attached | Refused | Registered | Done | Failed | Progress | Holds

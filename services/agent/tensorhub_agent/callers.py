@@ -1,0 +1,112 @@
+"""Who waits for the calls of one job's cores: workers, by the number that a call has here.
+
+Always true: each call is answered once, on the connection that it came by.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_agent.effects import Answer, Hold, Key, Raise
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.shelf import Shelf
+from tensorhub_agent.workers import Worker
+from tensorhub_common.tracecontext import TraceContext
+from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered
+
+PROGRESS_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Who waits for a call of the core's: a worker's call, or the registration of a shard."""
+
+    worker: Worker
+    call: int
+    handle: int
+    registers: Key | None = None
+    fresh: bool = False
+
+
+class Callers:
+    """The calls under way of one job."""
+
+    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf) -> None:
+        """Look at the core's shards, and at the memory that they stand in."""
+        self._shards, self._shelf = shards, shelf
+        self._waiting: dict[int, Waiting] = {}
+        self._calls = 0
+        self._progress: asyncio.Task[None] | None = None
+
+    def begin(self, waiting: Waiting) -> int:
+        """Number a call of the core's; `waiting` says who is told of its end."""
+        self._calls += 1
+        self._waiting[self._calls] = waiting
+        return self._calls
+
+    def answer(self, effect: Answer | Raise, place: TraceContext | None) -> None:
+        """Tell whoever waits what became of the call, and the span that its own belongs to."""
+        waiting = self._waiting.pop(effect.call, None)
+        if waiting is None:
+            return
+        traceparent = None if place is None else place.traceparent
+        if isinstance(effect, Raise):
+            waiting.worker.tell(
+                Failed(call=waiting.call, error=effect.error, message=effect.message, traceparent=traceparent)
+            )
+        elif waiting.registers is not None:
+            self._tell_registered(waiting, waiting.registers)
+        else:
+            waiting.worker.tell(
+                Done(call=waiting.call, version=effect.version, report=effect.report, traceparent=traceparent)
+            )
+
+    def _tell_registered(self, waiting: Waiting, key: Key) -> None:
+        """Hand a shard's segment to its worker."""
+        core = self._shards[key]
+        segment = self._shelf.places[key].segment
+        ready = str(core.held.memory) == "ready"
+        waiting.worker.tell(
+            Registered(
+                call=waiting.call,
+                handle=waiting.handle,
+                nbytes=segment.nbytes,
+                version=core.held.version if ready else None,
+                fresh=waiting.fresh,
+            ),
+            segment.open_writable(),
+        )
+        if core.replica_version is not None:
+            waiting.worker.tell(Holds(handle=waiting.handle, version=core.replica_version))
+
+    def session_of(self, effect: Hold) -> int | None:
+        """Return the connection of the worker that is to hear what its replica holds."""
+        core = self._shards.get(effect.key)
+        return None if core is None else core.session
+
+    def show_progress(self) -> None:
+        """Tell each reading worker how far its read is, a few times a second, while there is one."""
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.create_task(self._tell_progress())
+
+    async def _tell_progress(self) -> None:
+        busy = True
+        while busy:
+            await asyncio.sleep(PROGRESS_S)
+            busy = False
+            for core in self._shards.values():
+                operation = core.operation
+                if isinstance(operation, ReadOperation) and operation.transfer is not None:
+                    busy = True
+                    waiting = self._waiting.get(operation.call.call)
+                    if waiting is not None:
+                        done, total = operation.transfer.got_bytes, sum(core.place.nbytes)
+                        waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
+
+    async def stop(self) -> None:
+        """Tell no more."""
+        if self._progress is not None:
+            self._progress.cancel()
+            await asyncio.gather(self._progress, return_exceptions=True)

@@ -1,0 +1,194 @@
+"""From a call's note, when it is over, to the spans that tell it. Pure; docs/tracing.md lists what stands in them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_agent.effects import Key
+from tensorhub_agent.notes import Note, PlanNote, PublishNote, ReadNote, SourceNote
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Refusal
+
+NS_PER_S: Final = 1_000_000_000
+GB: Final = 1_000_000_000
+DONE: Final = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """Whose stories these are; `new_span` gives out ids."""
+
+    job: str
+    agent: str
+    digests: bool
+    new_span: Callable[[], int]
+
+    def spans_of(self, note: Note) -> Iterator[SpanRecord]:
+        """Yield the spans of a call that is over; none for a read that ended before a version was decided."""
+        if isinstance(note, PublishNote):
+            yield from self._publication(note)
+        elif note.version is not None:
+            yield from self._transfer(note)
+
+    def _about(self, key: Key, version: int | None) -> dict[str, Value]:
+        about: dict[str, Value] = {
+            "tensorhub.job": self.job,
+            "tensorhub.model": key.model,
+            "tensorhub.replica": key.replica,
+            "tensorhub.shard": key.shard,
+            "tensorhub.agent": self.agent,
+        }
+        if version is not None:
+            about["tensorhub.version"] = version
+        return about
+
+    # Publications.
+
+    def _publication(self, note: PublishNote) -> Iterator[SpanRecord]:
+        about = self._about(note.key, note.version)
+        if note.is_ours:
+            yield SpanRecord(
+                name="publish",
+                context=note.place,
+                parent=note.parent,
+                start_ns=note.began,
+                end_ns=note.ended,
+                attributes=about,
+                error=note.error,
+            )
+        mine = note.place.beside(self.new_span())
+        yield SpanRecord(
+            name="publish.agent",
+            context=mine,
+            parent=note.place,
+            start_ns=note.began,
+            end_ns=note.ended,
+            attributes={**about, "tensorhub.root": note.root},
+            error=note.error,
+        )
+        if note.digested:
+            digests = note.root not in ("", NO_ROOT)
+            yield self._child(mine, "digest", note.digested_from, note.digested, {"tensorhub.digests": digests})
+        if note.said:
+            yield self._child(mine, "log", note.said, note.ended)
+
+    # Transfers.
+
+    def _transfer(self, note: ReadNote) -> Iterator[SpanRecord]:
+        place = note.place
+        yield self._whole(note)
+        yield self._child(place, "round", note.began, note.decided, {"tensorhub.round": note.round or 0})
+        for plan in note.plans:
+            yield self._plan(note, plan)
+        for source in note.sources.values():
+            yield self._lease(note, source)
+            if source.opened and note.started:
+                yield self._read(note, source)
+        if note.filled:
+            last = max((source.last for source in note.sources.values()), default=0)
+            checked: dict[str, Value] = {"tensorhub.verified_in_read": self.digests}
+            yield self._child(place, "verify", last or note.filled, note.filled, checked)
+            yield self._child(place, "ready", note.filled, note.ended)
+
+    def _whole(self, note: ReadNote) -> SpanRecord:
+        readings = [source.reading for source in note.sources.values() if source.reading is not None]
+        attributes: dict[str, Value] = {
+            **self._about(note.key, note.version),
+            "tensorhub.want": str(note.call.want),
+            "tensorhub.attempts": note.attempts,
+            "tensorhub.bytes": sum(reading.got_bytes for reading in readings),
+            "tensorhub.pieces": sum(reading.got_pieces for reading in readings),
+            "tensorhub.retries": sum(reading.retried for reading in readings),
+            "tensorhub.kept": note.kept,
+            "tensorhub.sources": len(note.sources),
+            "tensorhub.transports": tuple(sorted({str(source.share.transport) for source in note.sources.values()})),
+            "tensorhub.verified_in_read": self.digests,
+        }
+        return SpanRecord(
+            name="transfer",
+            context=note.place,
+            parent=note.parent,
+            start_ns=note.began,
+            end_ns=note.ended,
+            attributes=attributes,
+            links=tuple(link for link in (note.published, note.engine) if link is not None),
+            error=note.error,
+        )
+
+    def _plan(self, note: ReadNote, plan: PlanNote) -> SpanRecord:
+        answer = plan.answer
+        refused = isinstance(answer, Refusal)
+        attributes: dict[str, Value] = {}
+        if answer is not None and not isinstance(answer, Refusal):
+            attributes = {"tensorhub.sources": len(answer.shares), "tensorhub.why": answer.why}
+        return SpanRecord(
+            name="plan",
+            context=note.place.beside(plan.place.span_id),
+            parent=note.place,
+            start_ns=plan.asked,
+            end_ns=plan.came or note.ended,
+            attributes=attributes,
+            error=f"{answer.error}: {answer.reason}" if refused and isinstance(answer, Refusal) else None,
+        )
+
+    def _lease(self, note: ReadNote, source: SourceNote) -> SpanRecord:
+        return SpanRecord(
+            name="lease",
+            context=note.place.beside(source.lease.span_id),
+            parent=note.place,
+            start_ns=source.asked,
+            end_ns=source.opened or source.over or note.ended,
+            attributes=_source(source),
+            error=None if source.opened else _reason(source) or "not granted in time",
+        )
+
+    def _read(self, note: ReadNote, source: SourceNote) -> SpanRecord:
+        reading, reason = source.reading, _reason(source)
+        start = max(source.opened, note.started)
+        end = (source.over if reason else source.last) or source.over or note.ended
+        got = reading.got_bytes if reading is not None else 0
+        return SpanRecord(
+            name="read",
+            context=note.place.beside(source.read.span_id),
+            parent=note.place,
+            start_ns=start,
+            end_ns=end,
+            attributes={
+                **_source(source),
+                "tensorhub.bytes": got,
+                "tensorhub.pieces": reading.got_pieces if reading is not None else 0,
+                "tensorhub.retries": reading.retried if reading is not None else 0,
+                "tensorhub.GBps": round(got / GB * NS_PER_S / (end - start), 3) if end > start else 0.0,
+                "tensorhub.end": f"lost: {reason}" if reason else DONE,
+            },
+            error=f"lost: {reason}" if reason else None,
+        )
+
+    def _child(
+        self, parent: TraceContext, name: str, start: int, end: int, attributes: dict[str, Value] | None = None
+    ) -> SpanRecord:
+        return SpanRecord(
+            name=name,
+            context=parent.beside(self.new_span()),
+            parent=parent,
+            start_ns=start,
+            end_ns=end,
+            attributes=attributes or {},
+        )
+
+
+def _source(source: SourceNote) -> dict[str, Value]:
+    share = source.share
+    return {
+        "tensorhub.source.agent": share.source.agent,
+        "tensorhub.source.replica": share.source.replica,
+        "tensorhub.source.shard": share.source.shard,
+        "tensorhub.transport": share.transport,
+        "tensorhub.why": share.why,
+    }
+
+
+def _reason(source: SourceNote) -> str:
+    """Say why a source was left out, "" for one that was read to its end."""
+    return source.lost or (source.reading.lost if source.reading is not None else "")

@@ -1,0 +1,118 @@
+"""Drives a `Chronicle`: takes the time, hands out headers, and has spans made of the stories that are over.
+
+With telemetry off there is no chronicle: nothing is noted, and messages carry no trace.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from tensorhub_agent.chronicle import Chronicle
+from tensorhub_agent.effects import AnyCall, AnyEffect, Key, OpenSource, ShardNews
+from tensorhub_agent.notes import Note
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.reading import Reading
+from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.stories import Teller
+from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, context_in, parse
+from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class Tracing:
+    """The traces of one agent in one job."""
+
+    def __init__(self, job: str, agent: str, *, digests: bool, maker: SpanMaker | None) -> None:
+        """Begin; without a maker of spans nothing is ever noted."""
+        self._job, self._agent = job, agent
+        self._chronicle = None if maker is None else Chronicle(maker.new_trace, new_span_id)
+        self._later = None if maker is None else SpansLater(maker.make)
+        self._teller = Teller(job, agent, digests, new_span_id)
+
+    def called(self, key: Key, call: AnyCall, traceparent: str | None) -> None:
+        """Note a worker's call before the core takes it."""
+        if self._chronicle is not None:
+            self._chronicle.called(key, call, parse(traceparent), time.time_ns())
+
+    def effect(self, effect: AnyEffect, shards: Mapping[Key, ShardCore]) -> TraceContext | None:
+        """Note an effect that is about to be carried out; returns what its message names as its cause."""
+        chronicle = self._chronicle
+        if chronicle is None:
+            return None
+        reading = _reading_of(effect, shards) if isinstance(effect, OpenSource) else None
+        place = chronicle.effect(effect, reading, time.time_ns())
+        if chronicle.finished:
+            self._finished(chronicle)
+        return place
+
+    def news(self, news: ShardNews) -> None:
+        """Note what came of an effect before the core takes it."""
+        if self._chronicle is not None:
+            self._chronicle.news(news, time.time_ns())
+
+    def event(self, event: AnyEvent, headers: Mapping[str, str]) -> None:
+        """Note an event of the log before the core takes it."""
+        chronicle = self._chronicle
+        if chronicle is not None:
+            chronicle.event(event, headers, time.time_ns())
+            if chronicle.finished:
+                self._finished(chronicle)
+
+    def _finished(self, chronicle: Chronicle) -> None:
+        finished, chronicle.finished = chronicle.finished, []
+        for note in finished:
+            self._add(note)
+
+    def _add(self, note: Note) -> None:
+        assert self._later is not None
+        self._later.add(lambda: self._teller.spans_of(note))
+
+    def lease_asked(self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int) -> None:
+        """Tell that a reader's agent asked this one for a lease, if it said what for."""
+        if self._later is None:
+            return
+        ended_ns = time.time_ns()
+        self._later.add(lambda: self._lease_spans(ask, answer, headers, began_ns, ended_ns))
+
+    def _lease_spans(
+        self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int, ended_ns: int
+    ) -> list[SpanRecord]:
+        cause = context_in(headers)
+        if cause is None:
+            return []
+        record = SpanRecord(
+            name="lease.grant",
+            context=cause.beside(new_span_id()),
+            parent=cause,
+            start_ns=began_ns,
+            end_ns=ended_ns,
+            attributes={
+                "tensorhub.job": self._job,
+                "tensorhub.model": ask.model,
+                "tensorhub.version": ask.version,
+                "tensorhub.agent": self._agent,
+                "tensorhub.replica": ask.source.replica,
+                "tensorhub.shard": ask.source.shard,
+                "tensorhub.reader.agent": ask.reader.agent,
+                "tensorhub.reader.replica": ask.reader.replica,
+                "tensorhub.reader.shard": ask.reader.shard,
+            },
+            error=answer.reason if isinstance(answer, LeaseRefusal) else None,
+        )
+        return [record]
+
+    def close(self) -> None:
+        """Make what is left: the process ends."""
+        if self._later is not None:
+            self._later.flush()
+
+
+def _reading_of(effect: OpenSource, shards: Mapping[Key, ShardCore]) -> Reading | None:
+    """Return the read's own account of a source, whose figures the story takes at its end."""
+    core = shards.get(effect.key)
+    operation = None if core is None else core.operation
+    transfer = operation.transfer if isinstance(operation, ReadOperation) else None
+    return None if transfer is None else transfer.sources.get(effect.source)
