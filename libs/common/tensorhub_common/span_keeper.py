@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.tracecontext import parse
 from tensorhub_common.wire.traces import Attribute, Link, Span
 
 QUEUE_SPANS_MAX: Final = 8_192
@@ -52,14 +53,13 @@ class SpanKeeper(SpanProcessor):
         """Take a finished span of this process."""
         self._take(span)
 
-    def keep(self, span: Mapping[str, object]) -> bool:
-        """Take a finished span of another process, as `Span` has it; one that can't be read is dropped, and False."""
+    def keep(self, span: Mapping[str, object]) -> None:
+        """Take a finished span of another process (see `telemetry.keep_foreign`)."""
         try:
-            self._take(msgspec.convert(span, Span))
-        except msgspec.MsgspecError:
+            handed = msgspec.convert(span, _Handed)
+            self._take(handed.span())
+        except (msgspec.MsgspecError, ValueError):
             self.dropped += 1
-            return False
-        return True
 
     def _take(self, span: ReadableSpan | Span) -> None:
         if len(self._queue) >= QUEUE_SPANS_MAX:
@@ -112,6 +112,39 @@ class SpanKeeper(SpanProcessor):
         for _ in batch:
             self._queue.popleft()
         return True
+
+
+class _Handed(msgspec.Struct, frozen=True, kw_only=True):
+    """A span as one process hands it to another."""
+
+    service: str
+    instance: str = ""
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+    start_ns: int
+    end_ns: int
+    attributes: dict[str, Attribute] = {}
+    links: tuple[str, ...] = ()
+    error: str | None = None
+
+    def span(self) -> Span:
+        """Return it in the form in which spans are kept. Raises ValueError where its ids are none."""
+        places = [place for place in map(parse, self.links) if place is not None]
+        return Span(
+            trace=self.trace_id,
+            span=self.span_id,
+            parent=self.parent_id or None,
+            name=self.name[:TEXT_CHARS_MAX],
+            service=self.service,
+            instance=self.instance,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            error=None if self.error is None else self.error[:TEXT_CHARS_MAX],
+            attributes={key: _attribute(value) for key, value in self.attributes.items()},
+            links=tuple(Link(trace=f"{place.trace_id:032x}", span=f"{place.span_id:016x}") for place in places),
+        )
 
 
 def span_of(span: ReadableSpan) -> Span:

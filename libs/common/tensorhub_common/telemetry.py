@@ -1,19 +1,24 @@
 """Logs and traces of a process: where the lines go, where the spans go, and how a trace crosses NATS.
 
+What keeps spans for `tensorhub trace` is `span_keeper.py`, what shows metrics `metrics_page.py`; `start` starts both.
+
 The SDK runs in processes of others, so two things are apart. *Using* telemetry (`logger`, `inject`, `extract` and
 OpenTelemetry's own `trace.get_tracer(__name__)`) configures nothing: in a trainer our lines go wherever its own
 `logging` sends them, and our spans to its own provider, if it has one. *Starting* it (`start`, `shutdown`) is for a
 program's `main` alone.
 
 Always true: without an OTLP endpoint no exporter is even imported, but spans have ids, so the log lines of one transfer
-share a trace id in every process; and `shutdown` ends within its bound, whatever the collector does.
+share a trace id in every process; with `OTEL_SDK_DISABLED` nothing is made, kept or served; and `shutdown` ends within
+its bound, whatever the collector does.
 """
 
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -24,9 +29,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tensorhub_common.settings import Settings
+from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.span_keeper import SpanKeeper
 
 SHUTDOWN_S_MAX: Final = 3.0
 """What a process that ends waits for the exporter; the spans that it still holds then are lost."""
+
+METRICS_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+"""Only this one: a collector of traces alone, which the general variable may well name, would refuse metrics."""
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -164,31 +174,64 @@ def extract(headers: Mapping[str, str] | None) -> Context:
     return _W3C.extract({key.lower(): value for key, value in (headers or {}).items()}, context=Context())
 
 
+# ----------------------------------------------------------------------------------------------------------- process
+
+_keepers: Final[list[SpanKeeper]] = []
+"""The keeper of this process's spans; none before `start`, and none with telemetry off."""
+
+_ends: Final[list[Callable[[], object]]] = []
+"""What `shutdown` calls."""
+
+
+def keeper() -> SpanKeeper | None:
+    """Return what keeps this process's spans, if anything does."""
+    return _keepers[0] if _keepers else None
+
+
 def keep_foreign(span: dict[str, Any]) -> None:
     """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent.
 
     Its keys: `service`, `name`, `trace_id`, `span_id`, `parent_id` (hex digits; "" where there is no parent),
-    `start_ns`, `end_ns` (since the epoch), `attributes`, `links` (of traceparents), `error` (None where it went well).
+    `start_ns`, `end_ns` (since the epoch), `attributes`, `links` (of traceparents), `error` (None where it went well);
+    `instance` may be there. What can't be read is dropped and counted.
     """
+    for each in _keepers:
+        each.keep(span)
 
 
-# ----------------------------------------------------------------------------------------------------------- process
+def start(service: str, instance: str, settings: Settings, state_dir: Path) -> None:
+    """Send this process's logs, spans and metrics where its settings and OpenTelemetry's own variables say.
 
-
-def start(service: str, instance: str, settings: Settings) -> None:
-    """Send this process's logs and spans where its settings and OpenTelemetry's own variables say. For `main` alone."""
+    For `main` alone. Spans are kept below `state_dir`.
+    """
     start_logs(service, instance, settings)
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        trace.set_tracer_provider(make_provider(service, instance, os.environ))
+    if isinstance(trace.get_tracer_provider(), TracerProvider) or is_disabled(os.environ):
+        return
+    provider = make_provider(service, instance, os.environ)
+    _keepers.append(SpanKeeper(SpanFiles(state_dir / "spans", settings.spans_bytes_max)))
+    provider.add_span_processor(_keepers[0])
+    trace.set_tracer_provider(provider)
+    # The keeper by itself too: an exporter that hangs must not keep it from writing what it has.
+    _ends.extend([_keepers[0].shutdown, provider.shutdown])
+    if settings.metrics is not None or os.environ.get(METRICS_ENDPOINT):
+        # Imported here since most processes have no page, and it brings an HTTP server along.
+        from tensorhub_common import metrics_page  # noqa: PLC0415
+
+        _ends.append(metrics_page.start(provider.resource, settings.metrics, push=METRICS_ENDPOINT in os.environ))
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Tell whether OpenTelemetry's own switch turns all telemetry but the logs off."""
+    return environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 
 def shutdown(timeout_s: float = SHUTDOWN_S_MAX) -> bool:
     """Export what is left, for at most `timeout_s`; tell whether all of it went in time."""
-    provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        return True
-    # A thread, since the exporter may be in the middle of an HTTP request that nothing interrupts.
-    ending = threading.Thread(target=provider.shutdown, name="telemetry-shutdown", daemon=True)
-    ending.start()
-    ending.join(timeout_s)
-    return not ending.is_alive()
+    # Threads, since an exporter may be in the middle of an HTTP request that nothing interrupts.
+    ending = [threading.Thread(target=end, name="telemetry-shutdown", daemon=True) for end in _ends]
+    deadline = time.monotonic() + timeout_s
+    for thread in ending:
+        thread.start()
+    for thread in ending:
+        thread.join(max(deadline - time.monotonic(), 0))
+    return not any(thread.is_alive() for thread in ending)

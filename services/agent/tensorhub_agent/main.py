@@ -21,7 +21,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     try:
         settings = settings_of.load(os.environ)
-        telemetry.start("tensorhub-agent", settings.agent_id, settings)
+        telemetry.start("tensorhub-agent", settings.agent_id, settings, settings.state_dir)
         uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub-agent: {why}\n")

@@ -41,7 +41,7 @@ def main() -> None:
     if settings.nats is None:
         why_not = "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
         sys.exit(_told(why_not, WRONG_USAGE))
-    telemetry.start(PROGRAM, settings.planner_id, settings)
+    telemetry.start(PROGRAM, settings.planner_id, settings, settings.dir / "state" / settings.planner_id)
     code = 0
     try:
         uvloop.run(_run(settings, settings.nats))

@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(_refuse(str(why)))
     if settings.nats is None:
         sys.exit(_refuse("TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"))
-    telemetry.start("tensorhub-registry", settings.registry_id, settings)
+    telemetry.start("tensorhub-registry", settings.registry_id, settings, settings.dir / "state" / settings.registry_id)
     gc.set_threshold(GC_YOUNG, 20, 20)
     uvloop.run(_run(settings, settings.nats))
     telemetry.shutdown(EXPORT_S_MAX)

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -168,12 +169,12 @@ def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch:
 # ----------------------------------------------------------------------------------------------------------- process
 
 PROGRAM = """
-import sys, time
+import pathlib, sys, time
 from opentelemetry import trace
 from tensorhub_common import settings, telemetry
 
-telemetry.start("registry", "registry-0", settings.load({}))
-telemetry.start("registry", "registry-0", settings.load({}))
+telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
+telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
 with trace.get_tracer("test").start_as_current_span("decide") as span:
     print(trace.format_trace_id(span.get_span_context().trace_id))
 begin = time.monotonic()
@@ -186,14 +187,15 @@ print("exporter" in " ".join(sys.modules))
 def run_program(timeout_s: float, environ: Mapping[str, str]) -> tuple[str, bool, float, bool]:
     """Run a program of its own, since a process has one provider of spans for good."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(timeout_s)],
-        env={**clean, **environ},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as state:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(timeout_s), state],
+            env={**clean, **environ},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     trace_id, whole, took_s, exporter = done.stdout.split()
     return trace_id, whole == "True", float(took_s), exporter == "True"
