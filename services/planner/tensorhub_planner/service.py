@@ -9,7 +9,6 @@ import time
 from typing import Final
 
 import msgspec
-from opentelemetry import trace
 
 from tensorhub_common import telemetry
 from tensorhub_common.bus.blobs import Blobs
@@ -30,6 +29,7 @@ from tensorhub_planner.mismatch import explain
 from tensorhub_planner.plan import LayoutsDiffer, plan
 from tensorhub_planner.ranges import count_of, normal
 from tensorhub_planner.sources import find
+from tensorhub_planner.tracing import Tracing
 
 ROLE: Final = "planner"
 QUEUE: Final = "planners"
@@ -40,7 +40,6 @@ ASKS_PENDING_MAX: Final = 8192
 
 _demands: Final = msgspec.json.Decoder(Demand)
 _log: Final = telemetry.logger(__name__)
-_tracer: Final = trace.get_tracer(__name__)
 
 
 class Planner:
@@ -51,6 +50,7 @@ class Planner:
         self._limits = limits
         self._name = name
         self._ledger = Ledger(limits)
+        self._tracing = Tracing()
         self._layouts = Layouts(Blobs(bus))
         self._catalogs = Catalogs(bus, self._ledger.see)
 
@@ -72,15 +72,16 @@ class Planner:
     async def close(self) -> None:
         """Follow nothing any more; the questions end with the connection."""
         await self._catalogs.stop()
+        self._tracing.close()
 
     async def answer(self, question: Message) -> bytes:
         """Return the plan, the refusal or the error for one question."""
-        with _tracer.start_as_current_span("plan", context=telemetry.extract(question.headers)) as span:
+        with self._tracing.asked(question) as asked:
             try:
                 answer: PlanAnswer | Error = await self._answer(question)
             except TensorHubError as error:
                 answer = Error(error=_code(error), message=str(error))
-            _describe(span, answer)
+            asked.answer = answer
         return msgspec.json.encode(answer)
 
     async def _answer(self, question: Message) -> PlanAnswer:
@@ -131,17 +132,3 @@ class Planner:
 def _code(error: TensorHubError) -> str:
     """Name an error by the class that everybody knows: the bus has narrower ones of its own."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == TensorHubError.__module__)
-
-
-def _describe(span: trace.Span, answer: PlanAnswer | Error) -> None:
-    match answer:
-        case Plan():
-            span.set_attribute("tensorhub.version", answer.version)
-            span.set_attribute("tensorhub.sources", len(answer.shares))
-            span.set_attribute("tensorhub.why", answer.why)
-        case Refusal():
-            span.set_attribute("tensorhub.error", answer.error)
-            span.set_attribute("tensorhub.why", answer.reason)
-        case Error():
-            span.set_attribute("tensorhub.error", answer.error)
-            span.set_attribute("tensorhub.why", answer.message)

@@ -50,6 +50,7 @@ from tensorhub_registry.outcomes import (
     Stands,
     Unanswered,
 )
+from tensorhub_registry.tracing import Tracing
 
 FOLD_BURST: Final = 8
 """After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
@@ -93,6 +94,7 @@ class Job:
         self._on_agent = on_agent
         self._events = events_of(name)
         self._batches = Batches(bus, name)
+        self._tracing = Tracing(name)
         self._life = token_hex(6)
         self._goal: int | None = None
         self._ready = asyncio.Event()
@@ -115,6 +117,7 @@ class Job:
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait({self._following})
+        self._tracing.close()
 
     def lead(self, term: int) -> None:
         """Speak from now on: this registry holds the lease."""
@@ -186,6 +189,8 @@ class Job:
                 case Decided():
                     self._note_agent(effect)
                 case Stands():
+                    if effect.causes and self._ready.is_set():
+                        self._tracing.stands(effect.causes)
                     if effect.origin is not None and effect.origin.reply_to is not None:
                         await self._reply(effect)
                 case LogGap(expected, found):

@@ -25,6 +25,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
 from tensorhub_common.wire.events import AnyEvent, Event, kind_of
+from tensorhub_registry.causes import Cause, Causes
 from tensorhub_registry.history import History
 from tensorhub_registry.reading import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
 
@@ -77,6 +78,7 @@ class Stands(msgspec.Struct, frozen=True):
 
     events: tuple[AnyEvent, ...]
     origin: Origin | None
+    causes: tuple[Cause, ...] = ()
 
 
 class LogGap(msgspec.Struct, frozen=True):
@@ -147,6 +149,9 @@ class JobFold:
     _standing: list[AnyEvent] = field(init=False, default_factory=list)
     """The part of the first unfinished group that stands in the log."""
     _origins: dict[int, Origin] = field(init=False, default_factory=dict)
+    _causes: Causes = field(init=False, default_factory=Causes)
+    _caused: dict[int, dict[int, Cause]] = field(init=False, default_factory=dict)
+    """By command and number, of the events that are not known to stand in the log."""
     _under_way: _UnderWay | None = field(init=False, default=None)
     _refused_at: int = field(init=False, default=-1)
     """Publication waits until the log's last event is known to lie behind this sequence."""
@@ -211,12 +216,17 @@ class JobFold:
             size += len(body)
             if outgoing and size > PUBLISH_BYTES_MAX:
                 break
-            origin = self._origins.get(event.cmd)
-            trace = NO_TRACE if origin is None else origin.trace
-            outgoing.append(Outgoing(event, subject_of(self.job, event), body, trace))
+            outgoing.append(Outgoing(event, subject_of(self.job, event), body, self._trace_of(event)))
         self._under_way = _UnderWay(self.last_event_seq, tuple(_at(each.event) for each in outgoing))
         ahead = max(self.seq, self.last_event_seq) + 1
         return Publication(self.last_event_seq, ahead, tuple(outgoing))
+
+    def _trace_of(self, event: AnyEvent) -> Mapping[str, str]:
+        cause = self._caused.get(event.cmd, {}).get(event.i)
+        if cause is not None:
+            return cause.headers
+        origin = self._origins.get(event.cmd)
+        return NO_TRACE if origin is None else origin.trace
 
     # ------------------------------------------------------------------------------------------- publication
 
@@ -261,7 +271,8 @@ class JobFold:
             group = tuple(self._standing)
             self._standing.clear()
             self.history.add(group)
-            effects.append(Stands(group, self._origins.pop(event.cmd, None)))
+            causes = tuple(self._caused.pop(event.cmd, {}).values())
+            effects.append(Stands(group, self._origins.pop(event.cmd, None), causes))
 
     # ------------------------------------------------------------------------------------------- reading
 
@@ -277,10 +288,12 @@ class JobFold:
         if self.is_full:
             raise ValueError(f"{self.unpublished} events are unpublished: publish before folding entry {entry.seq}")
         group = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
-        if entry.headers:
-            origin = origin_of(entry.headers)
-            if origin is not None:
-                self._origins[entry.seq] = origin
+        origin = origin_of(entry.headers) if entry.headers else None
+        if origin is not None:
+            self._origins[entry.seq] = origin
+        caused = self._causes.of(group, NO_TRACE if origin is None else origin.trace)
+        if caused:
+            self._caused[entry.seq] = caused
         self._unpublished.extend(group)
         effects: list[Output] = [Decided(group)]
         if (entry.seq, 0) < self._known:

@@ -1,0 +1,60 @@
+"""The registry's spans: how long the log took to say that a version exists, or what a round reads.
+
+They begin when the command stood in the log (by JetStream's clock) and end when its outcome stands there. Nothing is
+noted for them: both times are there anyway.
+"""
+
+import time
+from functools import partial
+from typing import Final
+
+from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value
+from tensorhub_common.wire.events import VersionPublished, kind_of
+from tensorhub_registry.causes import Cause
+
+NS_PER_S: Final = 1_000_000_000
+
+
+class Tracing:
+    """The spans of one job."""
+
+    def __init__(self, job: str) -> None:
+        """Make spans if this process makes any."""
+        self._job = job
+        maker = SpanMaker.of()
+        self._later = None if maker is None else SpansLater(maker.make)
+
+    def stands(self, causes: tuple[Cause, ...]) -> None:
+        """Tell of events that stand in the log now, spoken by this registry."""
+        if self._later is not None:
+            self._later.add(partial(self._spans, causes, time.time_ns()))
+
+    def close(self) -> None:
+        """Make what is left."""
+        if self._later is not None:
+            self._later.flush()
+
+    def _spans(self, causes: tuple[Cause, ...], ended_ns: int) -> list[SpanRecord]:
+        return [self._record(cause, cause.parent, ended_ns) for cause in causes if cause.parent is not None]
+
+    def _record(self, cause: Cause, parent: TraceContext, ended_ns: int) -> SpanRecord:
+        event = cause.event
+        attributes: dict[str, Value] = {
+            "tensorhub.job": self._job,
+            "tensorhub.model": event.model,
+            "tensorhub.version": event.version,
+            "tensorhub.replica": event.replica,
+            "tensorhub.cmd": event.cmd,
+        }
+        if not isinstance(event, VersionPublished):
+            attributes |= {"tensorhub.round": event.round, "tensorhub.attempt": event.attempt}
+        return SpanRecord(
+            name=kind_of(event),
+            context=parent.beside(new_span_id()),
+            parent=parent,
+            start_ns=int(event.time * NS_PER_S),
+            end_ns=ended_ns,
+            attributes=attributes,
+            links=cause.links,
+        )
