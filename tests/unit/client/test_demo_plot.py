@@ -162,3 +162,10 @@ def test_how_long_it_goes_on() -> None:
     assert script.is_enough(4, 30)
     assert Script(seconds=20).is_enough(1, 20)
     assert not Script(seconds=20).is_enough(1000, 19)
+
+
+def test_in_peace_nobody_is_killed_and_the_late_one_starts_with_the_first_read() -> None:
+    played = Played(Script(versions=1, is_peaceful=True))
+    assert played.turn(*FOLLOWERS) == [Start(LATECOMER)]
+    for _ in range(2 * played.plot.script.blow_after):
+        assert not any(isinstance(act, Arm) for act in played.turn(*FOLLOWERS))

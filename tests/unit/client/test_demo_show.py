@@ -173,3 +173,11 @@ def test_objects_are_json_with_a_summary_at_the_end(capsys: pytest.CaptureFixtur
     assert (told[-1]["ok"], told[-1]["faults"], told[-1]["compared"]) == (False, ["something"], 16)
     late = told[-1]["replicas"][-1]
     assert (late["replica"], late["nbytes_from_peers"], late["nbytes_from_trainer"]) == (LATECOMER, NBYTES, 0)
+
+
+def test_in_peace_it_is_no_fault_that_nobody_was_killed() -> None:
+    show = Show(is_peaceful=True)
+    for replica, news in story():
+        if not isinstance(news, Killed | Wreck):
+            show.take(replica, news, 1.0)
+    assert show.faults() == []

@@ -21,15 +21,21 @@ def demo(
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Where its hub and the logs stand, and stay; by default nowhere.")
     ] = None,
+    attach: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="SOCKET", help="Play in a hub that runs, at this agent (again: at several); nobody dies."),
+    ] = None,
     job: options.Job = None,
 ) -> None:
     """Show a training run with its engines, in a hub of its own on this machine."""
     if importlib.util.find_spec("tensorhub.demo.run") is None:
         raise NotInThisVersion("demo is not in this version of TensorHub: see examples/ for programs to copy from")
     if job is not None:
-        complain("the demo has a hub of its own, and there its own job")
+        complain("the demo has its own job, in a hub of its own as in one that it is attached to")
+    if attach and hosts != 1:
+        raise typer.BadParameter("the agents that it is attached to have their hosts already", param_hint="--hosts")
     # Its name is looked up only now: it imports much, and other commands do without.
     run_demo = importlib.import_module("tensorhub.demo.run").run_demo
-    code = run_demo(seconds=seconds, hosts=hosts, plain=plain, json=json, directory=directory)
+    code = run_demo(seconds=seconds, hosts=hosts, plain=plain, json=json, directory=directory, attach=attach or [])
     if code:
         raise typer.Exit(code)

@@ -4,6 +4,7 @@ Always true: a line goes out whole and at once; neither kind writes an escape co
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -18,6 +19,13 @@ INTRODUCTION: Final = (
     f"{LATECOMER} joins late and takes its weights from a peer. After each update the process digests (BLAKE2b) every",
     "byte of its own copy; all digests are compared with those that the trainer took before it published.",
 )
+PEACEFUL_INTRODUCTION: Final = (
+    "A small Llama learns verses in one process, `trainer`, and publishes its weights as versions. Three others",
+    "follow them version by version and generate, in a hub that ran before and goes on after; every replica has two",
+    f"shards. {LATECOMER} joins late and takes its weights from a peer. Nobody is killed. After each update a process",
+    "digests (BLAKE2b) every byte of its own copy; all digests are compared with those that the trainer took before it",
+    "published.",
+)
 PLAIN_KINDS: Final = frozenset(
     {"started", "joined", "published", "held", "said", "killed", "wreck", "back", "joined-late", "trouble", "up"}
 )
@@ -26,7 +34,7 @@ PLAIN_KINDS: Final = frozenset(
 class Display(Protocol):
     """Shows the demo. `draw` is called some times a second, `tell` once for each note, `close` in any case."""
 
-    def open(self, heading: str) -> None:
+    def open(self, heading: str, introduction: Sequence[str] = INTRODUCTION) -> None:
         """Begin."""
 
     def tell(self, note: Note) -> None:
@@ -45,10 +53,10 @@ class Display(Protocol):
 class Lines:
     """For a pipe: a line for each note."""
 
-    def open(self, heading: str) -> None:
+    def open(self, heading: str, introduction: Sequence[str] = INTRODUCTION) -> None:
         """Say what will be seen."""
         _write(f"{heading}\n")
-        for line in INTRODUCTION:
+        for line in introduction:
             _write(line)
         _write("")
 
@@ -82,7 +90,7 @@ class Lines:
 class Objects:
     """For programs: a JSON object a line; the last one is the summary."""
 
-    def open(self, heading: str) -> None:
+    def open(self, heading: str, introduction: Sequence[str] = INTRODUCTION) -> None:
         """Nothing but objects."""
 
     def tell(self, note: Note) -> None:

@@ -48,6 +48,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 40.0
     blow_after: int = 3
     """The victim has had so many versions before it is killed."""
+    is_peaceful: bool = False
+    """Nobody is killed."""
 
     def is_enough(self, versions: int, trained_s: float) -> bool:
         """Tell whether so many versions will do, so long after the first of them."""
@@ -114,7 +116,7 @@ class Plot:
     def __init__(self, script: Script) -> None:
         """Begin; `opening` says what is to be done first."""
         self.script = script
-        self.blow = Blow.WAITING
+        self.blow = Blow.MISSED if script.is_peaceful else Blow.WAITING
         self.late = Late.UNBORN
         self.finale = Finale.AHEAD
         self.final_version: int | None = None

@@ -12,18 +12,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from tensorhub import connect_async
-from tensorhub.demo.display import Display, Lines, Objects
+from tensorhub.demo.display import PEACEFUL_INTRODUCTION, Display, Lines, Objects
 from tensorhub.demo.plot import ROLLOUTS, Script
 from tensorhub.demo.screen import Screen
 from tensorhub.demo.show import Note
 from tensorhub.demo.stage import Plan, Stage
+from tensorhub.up.hub_file import AgentEntry
 from tensorhub.up.up import SIGNALS, Up
 from tensorhub_common.errors import TensorHubError
 
@@ -56,24 +57,30 @@ def run_demo(
     plain: bool = False,
     json: bool = False,
     directory: Path | None = None,
+    attach: Sequence[Path] = (),
 ) -> int:
     """Show the demo and return the exit code. Call it in the main thread of a program.
 
     `seconds`: train for so long; by default a bit less than a minute on two cores. `hosts`: how many hosts the agents
     pretend to stand on. `plain`: lines even on a terminal. `json`: an object a line. `directory`: where the hub's files
-    and the logs stand, and stay; by default they go at the end.
+    and the logs stand, and stay; by default they go at the end. `attach`: the sockets of agents of a hub that runs: it
+    is played there, and nobody is killed.
     """
     lines = plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
     display: Display = Objects() if json else Lines() if lines else Screen()
-    # The log of an earlier demo in the same directory holds its versions already.
-    job = JOB if directory is None else f"{JOB}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return show(display, Plan(script=Script(seconds=seconds), hosts=hosts, job=job), directory)
+    # The log of an earlier demo in the same directory or hub holds its versions already.
+    job = JOB if directory is None and not attach else f"{JOB}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    script = Script(seconds=seconds, is_peaceful=bool(attach))
+    plan = Plan(script=script, hosts=hosts, job=job, attach=tuple(str(path.absolute()) for path in attach))
+    return show(display, plan, directory)
 
 
 def show(display: Display, plan: Plan, directory: Path | None = None) -> int:
     """Show the demo with what a test may want otherwise, and return the exit code."""
     try:
         _check(plan)
+        if not plan.attach:
+            _forget_other_hubs()
         with _folder(directory) as folder:
             return asyncio.run(_until_interrupted(folder, display, plan))
     except TensorHubError as error:
@@ -94,12 +101,15 @@ def _check(plan: Plan) -> None:
         )
 
 
+def _forget_other_hubs() -> None:
+    """Take out of the environment what speaks of a hub that runs already: this one is of its own."""
+    for name in _OF_OTHER_HUBS:
+        os.environ.pop(f"TENSORHUB_{name}", None)
+
+
 @contextmanager
 def _folder(directory: Path | None) -> Iterator[Path]:
     """Give a directory for the hub; one of our own goes at the end."""
-    for name in _OF_OTHER_HUBS:
-        # They speak of a hub that runs already, and this one is of its own.
-        os.environ.pop(f"TENSORHUB_{name}", None)
     # Nothing is downloaded: the model is built from numbers, and the text is made here.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
     logging.getLogger("tensorhub").setLevel(logging.ERROR)
@@ -142,16 +152,34 @@ async def _until_interrupted(folder: Path, display: Display, plan: Plan) -> int:
 
 async def _show(folder: Path, display: Display, plan: Plan) -> int:
     began = time.monotonic()
+    if plan.attach:
+        display.open(HEADING, PEACEFUL_INTRODUCTION)
+        (folder / "logs").mkdir(exist_ok=True)
+        agents = [AgentEntry(id=Path(path).stem, pid=0, socket=path, host="", site="") for path in plan.attach]
+        async with await connect_async(plan.job, agent=agents[0].socket) as hub:
+            stage = Stage(lambda: agents, folder, hub, display, plan, began)
+            display.tell(_hub_is_there(plan, stage.now_s))
+            return await _play(stage, display)
     display.open(HEADING)
     async with (
         Up(folder, agents=AGENTS, hosts=plan.hosts) as up,
         await connect_async(plan.job, agent=up.hub.agents[0].socket, nats=up.hub.nats) as hub,
     ):
-        stage = Stage(up, folder, hub, display, plan, began)
+        stage = Stage(lambda: up.hub.agents, folder, hub, display, plan, began)
         display.tell(_hub_is_up(up, folder, plan, stage.now_s))
-        faults = await stage.play()
-        display.sum_up(stage.show, faults, stage.now_s)
+        return await _play(stage, display)
+
+
+async def _play(stage: Stage, display: Display) -> int:
+    faults = await stage.play()
+    display.sum_up(stage.show, faults, stage.now_s)
     return EXIT_NO if faults else EXIT_OK
+
+
+def _hub_is_there(plan: Plan, at_s: float) -> Note:
+    text = f"runs already; its job {plan.job} is this demo's, at the agents {', '.join(plan.attach)}"
+    facts = {"job": plan.job, "agents": list(plan.attach)}
+    return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
 
 
 def _hub_is_up(up: Up, folder: Path, plan: Plan, at_s: float) -> Note:

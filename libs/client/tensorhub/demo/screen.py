@@ -5,7 +5,7 @@ rows need, so it fits a small window; what it showed last stays in the scroll-ba
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
@@ -40,10 +40,10 @@ class Screen:
         self._events: deque[Note] = deque(maxlen=EVENTS_SHOWN)
         self._live: Live | None = None
 
-    def open(self, heading: str) -> None:
+    def open(self, heading: str, introduction: Sequence[str] = INTRODUCTION) -> None:
         """Say what will be seen, and begin to draw below."""
         self._console.print(Text(heading, style="bold"))
-        self._console.print(Text(" ".join(INTRODUCTION), style="dim"))
+        self._console.print(Text(" ".join(introduction), style="dim"))
         self._console.print()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()

@@ -79,8 +79,9 @@ class Row:
 class Show:
     """The fold over all that happens."""
 
-    def __init__(self) -> None:
-        """Begin with nobody there."""
+    def __init__(self, *, is_peaceful: bool = False) -> None:
+        """Begin with nobody there. `is_peaceful`: it was not promised that somebody is killed."""
+        self._is_peaceful = is_peaceful
         self.rows = {replica: Row(replica) for replica in (TRAINER, *ROLLOUTS)}
         self.rows[LATECOMER].state = "joins later"
         self.comparison = Comparison()
@@ -224,15 +225,21 @@ class Show:
             for each in self.comparison.open
         ]
         found += [f"{row.replica} was not compared at the end" for row in self.rows.values() if row.proved is None]
-        if self.wreck is None or not self.wreck.is_mid_transfer:
-            found.append(f"{VICTIM} was not killed in the middle of a transfer")
-        if not self.is_back:
-            found.append(f"{VICTIM} did not come back")
+        if not self._is_peaceful:
+            found += self._faults_of_blow()
         late = self.rows[LATECOMER].reads
         if not late or not late[0].sources or any(source.replica == TRAINER for source in late[0].sources):
             found.append(f"{LATECOMER} did not take its first weights from a peer")
         if not self.losses or self.losses[-1] >= self.losses[0]:
             found.append("the loss did not go down")
+        return found
+
+    def _faults_of_blow(self) -> list[str]:
+        found = []
+        if self.wreck is None or not self.wreck.is_mid_transfer:
+            found.append(f"{VICTIM} was not killed in the middle of a transfer")
+        if not self.is_back:
+            found.append(f"{VICTIM} did not come back")
         return found
 
     def totals(self) -> list[dict[str, Any]]:

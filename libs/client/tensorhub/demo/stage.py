@@ -7,6 +7,7 @@ within `TIME_S_MAX` beyond what was asked for.
 import asyncio
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ from tensorhub.demo.plot import LATECOMER, ROLLOUTS, Act, Arm, Plot, Script, Sta
 from tensorhub.demo.show import Show
 from tensorhub.demo.size import Size
 from tensorhub.demo.strike import Memory, Strike
-from tensorhub.up.up import Up
+from tensorhub.up.hub_file import AgentEntry
 from tensorhub_common import settings
 
 TIME_S_MAX: Final = 300.0
@@ -31,7 +32,10 @@ LAST_WORDS_S: Final = 0.3
 """What a killed agent had sent before has been decided by then."""
 HUSH_S_MAX: Final = 3.0
 
-AGENT_OF: Final = {replica: f"agent-{index}" for index, replica in enumerate((TRAINER, *ROLLOUTS))}
+REPLICAS: Final = (TRAINER, *ROLLOUTS)
+
+Agents = Callable[[], Sequence[AgentEntry]]
+"""The hub's agents as they are now. Where they are fewer than the replicas, some serve several."""
 
 
 class Casting(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,15 +55,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     casting: Casting = Casting()
     hosts: int = 1
     job: str = "demo"
+    attach: tuple[str, ...] = ()
+    """Sockets of the agents of a hub that runs already; none: bring up one of our own."""
 
 
 class Stage:
     """One showing."""
 
-    def __init__(self, up: Up, directory: Path, hub: AsyncHub, display: Display, plan: Plan, began: float) -> None:
-        self.show = Show()
+    def __init__(
+        self, agents: Agents, directory: Path, hub: AsyncHub, display: Display, plan: Plan, began: float
+    ) -> None:
+        self.show = Show(is_peaceful=plan.script.is_peaceful)
         self._plot = Plot(plan.script)
-        self._up, self._directory, self._hub, self._display = up, directory, hub, display
+        self._agents, self._directory, self._hub, self._display = agents, directory, hub, display
         self._casting = plan.casting
         self._news: asyncio.Queue[tuple[str, AnyHappening]] = asyncio.Queue()
         self._players = Players(directory / "logs", os.environ, self._tell)
@@ -130,12 +138,11 @@ class Stage:
                     self._players.tell(act.replica, act.order)
 
     def _part(self, replica: str) -> Part:
-        agents = {agent.id: agent.socket for agent in self._up.hub.agents}
         casting = self._casting
         return Part(
             replica=replica,
             job=self._hub.job,
-            agent=agents[AGENT_OF[replica]],
+            agent=self._agent_of(replica).socket,
             size=casting.size,
             threads=2 if replica == TRAINER else 1,
             steps=casting.steps,
@@ -145,15 +152,19 @@ class Stage:
             is_late=replica == LATECOMER,
         )
 
+    def _agent_of(self, replica: str) -> AgentEntry:
+        agents = self._agents()
+        return agents[REPLICAS.index(replica) % len(agents)]
+
     # ---------------------------------------------------------------------------------------------------- strike
 
     async def _arm(self, replica: str) -> None:
         """Look at the replica's memory while it is at rest; the blow falls when the trainer publishes next."""
-        agents = {agent.id: agent.pid for agent in self._up.hub.agents}
-        beginning = f"{settings.segment_beginning(self._directory)}{AGENT_OF[replica]}-*.seg"
+        agent = self._agent_of(replica)
+        beginning = f"{settings.segment_beginning(self._directory)}{agent.id}-*.seg"
         segments = sorted(settings.load(os.environ).shm_dir.glob(beginning))
         memory = await asyncio.to_thread(Memory, segments)
-        self._strike = Strike(replica, self._players.pid(replica), agents[AGENT_OF[replica]], memory)
+        self._strike = Strike(replica, self._players.pid(replica), agent.pid, memory)
 
     async def _watch(self) -> None:
         async for event in self._hub.watch(MODEL, kinds=()):
