@@ -25,6 +25,7 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
@@ -88,6 +89,7 @@ class AgentService:
             workers.start()
             stack.push_async_callback(workers.stop)
             beat.start()
+            await answer_traces(bus, self.agent)
             await answer_pings(bus, self.agent, "agent")
             _log.info("agent %s serves workers at %s", self.agent, settings.socket)
             async with serving(f"agent {self.agent} serves workers at {settings.socket}"):

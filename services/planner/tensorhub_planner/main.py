@@ -16,6 +16,7 @@ import uvloop
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
 from tensorhub_planner.limits import Limits
@@ -69,6 +70,7 @@ async def _serve(settings: Settings, url: str) -> None:
     bus = await _connect(settings, url)
     planner = Planner(bus, Limits(), settings.planner_id)
     try:
+        await answer_traces(bus, settings.planner_id)
         await planner.run()
     finally:
         try:

@@ -13,6 +13,7 @@ import uvloop
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.settings import InvalidSetting, Settings, load
 from tensorhub_registry.service import Registry
@@ -62,6 +63,7 @@ async def _serve(settings: Settings, url: str) -> None:
     bus = await _connect(settings, url)
     registry = Registry(bus, settings)
     try:
+        await answer_traces(bus, settings.registry_id)
         await registry.run()
     finally:
         try:

@@ -1,0 +1,176 @@
+"""Asking all processes of the hub for the spans that they keep, and answering.
+
+A question goes out once, and each registry, planner and agent answers for itself; no disk is shared. Always true: the
+asker waits for a bounded time and takes a bounded number of answers; an answering process looks through its files in a
+thread, for one question at a time, and answers what it can't read with an error.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from tensorhub_common import telemetry
+from tensorhub_common.bus.connection import NO_RESPONDERS, Bus
+from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.span_keeper import SpanKeeper
+from tensorhub_common.subjects import AskSubject, ask, asks_of_all_jobs, parse
+from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.traces import TRANSFER, TRANSFERS_MAX, Span, Spans, SpansAsk, TransfersAsk
+
+TRANSFERS: Final = "transfers"
+SPANS: Final = "spans"
+
+QUESTIONS_PENDING_MAX: Final = 16
+SPANS_MAX: Final = 10_000
+"""One process answers with at most so many spans; the bytes of an answer are bounded besides."""
+
+GATHER_S_MAX: Final = 3.0
+"""A process that has not answered within this is left out."""
+
+QUIET_S: Final = 0.4
+"""After so long without an answer nobody is waited for, except who is known to live."""
+
+ANSWERS_MAX: Final = 10_000
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """What all processes together know."""
+
+    spans: tuple[Span, ...]
+    processes: frozenset[str]
+    """Who answered."""
+    left_out: int
+    """How many spans did not fit into the answers."""
+
+
+# ------------------------------------------------------------------------------------------------------- answering
+
+
+async def answer_traces(bus: Bus, process: str) -> None:
+    """Answer questions about the spans that this process keeps, from now on; with telemetry off there is nothing."""
+    keeper = telemetry.keeper()
+    if keeper is None:
+        return
+    for what, look in ((TRANSFERS, _transfers), (SPANS, _spans)):
+        answer = _Answer(keeper, process, look)
+        await bus.serve(asks_of_all_jobs(what), answer, concurrent_max=1, pending_max=QUESTIONS_PENDING_MAX)
+
+
+class _Answer:
+    """Answers one kind of question."""
+
+    def __init__(self, keeper: SpanKeeper, process: str, look: "_Look") -> None:
+        self._keeper, self._process, self._look = keeper, process, look
+
+    async def __call__(self, question: Message) -> bytes:
+        try:
+            subject = parse(question.subject)
+            if not isinstance(subject, AskSubject) or subject.job is None:
+                raise BadCommand(f"spans belong to a job, so they can't be asked for on {question.subject}")
+            found, left_out = await asyncio.to_thread(self._look, self._keeper, subject.job, question.data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+            return msgspec.json.encode(Error(error=BadCommand.__name__, message=f"the question can't be read: {why}"))
+        except TensorHubError as why:
+            return msgspec.json.encode(Error(error=why.code, message=str(why)))
+        return msgspec.json.encode(Spans(process=self._process, spans=tuple(found), left_out=left_out))
+
+
+_Look = Callable[[SpanKeeper, str, bytes], tuple[list[Span], int]]
+
+
+def _transfers(keeper: SpanKeeper, job: str, question: bytes) -> tuple[list[Span], int]:
+    wanted = msgspec.json.decode(question, type=TransfersAsk) if question else TransfersAsk()
+    if not 1 <= wanted.limit <= TRANSFERS_MAX:
+        raise BadCommand(f"limit {wanted.limit} is out of range: ask for 1 to {TRANSFERS_MAX} transfers")
+    same = {"tensorhub.job": job, "tensorhub.model": wanted.model, "tensorhub.version": wanted.version}
+    same |= {"tensorhub.replica": wanted.replica}
+
+    def fits(span: Span) -> bool:
+        return (
+            span.name == TRANSFER
+            and span.span.startswith(wanted.begins)
+            and all(value is None or span.attributes.get(key) == value for key, value in same.items())
+        )
+
+    return keeper.newest(f'"{TRANSFER}"'.encode(), fits, wanted.limit)
+
+
+def _spans(keeper: SpanKeeper, _: str, question: bytes) -> tuple[list[Span], int]:
+    """Whoever knows the id of a trace may see it; not all of its spans name their job."""
+    wanted = msgspec.json.decode(question, type=SpansAsk)
+    return keeper.newest(wanted.trace.encode(), lambda _: True, SPANS_MAX)
+
+
+# ---------------------------------------------------------------------------------------------------------- asking
+
+
+async def gather(
+    bus: Bus, job: str, question: TransfersAsk | SpansAsk, known: Collection[str] = (), timeout_s: float = GATHER_S_MAX
+) -> Gathered:
+    """Ask every process, and return what came within the bound. `known` are processes that should answer.
+
+    Raises the error of a process that refuses the question, and `NoBus` without a connection.
+    """
+    inbox = bus.new_inbox()
+    gathering = _Gathering(set(known))
+    subscription = await bus.subscribe(inbox, gathering.take)
+    try:
+        what = TRANSFERS if isinstance(question, TransfersAsk) else SPANS
+        await bus.publish(ask(job, what), msgspec.json.encode(question), reply=inbox)
+        await gathering.wait(timeout_s)
+    finally:
+        await subscription.close()
+    return gathering.result()
+
+
+class _Gathering:
+    """The answers to one question, as they come in."""
+
+    def __init__(self, known: set[str]) -> None:
+        self._missing = known
+        self._answers: list[Spans] = []
+        self._refusal: Error | None = None
+        self._nobody = False
+        self._came = asyncio.Event()
+
+    async def take(self, message: Message) -> None:
+        """Take one answer; what can't be read is of another version of this program, and is left out."""
+        if message.status == NO_RESPONDERS:
+            self._nobody = True
+        elif len(self._answers) < ANSWERS_MAX:
+            try:
+                answer = msgspec.json.decode(message.data, type=Spans | Error)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                return
+            if isinstance(answer, Error):
+                self._refusal = answer
+            else:
+                self._answers.append(answer)
+                self._missing.discard(answer.process)
+        self._came.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return once nobody is missing and it is quiet, at the bound, or when nobody is there."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not self._nobody and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            self._came.clear()
+            try:
+                awaited = self._missing or not self._answers
+                async with asyncio.timeout(left_s if awaited else min(QUIET_S, left_s)):
+                    await self._came.wait()
+            except TimeoutError:
+                return
+
+    def result(self) -> Gathered:
+        """Put the answers together; a span that two processes keep counts once."""
+        if not self._answers and self._refusal is not None:
+            raise BadCommand(self._refusal.message)
+        spans = {(span.trace, span.span): span for answer in self._answers for span in answer.spans}
+        return Gathered(
+            spans=tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.end_ns))),
+            processes=frozenset(answer.process for answer in self._answers),
+            left_out=sum(answer.left_out for answer in self._answers),
+        )
