@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from tensorhub_common.span_files import SpanFiles
-from tensorhub_common.tracecontext import parse
 from tensorhub_common.wire.traces import Attribute, Link, Span
 
 QUEUE_SPANS_MAX: Final = 8_192
@@ -53,13 +52,9 @@ class SpanKeeper(SpanProcessor):
         """Take a finished span of this process."""
         self._take(span)
 
-    def keep(self, span: Mapping[str, object]) -> None:
-        """Take a finished span of another process (see `telemetry.keep_foreign`)."""
-        try:
-            handed = msgspec.convert(span, _Handed)
-            self._take(handed.span())
-        except (msgspec.MsgspecError, ValueError):
-            self.dropped += 1
+    def keep(self, span: Span) -> None:
+        """Take a finished span of another process."""
+        self._take(_cut(span))
 
     def _take(self, span: ReadableSpan | Span) -> None:
         if len(self._queue) >= QUEUE_SPANS_MAX:
@@ -114,37 +109,14 @@ class SpanKeeper(SpanProcessor):
         return True
 
 
-class _Handed(msgspec.Struct, frozen=True, kw_only=True):
-    """A span as one process hands it to another."""
-
-    service: str
-    instance: str = ""
-    name: str
-    trace_id: str
-    span_id: str
-    parent_id: str = ""
-    start_ns: int
-    end_ns: int
-    attributes: dict[str, Attribute] = {}
-    links: tuple[str, ...] = ()
-    error: str | None = None
-
-    def span(self) -> Span:
-        """Return it in the form in which spans are kept. Raises ValueError where its ids are none."""
-        places = [place for place in map(parse, self.links) if place is not None]
-        return Span(
-            trace=self.trace_id,
-            span=self.span_id,
-            parent=self.parent_id or None,
-            name=self.name[:TEXT_CHARS_MAX],
-            service=self.service,
-            instance=self.instance,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
-            error=None if self.error is None else self.error[:TEXT_CHARS_MAX],
-            attributes={key: _attribute(value) for key, value in self.attributes.items()},
-            links=tuple(Link(trace=f"{place.trace_id:032x}", span=f"{place.span_id:016x}") for place in places),
-        )
+def _cut(span: Span) -> Span:
+    """Return a span as it was handed over, with its texts cut to their bound."""
+    return msgspec.structs.replace(
+        span,
+        name=span.name[:TEXT_CHARS_MAX],
+        error=None if span.error is None else span.error[:TEXT_CHARS_MAX],
+        attributes={key: _attribute(value) for key, value in span.attributes.items()},
+    )
 
 
 def span_of(span: ReadableSpan) -> Span:

@@ -31,6 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from tensorhub_common.settings import Settings
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import SpanKeeper
+from tensorhub_common.wire.traces import Span
 
 SHUTDOWN_S_MAX: Final = 3.0
 """What a process that ends waits for the exporter; the spans that it still holds then are lost."""
@@ -188,13 +189,8 @@ def keeper() -> SpanKeeper | None:
     return _keepers[0] if _keepers else None
 
 
-def keep_foreign(span: dict[str, Any]) -> None:
-    """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent.
-
-    Its keys: `service`, `name`, `trace_id`, `span_id`, `parent_id` (hex digits; "" where there is no parent),
-    `start_ns`, `end_ns` (since the epoch), `attributes`, `links` (of traceparents), `error` (None where it went well);
-    `instance` may be there. What can't be read is dropped and counted.
-    """
+def keep_foreign(span: Span) -> None:
+    """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent."""
     for each in _keepers:
         each.keep(span)
 

@@ -102,7 +102,7 @@ class Desk:
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
-            keep_foreign(msgspec.to_builtins(frame.span))
+            keep_foreign(frame.span)
         else:
             raise BadCommand("'attach' may be said once only")
 
