@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
     Answer,
@@ -37,7 +38,6 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Held, Memory, Place
-from tensorhub_agent.transfer import NO_ANSWER
 from tensorhub_common.digests import root_digest
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import reading, serving, shard
+from tensorhub_agent import pace, serving, shard
 from tensorhub_common.catalog import availability
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
 
 SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
-    (reading, "BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
+    (pace, "LOCAL_BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
+    (pace, "UCXX_BATCH_BYTES", 8),
+    (pace, "BATCH_BYTES_MIN", 1),
     (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
     (serving, "TICKET_S", 1.5),
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.

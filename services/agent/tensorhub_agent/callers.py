@@ -102,7 +102,7 @@ class Callers:
                     busy = True
                     waiting = self._waiting.get(operation.call.call)
                     if waiting is not None:
-                        done, total = operation.transfer.got_bytes, sum(core.place.nbytes)
+                        done, total = operation.transfer.done_bytes(), sum(core.place.nbytes)
                         waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from tensorhub_agent.effects import (
     OpenSource,
     PlanCame,
     Post,
+    Progressed,
     ShardNews,
     SourceClosed,
     SourceLost,
@@ -65,6 +66,8 @@ class Carrier:
                 transfer.planned(news.answer, now)
             case SourceOpened():
                 transfer.opened(news.source, news.digests, now)
+            case Progressed():
+                transfer.progressed(news.source, news.nbytes, now)
             case BatchDone():
                 transfer.batch_done(news.source, news.batch, news.digests, now)
             case Confirmed():
@@ -113,7 +116,7 @@ class Carrier:
     def remember(self) -> None:
         """Remember which pieces are proven, for a later read of the same bytes."""
         transfer, held = self.transfer, self._core.held
-        keep = transfer.keep() if transfer is not None and held.memory is Memory.FILLING else None
+        keep = transfer.proof.keep() if transfer is not None and held.memory is Memory.FILLING else None
         if transfer is not None and keep is not None and transfer.root is not None:
             held.kept = (transfer.version, transfer.root, *keep)
 

@@ -155,7 +155,10 @@ class Confirm(Effect, frozen=True):
 
 
 class CloseSource(Effect, frozen=True):
-    """End the transport. `SourceClosed` follows only when no byte of it can reach the destination any more."""
+    """End the transport. `SourceClosed` follows only when no byte of it can reach the destination any more.
+
+    It follows within a bound of the driver's own, whatever the source does: no call ends before it.
+    """
 
     key: Key
     source: int
@@ -216,6 +219,14 @@ class SourceOpened(msgspec.Struct, frozen=True):
     digests: bytes
 
 
+class Progressed(msgspec.Struct, frozen=True):
+    """So many more bytes of the source's batches have come; told a few times a second at most, or never."""
+
+    key: Key
+    source: int
+    nbytes: int
+
+
 class BatchDone(msgspec.Struct, frozen=True):
     """The batch stands in the destination; `digests` were taken there (empty with digests off)."""
 
@@ -252,5 +263,5 @@ AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | AskPlan | OpenSource | Post | Confirm
     | CloseSource | BreakLease | Free | Rejoin | Fenced
 )  # fmt: skip
-ReadEvent = PlanCame | SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed
+ReadEvent = PlanCame | SourceOpened | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
 ShardNews = Digested | SiblingsChecked | ReadEvent

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
@@ -48,7 +49,6 @@ from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
-from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.workers import Worker
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter

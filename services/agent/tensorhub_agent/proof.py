@@ -28,7 +28,7 @@ class Proof:
     @property
     def whole(self) -> bool:
         """Whether all pieces are done."""
-        return all(self.done)
+        return self.done.find(0) == -1
 
     def missing(self) -> list[Range]:
         """Return the pieces that are not done."""

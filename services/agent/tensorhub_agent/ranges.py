@@ -39,3 +39,26 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
         else:
             result.append((first, count))
     return result
+
+
+def count_of(ranges: Iterable[Range]) -> int:
+    """Return how many pieces they are."""
+    return sum(count for _, count in ranges)
+
+
+def take_first(ranges: list[Range], wanted: int) -> list[Range]:
+    """Take so many pieces away from the front, or all; returns them."""
+    taken: list[Range] = []
+    whole = 0
+    for first, count in ranges:
+        part = min(count, wanted)
+        if not part:
+            break
+        taken.append((first, part))
+        wanted -= part
+        if part < count:
+            ranges[whole] = (first + part, count - part)
+            break
+        whole += 1
+    del ranges[:whole]
+    return taken

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.pace import Pace
+from tensorhub_agent.ranges import count_of
 from tensorhub_common.wire.transfer import Range, Share
-
-BATCH_BYTES: Final = 32 * 1024 * 1024
-"""Pieces are posted in batches of about this size: large enough to keep every copying thread busy."""
 
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
@@ -31,7 +30,7 @@ class SourcePhase(StrEnum):
 
 @dataclass(slots=True)
 class Reading:
-    """One source of the read. `since` is when it last made progress."""
+    """One source of the read. `since` is when it last made progress, or was first asked for something."""
 
     number: int
     share: Share
@@ -40,33 +39,67 @@ class Reading:
     queue: deque[Range] = field(default_factory=deque)
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
     unconfirmed: list[Range] = field(default_factory=list)
+    unconfirmed_bytes: int = 0
+    early_bytes: int = 0
+    """Of what is under way so much is known to have come."""
     confirming: bool = False
     doubted: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
+    slow: bool = False
+    """It is closed because another one is expected to bring its pieces sooner."""
     got_bytes: int = 0
+    """What has come of it and counts."""
     got_pieces: int = 0
+    wasted_bytes: int = 0
+    """What was asked of it and did not count in the end."""
     retried: int = 0
     """Of its pieces so many were asked for again, here or elsewhere."""
     lost: str = ""
     """Why it was left out before its end."""
+    pace: Pace = field(init=False)
 
-    def patience_s(self, stall_s: float) -> float:
-        """Return how long it may go on without progress."""
-        if self.phase is SourcePhase.OPENING:
-            return OPEN_S_MAX
-        if self.phase is SourcePhase.OPEN and (self.flying or self.confirming):
-            return stall_s
-        return FOREVER
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self.pace = Pace(self.share.transport)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether pieces may be given to it: it can be read from, or will be."""
+        return self.phase in (SourcePhase.OPENING, SourcePhase.OPEN) and not self.doubted
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked for pieces now."""
+        return self.phase is SourcePhase.OPEN and not self.confirming
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be asked for pieces, and there are none for it."""
+        return self.is_ready and not self.queue and not self.flying
 
     @property
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
-        return sum(count for _, count in self.queue)
+        return count_of(self.queue)
 
     @property
     def flying_bytes(self) -> int:
         """How much is under way."""
         return sum(nbytes for _, nbytes in self.flying.values())
+
+    def patience_s(self, stall_s: float) -> float:
+        """Return how long it may go on without progress."""
+        if self.phase is SourcePhase.OPENING:
+            return OPEN_S_MAX
+        if self.phase is not SourcePhase.OPEN:
+            return FOREVER
+        if self.confirming:
+            return stall_s
+        return self.pace.patience_s(self.flying_bytes, stall_s) if self.flying else FOREVER
+
+    def remaining_s(self, now: float) -> float:
+        """Return how long what is under way is expected to take yet."""
+        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.since)
 
     def places(self) -> Iterable[Iterable[Range]]:
         """Yield everything that is with this source."""
@@ -75,14 +108,17 @@ class Reading:
         for ranges, _ in self.flying.values():
             yield ranges
 
-    def cut_batch(self, sizes: Sequence[int]) -> tuple[tuple[Range, ...], int]:
+    # What happens to its pieces.
+
+    def cut_batch(self, sizes: Sequence[int], share_bytes: int) -> tuple[tuple[Range, ...], int]:
         """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
+        largest = self.pace.batch_bytes(share_bytes)
         ranges: list[Range] = []
         nbytes = pieces = 0
-        while self.queue and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
+        while self.queue and nbytes < largest and pieces < BATCH_PIECES_MAX:
             first, count = self.queue.popleft()
             taken = 0
-            while taken < count and nbytes < BATCH_BYTES and pieces < BATCH_PIECES_MAX:
+            while taken < count and nbytes < largest and pieces < BATCH_PIECES_MAX:
                 nbytes += sizes[first + taken]
                 taken += 1
                 pieces += 1
@@ -91,14 +127,54 @@ class Reading:
                 self.queue.appendleft((first + taken, count - taken))
         return tuple(ranges), nbytes
 
-    def take_over(self, others: Iterable["Reading"]) -> None:
-        """Take the later half of what the busiest of the others has not asked for yet."""
-        busiest = max(others, key=lambda other: other.waiting)
-        wanted = busiest.waiting // 2 if busiest is not self else 0
-        while wanted > 0:
-            first, count = busiest.queue.pop()
-            taken = min(count, wanted)
-            if taken < count:
-                busiest.queue.append((first, count - taken))
-            self.queue.appendleft((first + count - taken, taken))
-            wanted -= taken
+    def asked(self, batch: int, ranges: tuple[Range, ...], nbytes: int, now: float) -> None:
+        """Take note of a batch that is under way; with the first one its patience begins."""
+        if not self.flying:
+            self.since, self.early_bytes = now, 0
+        self.flying[batch] = (ranges, nbytes)
+
+    def progressed(self, nbytes: int, now: float) -> None:
+        """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
+        came = min(nbytes, self.flying_bytes - self.early_bytes)
+        if came > 0:
+            self.early_bytes += came
+            self.pace.came(came, now - self.since)
+            self.since = now
+
+    def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
+        """Take a batch out of what is under way; returns its pieces and bytes."""
+        ranges, nbytes = self.flying.pop(batch)
+        self.pace.came(max(nbytes - self.early_bytes, 0), now - self.since)
+        self.early_bytes = max(self.early_bytes - nbytes, 0)
+        self.since = now
+        return ranges, nbytes
+
+    def got(self, pieces: int, nbytes: int) -> None:
+        """Count what counts."""
+        self.got_pieces += pieces
+        self.got_bytes += nbytes
+
+    def wasted(self, pieces: int, nbytes: int) -> None:
+        """Count what is asked for again."""
+        self.retried += pieces
+        self.wasted_bytes += nbytes
+
+    def confirmed(self) -> list[Range]:
+        """Count what waited for the source's word, and return it."""
+        ranges = self.unconfirmed
+        self.got(count_of(ranges), self.unconfirmed_bytes)
+        self.unconfirmed, self.unconfirmed_bytes = [], 0
+        return ranges
+
+    def give_up(self) -> list[Range]:
+        """Return everything that is with it: nothing more comes."""
+        ranges = [*self.queue, *self.unconfirmed]
+        asked = count_of(self.unconfirmed)
+        for batch, _ in self.flying.values():
+            ranges.extend(batch)
+            asked += count_of(batch)
+        self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
+        self.queue.clear()
+        self.flying.clear()
+        self.unconfirmed, self.unconfirmed_bytes, self.early_bytes = [], 0, 0
+        return ranges

@@ -2,30 +2,39 @@
 
 from collections.abc import Sequence
 
+from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.wire.worker import ReadReport, ReadStages, SourceReport
 
 
 def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> ReadReport:
     """Sum up a read that is done."""
-    sources = tuple(
-        SourceReport(
-            agent=reading.share.source.agent,
-            replica=reading.share.source.replica,
-            transport=reading.share.transport,
-            nbytes=reading.got_bytes,
-            why=reading.share.why,
-        )
-        for reading in transfer.sources.values()
-    )
+    sources = transfer.sources.values()
     return ReadReport(
         nbytes=sum(nbytes),
         wire_s=max(transfer.ended - transfer.started, 0.0),
         total_s=total_s,
         pieces=len(nbytes),
-        retried=transfer.retried,
+        retried=sum(reading.retried for reading in sources),
         kept=transfer.proof.kept,
-        sources=sources,
+        got_bytes=sum(reading.got_bytes for reading in sources),
+        wasted_bytes=sum(reading.wasted_bytes for reading in sources),
+        plans=transfer.asking.count,
+        sources=tuple(_source(reading) for reading in sources),
+    )
+
+
+def _source(reading: Reading) -> SourceReport:
+    return SourceReport(
+        agent=reading.share.source.agent,
+        replica=reading.share.source.replica,
+        transport=reading.share.transport,
+        nbytes=reading.got_bytes,
+        pieces=reading.got_pieces,
+        retried=reading.retried,
+        wasted_bytes=reading.wasted_bytes,
+        lost=reading.lost,
+        why=reading.share.why,
     )
 
 

@@ -3,6 +3,7 @@
 Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
 or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
 that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
+What it does about sources that are killed, stopped, slow or cut off: docs/protocol.md, "Faults during a transfer".
 """
 
 from collections.abc import Sequence
@@ -10,23 +11,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import mark, marked, merged
+from tensorhub_agent.ranges import count_of, merged
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
-from tensorhub_common.errors import IntegrityError, LayoutMismatch, RegistryUnavailable, VersionUnavailable
-from tensorhub_common.wire.transfer import Plan, PlanAnswer, Range, Refusal, Share, SourceId
+from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
+from tensorhub_agent.trust import Trust
+from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_common.wire.transfer import SHARES_MAX, Plan, PlanAnswer, Range, Refusal, Share, SourceId
 
-PLAN_S_MAX: Final = 1.0
-"""A planner that has not answered within this is asked again."""
+LOOK_S: Final = 0.25
+"""While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
 
-PLAN_AGAIN_S: Final = 0.1
-"""How long to wait before asking the planner again after a refusal in mid-read."""
+LATE_S: Final = 0.1
+"""What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
 
-PLANS_MAX: Final = 256
-"""One read is planned at most so often."""
-
-NO_ANSWER: Final = RegistryUnavailable.__name__
-"""The error of a refusal that stands for no answer. Silence says nothing of sources: the planner is asked again."""
+SLOW_CLOSED_MAX: Final = 4
+"""So many sources are closed for being slow in one read."""
 
 
 class Phase(StrEnum):
@@ -73,39 +74,38 @@ class Transfer:
         self.phase = Phase.LEASING
         self.error: tuple[str, str] | None = None
         self.sources: dict[int, Reading] = {}
-        self.avoid: list[SourceId] = []
-        self.retried = 0
-        self.got_bytes = 0
+        self.trust = Trust()
+        self.asking = Asking(now)
         self.began = self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
         self._nbytes = nbytes
         self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
         self._next = first_number
-        self._planning = self._ending = self._damaged = False
-        self._plan_at: float | None = now
-        self._plan_sent = now
-        self._plans = 0
-        self._dry_since: float | None = None
+        self._ending = self._damaged = self._begun = False
+        self._seen = now
+        self._slow_closed = 0
         self._loose: list[Range] = self.proof.missing()
         self._todo = Todo()
         if not self._loose:
-            self._plan_at = None
+            self.asking.at = None
             self.phase = Phase.LEASED
 
     # What happens.
 
     def planned(self, answer: PlanAnswer, now: float) -> None:
         """Take the planner's answer."""
-        if not self._planning or self._ending:
+        if not self.asking.waiting or self._ending:
             return
-        self._planning = False
+        self.asking.waiting = False
         if isinstance(answer, Refusal):
             self._no_plan(answer, now)
-            return
-        self._dry_since = None
-        if self.phase is Phase.LEASING:
-            self.planned_at = now
-        self._spread(answer, now)
+        elif self._spread(answer, now):
+            self.asking.planned()
+            if self.phase is Phase.LEASING:
+                self.planned_at = now
+        else:
+            self._no_plan(Refusal(error=VersionUnavailable.__name__, reason="the plan has no new source"), now)
+        self._advance(now)
 
     def opened(self, number: int, digests: bytes, now: float) -> None:
         """Take a granted lease with an open transport."""
@@ -119,28 +119,26 @@ class Transfer:
         source.phase, source.since = SourcePhase.OPEN, now
         self._advance(now)
 
+    def progressed(self, number: int, nbytes: int, now: float) -> None:
+        """Take note of bytes that have come within a batch."""
+        source = self.sources.get(number)
+        if source is not None and source.phase is SourcePhase.OPEN:
+            source.progressed(nbytes, now)
+
     def batch_done(self, number: int, batch: int, digests: bytes, now: float) -> None:
         """Take a batch that stands in the destination, with the digests taken there."""
         source = self.sources.get(number)
         if source is None or batch not in source.flying:
             return
-        ranges, nbytes = source.flying.pop(batch)
-        source.since = self.last_at = now
-        if not self.got_bytes:
-            self.first_at = now
-        wrong: list[Range] = []
+        ranges, nbytes = source.answered(batch, now)
+        self.last_at = now
+        if not self._begun:
+            self._begun, self.first_at = True, now
         if self.proof.verify:
-            wrong = self.proof.count(ranges, digests)
+            self._count(source, ranges, nbytes, digests)
         else:
             source.unconfirmed.extend(ranges)
-        source.got_bytes += nbytes
-        source.got_pieces += sum(count for _, count in ranges)
-        self.got_bytes += nbytes
-        if wrong:
-            self._loose.extend(wrong)
-            source.retried += sum(count for _, count in wrong)
-            self.retried += sum(count for _, count in wrong)
-            self._doubt(source)
+            source.unconfirmed_bytes += nbytes
         self._advance(now)
 
     def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
@@ -156,8 +154,7 @@ class Transfer:
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
-        self.proof.confirmed(source.unconfirmed)
-        source.unconfirmed.clear()
+        self.proof.confirmed(source.confirmed())
         self._advance(now)
 
     def lost(self, number: int, reason: str, now: float) -> None:
@@ -165,8 +162,7 @@ class Transfer:
         source = self.sources.get(number)
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
-        if not source.doubted:
-            self.avoid.append(source.share.source)
+        self.trust.fail(source.share.source)
         source.lost = reason
         self._close(source)
         self._advance(now)
@@ -177,15 +173,7 @@ class Transfer:
         if source is None or source.phase is SourcePhase.CLOSED:
             return
         source.phase = SourcePhase.CLOSED
-        for ranges, _ in source.flying.values():
-            source.retried += sum(count for _, count in ranges)
-            self.retried += sum(count for _, count in ranges)
-            self._loose.extend(ranges)
-        self._loose.extend(source.unconfirmed)
-        source.flying.clear()
-        source.unconfirmed.clear()
-        if self._loose and not self._ending and self._plan_at is None and not self._planning:
-            self._plan_at = now
+        self._loose.extend(source.give_up())
         self._advance(now)
 
     def start(self, now: float) -> None:
@@ -198,21 +186,23 @@ class Transfer:
     def stop(self) -> None:
         """End the read. `quiet` says when nothing can be written any more."""
         self._ending = True
-        self._plan_at = None
         for source in self.sources.values():
             if source.phase in (SourcePhase.OPENING, SourcePhase.OPEN):
                 self._close(source)
 
     def tick(self, now: float) -> None:
-        """Let time pass: leave out what stalls, ask the planner again."""
+        """Let time pass: leave out what stalls or is slow, ask the planner again."""
         if self._ending:
             return
+        self._look(now)
         for source in list(self.sources.values()):
             if now >= source.since + source.patience_s(self._stall_s):
-                self.lost(source.number, "it made no progress", now)
-        if self._planning and now >= self._plan_sent + PLAN_S_MAX:
+                self._leave(source, "it made no progress")
+        if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
+        if self.phase is Phase.RUNNING and self._slow_closed < SLOW_CLOSED_MAX:
+            self._leave_slow(now)
 
     # What follows.
 
@@ -235,10 +225,11 @@ class Transfer:
             return None
         bounds = [source.since + source.patience_s(self._stall_s) for source in self.sources.values()]
         times = [when for when in bounds if when < FOREVER]
-        if self._plan_at is not None:
-            times.append(self._plan_at)
-        if self._planning:
-            times.append(self._plan_sent + PLAN_S_MAX)
+        if times:
+            times.append(self._seen + LOOK_S)
+        plan_at = self.asking.deadline()
+        if plan_at is not None:
+            times.append(plan_at)
         return min(times, default=None)
 
     @property
@@ -248,66 +239,119 @@ class Transfer:
 
     def done_bytes(self) -> int:
         """Return how much has come, for progress bars."""
-        return self.got_bytes
-
-    def keep(self) -> tuple[bytearray, bytes] | None:
-        """Return what a later read of the same bytes need not read again."""
-        return self.proof.keep()
+        return sum(source.got_bytes + source.unconfirmed_bytes for source in self.sources.values())
 
     def check(self) -> None:
-        """Raise AssertionError unless each missing piece is in exactly one place."""
-        places = [0] * len(self._nbytes)
-        for ranges in (self._loose, *(part for source in self.sources.values() for part in source.places())):
-            for first, count in ranges:
-                for piece in range(first, first + count):
-                    places[piece] += 1
-        for piece, count in enumerate(places):
-            expected = 0 if self.proof.done[piece] else 1
-            assert count == expected or self.phase is Phase.FAILED, f"piece {piece} is in {count} places"
+        """Raise AssertionError unless each missing piece is in exactly one place, and no source is starved."""
+        if self.phase is not Phase.FAILED:
+            check(self.proof.done, self._loose, self.sources.values())
+        if self.phase is Phase.RUNNING and not self._ending:
+            for source in self.sources.values():
+                starved = source.is_ready and source.queue and not source.flying
+                assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
 
-    # How.
+    # Planning.
 
     def _no_plan(self, refusal: Refusal, now: float) -> None:
+        """Nobody new brings what is loose: the open sources do, or it is asked again, or the read fails."""
         if refusal.error == LayoutMismatch.__name__:
             self._fail(refusal.error, refusal.reason)
             return
-        if refusal.error == NO_ANSWER and self._plans < PLANS_MAX:
-            self._plan_at = now + PLAN_AGAIN_S
+        others = [source for source in self.sources.values() if source.is_live]
+        if others and self.phase is Phase.RUNNING:
+            share_out(self._loose, others)
             return
-        self._dry_since = now if self._dry_since is None else self._dry_since
-        leasing = self.phase is Phase.LEASING
-        if self._plans >= PLANS_MAX or now - self._dry_since >= (0 if leasing else self._sources_lost_s):
-            error = IntegrityError if self._damaged else VersionUnavailable
-            self._fail(error.__name__, refusal.reason)
-            return
-        self._plan_at = now + PLAN_AGAIN_S
+        lost_s = 0.0 if self.phase is Phase.LEASING else self._sources_lost_s
+        if not self.asking.refused(refusal, self.trust, lost_s, now):
+            self._fail_without(refusal.reason)
+
+    def _fail_without(self, reason: str) -> None:
+        self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)
 
     def _fail(self, error: str, message: str) -> None:
         self.phase, self.error = Phase.FAILED, (error, message)
         self.stop()
 
-    def _spread(self, plan: Plan, now: float) -> None:
-        """Give the loose pieces to the plan's sources; what the plan left out stays loose."""
-        loose = bytearray(len(self._nbytes))
-        mark(loose, self._loose)
-        for share in plan.shares:
-            number = self._next
-            self._next += 1
-            source = Reading(number, share, SourcePhase.OPENING, now)
-            for first, count in share.pieces:
-                source.queue.extend(marked(loose, first, first + count))
-                loose[first : first + count] = bytes(count)
-            self.sources[number] = source
-            self._todo.open.append((number, share))
-        self._loose = marked(loose, 0, len(loose))
-        self._advance(now)
+    def _ask_plan(self, now: float) -> None:
+        if self.asking.count >= PLANS_MAX:
+            self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
+            return
+        self.asking.asked(now)
+        self._loose = merged(self._loose)
+        self._todo.plan = (tuple(self._loose), self.trust.left_out())
+
+    def _spread(self, plan: Plan, now: float) -> bool:
+        """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
+        before = count_of(self._loose)
+        given, self._loose = spread(plan, self._loose, len(self._nbytes))
+        for share, ranges in given:
+            if self.trust.has_failed(share.source):
+                self._loose.extend(ranges)
+            else:
+                self._source_of(share, now).queue.extend(ranges)
+        return not before or count_of(self._loose) < before
+
+    def _source_of(self, share: Share, now: float) -> Reading:
+        """Return the live source that a share names, or open it."""
+        live = [source for source in self.sources.values() if source.is_live]
+        for source in live:
+            if (source.share.source, source.share.transport) == (share.source, share.transport):
+                return source
+        if len(live) >= SHARES_MAX:
+            return min(live, key=lambda source: source.waiting)
+        source = Reading(self._next, share, SourcePhase.OPENING, now)
+        self._next += 1
+        self.sources[source.number] = source
+        self._todo.open.append((source.number, share))
+        return source
+
+    # Sources.
+
+    def _count(self, source: Reading, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
+        """Count what has the right digests; what has not is loose again."""
+        wrong = self.proof.count(ranges, digests)
+        wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
+        source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
+        if wrong:
+            source.wasted(count_of(wrong), wrong_bytes)
+            self._loose.extend(wrong)
+            self._doubt(source)
 
     def _doubt(self, source: Reading) -> None:
         """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
         if source.phase is SourcePhase.OPEN and not source.doubted:
             source.doubted = source.confirming = True
-            self.avoid.append(source.share.source)
+            self.trust.fail(source.share.source)
             self._todo.confirm.append(source.number)
+
+    def _look(self, now: float) -> None:
+        """Take a pause of this process out of what its sources are silent for."""
+        due = self.deadline()
+        late_s = now - due if due is not None else 0.0
+        if late_s > LATE_S:
+            for source in self.sources.values():
+                source.since = min(source.since + late_s, now)
+        self._seen = max(self._seen, now)
+
+    def _leave(self, source: Reading, reason: str) -> None:
+        """Close a source that may be good for something later."""
+        if source.phase is SourcePhase.OPENING:
+            self.trust.fail(source.share.source)
+        elif not source.doubted:
+            self.trust.suspect(source.share.source)
+        source.lost = reason
+        self._close(source)
+
+    def _leave_slow(self, now: float) -> None:
+        """Close a source whose pieces an idle one brings much sooner; one at a time."""
+        sources = list(self.sources.values())
+        if self._loose or any(source.slow and source.phase is SourcePhase.CLOSING for source in sources):
+            return
+        slow = too_slow(sources, now)
+        if slow is not None:
+            self._slow_closed += 1
+            slow.slow = True
+            self._leave(slow, "it was slow, and another source had nothing left to bring")
 
     def _close(self, source: Reading) -> None:
         source.phase = SourcePhase.CLOSING
@@ -316,52 +360,38 @@ class Transfer:
         source.queue.clear()
         self._todo.close.append(source.number)
 
+    # Getting on.
+
     def _advance(self, now: float) -> None:
         if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
             return
-        if self._loose and not self._planning and self._plan_at is None and not self._is_closing():
-            self._plan_at = now
-        if self._plan_at is not None and now >= self._plan_at and not self._planning and not self._is_closing():
-            self._ask_plan(now)
-        if self.phase is Phase.LEASING and not self._loose and not self._planning and self._all_open():
-            self.phase, self.leased_at = Phase.LEASED, now
         if self.phase is Phase.RUNNING:
-            self._pump()
+            self._pump(now)
             if self.proof.whole:
                 self.phase, self.ended = Phase.DONE, now
                 self.stop()
+                return
+        if self._loose and self.asking.want(now):
+            self._ask_plan(now)
+        settled = all(s.phase in (SourcePhase.OPEN, SourcePhase.CLOSED) for s in self.sources.values())
+        if self.phase is Phase.LEASING and not self._loose and not self.asking.waiting and settled:
+            self.phase, self.leased_at = Phase.LEASED, now
 
-    def _is_closing(self) -> bool:
-        return any(source.phase is SourcePhase.CLOSING for source in self.sources.values())
-
-    def _all_open(self) -> bool:
-        return all(s.phase in (SourcePhase.OPEN, SourcePhase.CLOSED) for s in self.sources.values())
-
-    def _ask_plan(self, now: float) -> None:
-        self._plan_at = None
-        if not self._loose:
-            return
-        self._planning, self._plan_sent = True, now
-        self._plans += 1
-        self._loose = merged(self._loose)
-        self._todo.plan = (tuple(self._loose), tuple(self.avoid))
-
-    def _pump(self) -> None:
-        flying = sum(source.flying_bytes for source in self.sources.values())
-        for source in self.sources.values():
-            if source.phase is not SourcePhase.OPEN or source.confirming:
+    def _pump(self, now: float) -> None:
+        """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting."""
+        sources = list(self.sources.values())
+        feed(sources, self._loose)
+        busy = sum(1 for source in sources if source.phase is SourcePhase.OPEN and (source.queue or source.flying))
+        share_bytes = self._window_bytes // max(busy, 1)
+        room_bytes = self._window_bytes - sum(source.flying_bytes for source in sources)
+        for source in sources:
+            if not source.is_ready:
                 continue
-            if not source.queue and not source.flying:
-                source.take_over(self.sources.values())
-            while source.queue and flying < self._window_bytes:
-                ranges, nbytes = source.cut_batch(self._nbytes)
-                source.flying[self._next_batch()] = (ranges, nbytes)
-                self._todo.post.append((source.number, self._next - 1, ranges))
-                flying += nbytes
+            for ranges, nbytes in fill(source, self._nbytes, share_bytes, room_bytes):
+                source.asked(self._next, ranges, nbytes, now)
+                self._todo.post.append((source.number, self._next, ranges))
+                self._next += 1
+                room_bytes -= nbytes
             if source.unconfirmed and not source.queue and not source.flying:
-                source.confirming = True
+                source.confirming, source.since = True, now
                 self._todo.confirm.append(source.number)
-
-    def _next_batch(self) -> int:
-        self._next += 1
-        return self._next - 1

@@ -2,10 +2,10 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
+from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_agent.effects import Answer, AskPlan, PlanCame, Post, SourceLost
 from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
-from tensorhub_agent.transfer import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish
 from tensorhub_common.wire.transfer import Refusal

@@ -30,7 +30,10 @@ def test_names_each_source_and_what_it_gave() -> None:
     report = report_of(transfer, [5, 7], total_s=4.0)
     assert (report.nbytes, report.pieces, report.kept, report.retried) == (12, 2, 0, 0)
     assert (report.wire_s, report.total_s) == (2.0, 4.0)
-    assert report.sources == (SourceReport(agent="a", replica="trainer", transport="local", nbytes=12, why="nearest"),)
+    assert (report.got_bytes, report.wasted_bytes, report.plans) == (12, 0, 1)
+    assert report.sources == (
+        SourceReport(agent="a", replica="trainer", transport="local", nbytes=12, pieces=2, why="nearest"),
+    )
     assert stages_of(transfer, began=-1.0, now=5.0) == ReadStages(
         round_s=1.0, plan_s=0.25, lease_s=0.25, start_s=0.5, first_s=1.0, wire_s=0.0, verify_s=1.0, ready_s=2.0
     )

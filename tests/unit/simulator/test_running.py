@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent import reading
+from tensorhub_agent import pace
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_simulator.bugs import BUGS, planted
 from tensorhub_simulator.coverage import counted
@@ -34,7 +34,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_nothing_of_a_bug_or_of_the_scale_stays_behind() -> None:
-    before = Draining.on_event, reading.BATCH_BYTES
+    before = Draining.on_event, pace.LOCAL_BATCH_BYTES
     with planted("no-drain"):
         run([1], Totals())
-    assert (Draining.on_event, reading.BATCH_BYTES) == before
+    assert (Draining.on_event, pace.LOCAL_BATCH_BYTES) == before

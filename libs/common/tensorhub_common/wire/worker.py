@@ -120,6 +120,14 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     transport: str
     nbytes: int
+    """What came of it and counts."""
+    pieces: int = 0
+    retried: int = 0
+    """So many of its pieces were asked for again."""
+    wasted_bytes: int = 0
+    """What was asked of it and did not count in the end."""
+    lost: str = ""
+    """Why it was left out before its end; empty if it was not."""
     why: str
 
 
@@ -154,8 +162,15 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
     pieces: int
     retried: int
+    """Pieces that were asked for more than once."""
     kept: int
     """Pieces that an earlier failed round of the same version had verified already."""
+    got_bytes: int = 0
+    """What came in this read and counts: `nbytes` less those of the kept pieces."""
+    wasted_bytes: int = 0
+    """What was asked for and did not count: wrong, or under way at a source that was left out. It was read again."""
+    plans: int = 0
+    """How often the planner was asked."""
     sources: tuple[SourceReport, ...]
     stages: ReadStages | None = None
 

@@ -1,0 +1,67 @@
+"""When a read asks the planner, how often, and what silence or a refusal leads to. Pure."""
+
+from typing import Final
+
+from tensorhub_agent.trust import Trust
+from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.wire.transfer import Refusal
+
+PLAN_S_MAX: Final = 1.0
+"""A planner that has not answered within this is asked again."""
+
+PLAN_AGAIN_S: Final = 0.1
+"""How long to wait before asking the planner again after a refusal in mid-read."""
+
+PLANS_MAX: Final = 256
+"""One read is planned at most so often."""
+
+NO_ANSWER: Final = RegistryUnavailable.__name__
+"""The error of a refusal that stands for no answer. Silence says nothing of sources: the planner is asked again."""
+
+
+class Asking:
+    """The questions of one read to the planner: one at a time."""
+
+    def __init__(self, now: float) -> None:
+        """Want a plan at once."""
+        self.at: float | None = now
+        self.waiting = False
+        self.count = 0
+        self._sent = now
+        self._dry_since: float | None = None
+
+    def want(self, now: float) -> bool:
+        """Say that pieces need a source; returns whether to ask now."""
+        if self.waiting:
+            return False
+        self.at = now if self.at is None else self.at
+        return now >= self.at
+
+    def asked(self, now: float) -> None:
+        """The question goes out."""
+        self.at, self._sent, self.waiting = None, now, True
+        self.count += 1
+
+    def is_silent(self, now: float) -> bool:
+        """Tell whether the answer is overdue."""
+        return self.waiting and now >= self._sent + PLAN_S_MAX
+
+    def planned(self) -> None:
+        """There are sources."""
+        self._dry_since = None
+
+    def refused(self, refusal: Refusal, trust: Trust, lost_s: float, now: float) -> bool:
+        """Ask again later, or forgive whom the read left out; False when there has been nobody for `lost_s`."""
+        if refusal.error == NO_ANSWER:
+            self.at = now + PLAN_AGAIN_S
+            return True
+        if trust.forgive():
+            self.at = now
+            return True
+        self._dry_since = now if self._dry_since is None else self._dry_since
+        self.at = now + PLAN_AGAIN_S
+        return now - self._dry_since < lost_s
+
+    def deadline(self) -> float | None:
+        """Say when time matters."""
+        return self._sent + PLAN_S_MAX if self.waiting else self.at

@@ -1,0 +1,117 @@
+"""Who takes whose pieces: loose ones, what a busy source has queued, and what a slow one has under way. Pure.
+
+Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
+closed.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from tensorhub_agent.pace import BATCHES_MIN
+from tensorhub_agent.ranges import count_of, mark, marked, take_first
+from tensorhub_agent.reading import Reading
+from tensorhub_common.wire.transfer import Plan, Range, Share
+
+Batch = tuple[tuple[Range, ...], int]
+"""Pieces, and their bytes."""
+
+SLOW_MIN_S: Final = 0.5
+"""A source that is expected to end within this is not closed for being slow."""
+
+SLOW_TIMES: Final = 2
+"""Nor one that is expected to take less than so many times what an idle one would take."""
+
+SWITCH_S: Final = 0.1
+"""What closing a source and asking another one costs, generously."""
+
+
+def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
+    """Give loose pieces to these sources in equal parts, all of them."""
+    for number, source in enumerate(sources):
+        source.queue.extend(take_first(loose, -(-count_of(loose) // (len(sources) - number))))
+
+
+def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
+    """Say which loose pieces, out of so many, each share of a plan brings, and what stays loose."""
+    marks = bytearray(pieces)
+    mark(marks, loose)
+    given = []
+    for share in plan.shares:
+        ranges = [run for first, count in share.pieces for run in marked(marks, first, first + count)]
+        for first, count in ranges:
+            marks[first : first + count] = bytes(count)
+        if ranges:
+            given.append((share, ranges))
+    return given, marked(marks, 0, pieces)
+
+
+def feed(sources: Sequence[Reading], loose: list[Range]) -> None:
+    """Give idle sources what is loose, or else what others have waiting."""
+    idle = [source for source in sources if source.is_idle]
+    if loose:
+        share_out(loose, idle)
+        return
+    for source in idle:
+        take_over(source, sources)
+
+
+def fill(source: Reading, sizes: Sequence[int], share_bytes: int, room_bytes: int) -> Iterator[Batch]:
+    """Cut batches for a source until it has under way what it may: its part, if there is room, or its least.
+
+    `room_bytes` is what all sources together may ask for yet.
+    """
+    own, began = source.flying_bytes, source.flying_bytes
+    while source.queue:
+        room = own - began < room_bytes and own < source.pace.ahead_bytes(share_bytes)
+        if not room and len(source.flying) >= BATCHES_MIN:
+            return
+        ranges, nbytes = source.cut_batch(sizes, share_bytes)
+        own += nbytes
+        yield ranges, nbytes
+
+
+def take_over(taker: Reading, others: Iterable[Reading]) -> None:
+    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
+    busiest = max((other for other in others if other is not taker), key=lambda other: other.waiting, default=None)
+    if busiest is None or not busiest.waiting:
+        return
+    wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
+    while wanted > 0:
+        first, count = busiest.queue.pop()
+        taken = min(count, wanted)
+        if taken < count:
+            busiest.queue.append((first, count - taken))
+        taker.queue.appendleft((first + count - taken, taken))
+        wanted -= taken
+
+
+def _part(waiting: int, taker: float | None, giver: float | None) -> int:
+    """Return how many of the waiting pieces the taker takes: by the rates, or half; at least one."""
+    if not taker or not giver:
+        return -(-waiting // 2)
+    return min(max(round(waiting * taker / (taker + giver)), 1), waiting)
+
+
+def too_slow(sources: Sequence[Reading], now: float) -> Reading | None:
+    """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
+    rate = max((source.pace.rate or 0.0 for source in sources if source.is_idle), default=0.0)
+    if not rate:
+        return None
+    slow = [source for source in sources if source.is_ready and source.flying and source.share.transport != "local"]
+    worst = max(slow, key=lambda source: source.remaining_s(now), default=None)
+    if worst is None:
+        return None
+    elsewhere_s = SWITCH_S + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
+    return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None
+
+
+def check(done: bytearray, loose: Iterable[Range], sources: Iterable[Reading]) -> None:
+    """Raise AssertionError unless each piece that is not done is in exactly one place."""
+    places = [0] * len(done)
+    for ranges in (loose, *(part for source in sources for part in source.places())):
+        for first, count in ranges:
+            for piece in range(first, first + count):
+                places[piece] += 1
+    for piece, count in enumerate(places):
+        expected = 0 if done[piece] else 1
+        assert count == expected, f"piece {piece} is in {count} places"
