@@ -3,6 +3,8 @@
 PYTHON ?= python3
 SEEDS ?= 500
 KILLS ?= 200
+ROUNDS ?= 50
+HOSTS ?= 1
 
 BIN := .venv/bin
 # Written last, so that an installation that broke off is done again.
@@ -10,10 +12,10 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim bench chaos docs
+.PHONY: help venv demo test check format sim bench chaos late-bytes docs
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(READY) ## make .venv with all that the rest needs (PYTHON=python3: any from 3.11 on)
 
@@ -51,8 +53,11 @@ sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
 bench: $(READY) ## TensorHub, its peers and the physical limit, from one run
 	@$(BIN)/python -m benchmarks
 
-chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer
-	@$(BIN)/python -m tests.chaos.kills --kills $(KILLS)
+chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer; HOSTS=2 over ucxx
+	@$(BIN)/python -m tests.chaos.kills --kills $(KILLS) --hosts $(HOSTS)
+
+late-bytes: $(READY) ## ROUNDS=50 sources stopped in mid-read over ucxx, woken after the commit: not a byte may change
+	@$(BIN)/python -m tests.chaos.late_bytes --rounds $(ROUNDS)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new

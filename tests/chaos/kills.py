@@ -1,6 +1,6 @@
 """Kills real processes at random moments of a running job, and counts what became of everything.
 
-    python -m tests.chaos.kills --kills 200 [--seed S] [--seconds-max 900]
+    python -m tests.chaos.kills --kills 200 [--hosts 2] [--seed S] [--seconds-max 900]
 
 A hub with four agents runs a trainer and two rollout replicas; victims are NATS, the registry, the planner, every agent
 and every worker, now and then two at once, one after the other, or the whole hub. After each kill the work must go on
@@ -75,6 +75,8 @@ class Run:
     nbytes: int
     directory: Path
     seconds_max: float
+    hosts: int = 1
+    """Agent i pretends to be on host i mod hosts; between two of them bytes go over ucxx."""
     progress_s: float = PROGRESS_S
     verbose: bool = False
     findings: Findings = field(default_factory=Findings)
@@ -87,7 +89,7 @@ class Run:
         """Do all of it. What was found stands in `findings.wrongs` afterwards."""
         began = time.monotonic()
         environment = {**os.environ, "TENSORHUB_LOG_FORMAT": "console"}
-        async with Up(self.directory, agents=AGENTS, environment=environment) as up:
+        async with Up(self.directory, agents=AGENTS, hosts=self.hosts, environment=environment) as up:
             url = up.hub.nats
             async with await connect(url, name="chaos") as bus, Prober(bus, JOB) as prober:
                 fleet = self._fleet()
@@ -238,7 +240,9 @@ class Run:
         """Say what happened, for people."""
         findings = self.findings
         several = sum(len(kill.victims) > 1 for kill in self.done)
-        lines = [f"seed {self.seed}: {len(self.done)} kills, {several} of several victims, in {self.took_s:.0f} s", ""]
+        where = "one host" if self.hosts == 1 else f"{self.hosts} hosts"
+        said = f"{len(self.done)} kills, {several} of several victims, on {where} in {self.took_s:.0f} s"
+        lines = [f"seed {self.seed}: {said}", ""]
         lines.append(f"{'victim':12} {'kills':>6} {'recovery p50':>13} {'max':>8}")
         for victim in sorted({name for kill in self.done for name in kill.victims}):
             times = [kill.recovery_s for kill in self.done if victim in kill.victims]
@@ -280,6 +284,7 @@ def _processes_of(directory: Path) -> Iterator[str]:
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--hosts", type=int, default=1, help="that the agents pretend to be on")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--seconds-max", type=float, default=1800.0)
     parser.add_argument("--mib", type=int, default=32, help="of each shard")
@@ -287,7 +292,7 @@ async def main() -> int:
     args = parser.parse_args()
     seed = int(uuid4()) % 1_000_000 if args.seed is None else args.seed
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-chaos-"))
-    run = Run(args.kills, seed, args.mib * MIB, directory, args.seconds_max, verbose=True)
+    run = Run(args.kills, seed, args.mib * MIB, directory, args.seconds_max, args.hosts, verbose=True)
     await run.go()
     print(run.table())
     for message, count in run.findings.messages.most_common(40):

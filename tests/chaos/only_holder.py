@@ -1,6 +1,6 @@
 """SIGKILLs the agent of a version's only holder in the middle of a transfer, and looks at what its reader gets.
 
-    python -m tests.chaos.only_holder [--mib 1024] [--comes-back]
+    python -m tests.chaos.only_holder [--mib 1024] [--comes-back] [--hosts 2]
 
 A holder that stays away: the reader's call raises `VersionUnavailable` within 2 s of the kill, and what it holds is no
 version. A holder that comes back with its memory: the reader's call either raises the same within the same bound, or
@@ -61,7 +61,7 @@ class Outcome:
         return None if self.version is None else f"it says that it holds version {self.version}"
 
 
-async def run(directory: Path, nbytes: int, *, comes_back: bool) -> Outcome:
+async def run(directory: Path, nbytes: int, *, comes_back: bool, hosts: int = 1) -> Outcome:
     """Bring up a hub, kill the only holder in mid-transfer, and return what the reader got. Raises `TooLate`."""
     commands = Commands()
     if not comes_back:
@@ -73,7 +73,7 @@ async def run(directory: Path, nbytes: int, *, comes_back: bool) -> Outcome:
         "TENSORHUB_COPY_THREADS": "1",
         "TENSORHUB_WINDOW_BYTES": "1MiB",
     }
-    async with Up(directory, agents=2, commands=commands, environment=environment) as up:
+    async with Up(directory, agents=2, hosts=hosts, commands=commands, environment=environment) as up:
         holder, other = up.hub.agents
         trainer_hub = await tensorhub.connect_async(JOB, agent=holder.socket)
         try:
@@ -156,10 +156,11 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--comes-back", action="store_true")
+    parser.add_argument("--hosts", type=int, default=1, choices=(1, 2))
     args = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="tensorhub-chaos-"))
     try:
-        outcome = await run(directory, args.mib * MIB, comes_back=args.comes_back)
+        outcome = await run(directory, args.mib * MIB, comes_back=args.comes_back, hosts=args.hosts)
     except TooLate as why:
         print(f"nothing was shown, for {why}")
         return 1

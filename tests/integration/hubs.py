@@ -43,9 +43,11 @@ class RunningHub:
 
 
 @asynccontextmanager
-async def running_hub(directory: Path, agents: int = 2, **environment: str) -> AsyncIterator[RunningHub]:
+async def running_hub(
+    directory: Path, agents: int = 2, hosts: int = 1, **environment: str
+) -> AsyncIterator[RunningHub]:
     """Bring a hub up in this directory."""
-    async with Up(directory, agents=agents, environment={**os.environ, **environment}) as up:
+    async with Up(directory, agents=agents, hosts=hosts, environment={**os.environ, **environment}) as up:
         yield RunningHub(up, directory)
 
 

@@ -1,0 +1,124 @@
+"""Stops a source in the middle of a read, lets the read end elsewhere, wakes the source, and watches the memory.
+
+    python -m tests.chaos.late_bytes --rounds 50 [--hosts 2] [--mib 256] [--seed S]
+
+What a stopped source had under way stands in its own and the kernel's buffers, and goes on when it wakes. By then the
+replica is committed, and its memory may be in use: so every bit of it is turned over before the source is woken, and
+from then on not a byte may change, until well after the source has answered again.
+"""
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.content import MIB
+from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, stop, two_holders, wake
+
+WATCH_S: Final = 0.5
+"""So long after its answer a woken source is still watched; what it had to send is gone in some milliseconds."""
+
+MISSES_MAX: Final = 20
+"""In a row: then the reads are too short for this machine."""
+
+SETTINGS: Final = {"TENSORHUB_STALL_S": "1.0"}
+"""A stopped source is left after a second, also before its rate is known."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What the rounds have shown."""
+
+    reads: list[Read] = field(default_factory=list)
+    missed: int = 0
+    looks: int = 0
+    """How often the whole memory was hashed after a source was woken."""
+    changed: list[str] = field(default_factory=list)
+
+    @property
+    def table(self) -> str:
+        """Say it for people."""
+        again = [read.report.wasted_bytes for read in self.reads]
+        slowest = max((read.after_s for read in self.reads), default=0.0)
+        return (
+            f"{len(self.reads)} rounds ({self.missed} missed): {sum(each > 0 for each in again)} with bytes under way"
+            f" at the stopped source, {sum(again) / MIB:.0f} MiB taken elsewhere instead; the read ended at most"
+            f" {slowest:.2f} s after the stop; memory hashed {self.looks} times after waking, {len(self.changed)} rounds with a changed byte"
+        )
+
+
+async def play(stage: Stage, rounds: int, seed: int, *, verbose: bool = False) -> Rounds:
+    """Play so many rounds at random moments."""
+    chance, found, misses = random.Random(seed), Rounds(), 0
+    while len(found.reads) < rounds:
+        try:
+            read = await _round(stage, chance, found)
+        except Missed as why:
+            found.missed += 1
+            misses += 1
+            if misses > MISSES_MAX:
+                raise AssertionError(f"no stop meets the middle of a read: {why}") from None
+            continue
+        misses = 0
+        found.reads.append(read)
+        if verbose:
+            gave = ", ".join(f"{each.agent} {each.nbytes / MIB:.0f}" for each in read.report.sources)
+            print(
+                f"round {len(found.reads):3}: {read.victim} stopped at {1e3 * read.moment_s:5.0f} ms, read over after"
+                f" {read.after_s:5.2f} s, {read.report.wasted_bytes / MIB:3.0f} MiB again; MiB from {gave}",
+                flush=True,
+            )
+    return found
+
+
+async def _round(stage: Stage, chance: random.Random, found: Rounds) -> Read:
+    victim, moment_s = chance.choice(HOLDERS), chance.uniform(0, stage.calm_s)
+    pid = stage.pid(victim)
+    async with stage.reader() as reader:
+        try:
+            read = await stage.struck(reader, victim, moment_s, stop)
+            reader.scribble()
+            before = reader.digest()
+        finally:
+            wake(pid)
+        answering = asyncio.create_task(stage.answered(victim))
+        until = float("inf")
+        while time.monotonic() < until:
+            found.looks += 1
+            if await asyncio.to_thread(reader.digest) != before:
+                found.changed.append(f"{victim} wrote after it was woken, stopped at {moment_s:.3f} s")
+                break
+            if answering.done() and until == float("inf"):
+                until = time.monotonic() + WATCH_S
+        await answering
+    return read
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--hosts", type=int, default=2, choices=(1, 2))
+    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--seed", type=int, default=None)
+    args = parser.parse_args()
+    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    directory = Path(tempfile.mkdtemp(prefix="tensorhub-late-"))
+    print(f"seed {seed}; logs in {directory}/logs")
+    async with two_holders(directory, args.mib * MIB, hosts=args.hosts, **SETTINGS) as stage:
+        found = await play(stage, args.rounds, seed, verbose=True)
+    print(found.table)
+    if found.changed:
+        print("\n".join(found.changed))
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

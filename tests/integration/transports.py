@@ -1,0 +1,15 @@
+"""The two transports, as a parameter of tests: on one host bytes go by shared memory, between two over ucxx."""
+
+import importlib.util
+from typing import Final
+
+import pytest
+
+NO_UCX: Final = "ucxx is not installed: pip install 'tensorhub[agent]'"
+
+LOCAL: Final = pytest.param(1, id="local")
+UCXX: Final = pytest.param(
+    2, id="ucxx", marks=pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason=NO_UCX)
+)
+BOTH: Final = (LOCAL, UCXX)
+"""The number of hosts that the agents pretend to be on."""
