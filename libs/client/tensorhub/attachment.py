@@ -67,6 +67,8 @@ class Attachment:
     fresh: bool = False
     version: int | None = None
     report: ReadReport | None = None
+    traceparent: str | None = None
+    """The span that the last answer belongs to."""
     load_untold: bool = False
     """The values are in the memory, and the agent has not yet answered anything that it was told after that."""
     busy: bool = False

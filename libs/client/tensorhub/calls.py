@@ -42,10 +42,13 @@ class Publish(Question):
     """Publish what the memory holds, as `version` or the next one."""
 
     version: int | None
+    traceparent: str | None = None
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
         """Return the frame to send."""
-        return PublishCall(call=call, handle=handle, timeout_s=left_s, version=self.version)
+        return PublishCall(
+            call=call, handle=handle, timeout_s=left_s, version=self.version, traceparent=self.traceparent
+        )
 
     def settled(self, before: int | None, now: int | None) -> Done | None:
         """It was published if the shard holds what was wanted; without a number, if it holds something newer."""
@@ -86,11 +89,19 @@ class Read(Question):
 
     want: Wish
     wait_s: float | None = None
+    traceparent: str | None = None
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
         """Return the frame to send."""
         wait_s = None if self.wait_s is None else max(0.0, self.wait_s - spent_s)
-        return ReadCall(call=call, handle=handle, timeout_s=left_s, want=self.want, wait_s=wait_s)
+        return ReadCall(
+            call=call,
+            handle=handle,
+            timeout_s=left_s,
+            want=self.want,
+            wait_s=wait_s,
+            traceparent=self.traceparent,
+        )
 
     def answered(self, done: Done, before: int | None, now: int | None) -> Done:
         """Nothing newer the second time: what the first one brought is the answer."""

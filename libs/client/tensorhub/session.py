@@ -16,6 +16,7 @@ from tensorhub.attachment import Attachment, Place
 from tensorhub.attachments import Attachments
 from tensorhub.calls import Question, Release
 from tensorhub.link import Broken, Link, closed_error
+from tensorhub.tracing import Tracing
 from tensorhub_common import telemetry
 from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.wire.worker import (
@@ -56,6 +57,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._link = Link(socket_path, job, self._take, self._on_up, self._on_down)
         self._attachments = Attachments(self._link, self._register)
+        self.tracing = Tracing(job, self._link.send)
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
 
@@ -216,6 +218,7 @@ class Session:
             case Failed():
                 pending = self._answered(frame.call)
                 if pending is not None:
+                    pending.attachment.traceparent = frame.traceparent
                     pending.answer.set_exception(from_code(frame.error, frame.message))
             case Progress():
                 self._take_progress(frame)
@@ -249,6 +252,7 @@ class Session:
         if pending.question is not None:
             attachment.version = pending.question.holds(done, attachment.version)
         attachment.report = done.report or attachment.report
+        attachment.traceparent = done.traceparent
         pending.answer.set_result(done)
 
     def _take_progress(self, frame: Progress) -> None:

@@ -9,6 +9,7 @@ memory may still be written; until then further calls on the shard raise `Replic
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tensorhub import arguments
@@ -85,10 +86,12 @@ class AsyncShard:
         Returns when every shard of the replica has published it; from then on the memory is immutable until
         `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
         """
-        question = Publish(arguments.published_version(version))
-        done = await self._session.ask(self._attachment, question, arguments.seconds("timeout_s", timeout_s))
-        assert done.version is not None
-        return done.version
+        wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
+        with self._session.tracing.call("publish", self._attachment) as call:
+            done = await self._session.ask(self._attachment, Publish(wanted, call.traceparent), bound_s)
+            assert done.version is not None
+            call.version = done.version
+            return done.version
 
     async def unpublish(self, *, timeout_s: float = 60) -> None:
         """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
@@ -106,7 +109,7 @@ class AsyncShard:
         `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
         """
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        held = await self._read(Read(arguments.wanted_version(version)), bound_s, on_progress)
+        held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
         assert held is not None
         return held
 
@@ -118,7 +121,7 @@ class AsyncShard:
         `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
         """
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        return await self._read(Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+        return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
 
     async def release(self, *, timeout_s: float = 60) -> None:
         """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
@@ -130,8 +133,11 @@ class AsyncShard:
         self._session.check()
         self._session.loaded(self._attachment)
 
-    async def _read(self, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
-        done = await self._session.ask(self._attachment, question, timeout_s, on_progress)
+    async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        with self._session.tracing.call(name, self._attachment) as call:
+            asked = replace(question, traceparent=call.traceparent)
+            done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
+            call.version = done.version
         if done.report is not None:
             self._last_read = done.report
         return done.version

@@ -38,7 +38,8 @@ TURN_STORIES_MAX: Final = 4
 STORIES_MAX: Final = 1024
 """So many finished stories wait for their spans; the oldest are dropped."""
 
-Story = Callable[[], Iterable[SpanRecord]]
+Story = Callable[[], None]
+"""Makes the spans of what is over."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -67,6 +68,11 @@ class SpanMaker:
         decision = self._tracer.sampler.should_sample(None, trace_id, name).decision
         return TraceContext(trace_id, new_span_id(), decision is Decision.RECORD_AND_SAMPLE)
 
+    def make_all(self, records: Iterable[SpanRecord]) -> None:
+        """Make several."""
+        for record in records:
+            self.make(record)
+
     def make(self, record: SpanRecord) -> None:
         """Make the span, which is over, and hand it to the processors."""
         if not record.context.sampled:
@@ -89,8 +95,7 @@ class SpanMaker:
 class SpansLater:
     """Finished stories that wait for their spans. It belongs to the event loop that made it."""
 
-    def __init__(self, make: Callable[[SpanRecord], None]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
         self._timer: asyncio.TimerHandle | None = None
@@ -118,8 +123,7 @@ class SpansLater:
 
     def _tell(self, story: Story) -> None:
         try:
-            for record in story():
-                self._make(record)
+            story()
         except Exception:  # noqa: BLE001 (whatever a story or somebody's processor does, the process goes on)
             _log.exception("the spans of a story could not be made")
 

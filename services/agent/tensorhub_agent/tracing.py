@@ -5,6 +5,7 @@ With telemetry off there is no chronicle: nothing is noted, and messages carry n
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from tensorhub_agent.chronicle import Chronicle
@@ -27,9 +28,9 @@ class Tracing:
 
     def __init__(self, job: str, agent: str, *, digests: bool, maker: SpanMaker | None) -> None:
         """Begin; without a maker of spans nothing is ever noted."""
-        self._job, self._agent = job, agent
+        self._job, self._agent, self._maker = job, agent, maker
         self._chronicle = None if maker is None else Chronicle(maker.new_trace, new_span_id)
-        self._later = None if maker is None else SpansLater(maker.make)
+        self._later = None if maker is None else SpansLater()
         self._teller = Teller(job, agent, digests, new_span_id)
 
     def called(self, key: Key, call: AnyCall, traceparent: str | None) -> None:
@@ -63,32 +64,31 @@ class Tracing:
 
     def _finished(self, chronicle: Chronicle) -> None:
         finished, chronicle.finished = chronicle.finished, []
-        for note in finished:
-            self._add(note)
-
-    def _add(self, note: Note) -> None:
         assert self._later is not None
-        self._later.add(lambda: self._teller.spans_of(note))
+        for note in finished:
+            self._later.add(partial(self._tell, note))
+
+    def _tell(self, note: Note) -> None:
+        assert self._maker is not None
+        self._maker.make_all(self._teller.spans_of(note))
 
     def lease_asked(self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int) -> None:
         """Tell that a reader's agent asked this one for a lease, if it said what for."""
-        if self._later is None:
-            return
-        ended_ns = time.time_ns()
-        self._later.add(lambda: self._lease_spans(ask, answer, headers, began_ns, ended_ns))
+        if self._later is not None and headers:
+            self._later.add(partial(self._tell_lease, ask, answer, headers, (began_ns, time.time_ns())))
 
-    def _lease_spans(
-        self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int, ended_ns: int
-    ) -> list[SpanRecord]:
+    def _tell_lease(
+        self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], times_ns: tuple[int, int]
+    ) -> None:
         cause = context_in(headers)
-        if cause is None:
-            return []
+        if cause is None or self._maker is None:
+            return
         record = SpanRecord(
             name="lease.grant",
             context=cause.beside(new_span_id()),
             parent=cause,
-            start_ns=began_ns,
-            end_ns=ended_ns,
+            start_ns=times_ns[0],
+            end_ns=times_ns[1],
             attributes={
                 "tensorhub.job": self._job,
                 "tensorhub.model": ask.model,
@@ -102,7 +102,7 @@ class Tracing:
             },
             error=answer.reason if isinstance(answer, LeaseRefusal) else None,
         )
-        return [record]
+        self._maker.make(record)
 
     def close(self) -> None:
         """Make what is left: the process ends."""

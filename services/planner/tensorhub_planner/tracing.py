@@ -24,7 +24,6 @@ class Asked:
     """A question that is being answered."""
 
     subject: str
-    cause: TraceContext | None
     began_ns: int
     answer: PlanAnswer | Error | None = None
 
@@ -34,27 +33,26 @@ class Tracing:
 
     def __init__(self) -> None:
         """Make spans if this process makes any."""
-        maker = SpanMaker.of()
-        self._later = None if maker is None else SpansLater(maker.make)
+        self._maker = SpanMaker.of()
+        self._later = SpansLater()
 
     @contextmanager
     def asked(self, question: Message) -> Iterator[Asked]:
         """Answer a question within this; its span is made later."""
-        cause = None if self._later is None else context_in(question.headers)
-        asked = Asked(question.subject, cause, time.time_ns())
-        if self._later is None or cause is None:
+        cause = None if self._maker is None else context_in(question.headers)
+        asked = Asked(question.subject, time.time_ns())
+        if self._maker is None or cause is None:
             yield asked
             return
         try:
             with trace.use_span(_remote(cause)):
                 yield asked
         finally:
-            self._later.add(partial(_spans, asked, cause, time.time_ns()))
+            self._later.add(partial(_tell, self._maker, asked, cause, time.time_ns()))
 
     def close(self) -> None:
         """Make what is left."""
-        if self._later is not None:
-            self._later.flush()
+        self._later.flush()
 
 
 def _remote(place: TraceContext) -> trace.Span:
@@ -62,7 +60,7 @@ def _remote(place: TraceContext) -> trace.Span:
     return trace.NonRecordingSpan(trace.SpanContext(place.trace_id, place.span_id, is_remote=True, trace_flags=flags))
 
 
-def _spans(asked: Asked, cause: TraceContext, ended_ns: int) -> list[SpanRecord]:
+def _tell(maker: SpanMaker, asked: Asked, cause: TraceContext, ended_ns: int) -> None:
     subject = parse(asked.subject)
     attributes: dict[str, Value] = {}
     if isinstance(subject, AskSubject) and subject.job is not None:
@@ -90,4 +88,4 @@ def _spans(asked: Asked, cause: TraceContext, ended_ns: int) -> list[SpanRecord]
         attributes=attributes,
         error=error,
     )
-    return [record]
+    maker.make(record)

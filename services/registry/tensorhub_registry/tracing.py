@@ -22,21 +22,20 @@ class Tracing:
     def __init__(self, job: str) -> None:
         """Make spans if this process makes any."""
         self._job = job
-        maker = SpanMaker.of()
-        self._later = None if maker is None else SpansLater(maker.make)
+        self._maker = SpanMaker.of()
+        self._later = SpansLater()
 
     def stands(self, causes: tuple[Cause, ...]) -> None:
         """Tell of events that stand in the log now, spoken by this registry."""
-        if self._later is not None:
-            self._later.add(partial(self._spans, causes, time.time_ns()))
+        if self._maker is not None:
+            self._later.add(partial(self._tell, self._maker, causes, time.time_ns()))
 
     def close(self) -> None:
         """Make what is left."""
-        if self._later is not None:
-            self._later.flush()
+        self._later.flush()
 
-    def _spans(self, causes: tuple[Cause, ...], ended_ns: int) -> list[SpanRecord]:
-        return [self._record(cause, cause.parent, ended_ns) for cause in causes if cause.parent is not None]
+    def _tell(self, maker: SpanMaker, causes: tuple[Cause, ...], ended_ns: int) -> None:
+        maker.make_all(self._record(each, each.parent, ended_ns) for each in causes if each.parent is not None)
 
     def _record(self, cause: Cause, parent: TraceContext, ended_ns: int) -> SpanRecord:
         event = cause.event

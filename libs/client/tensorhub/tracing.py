@@ -1,0 +1,189 @@
+"""The spans of this process's calls: `publish`, `replicate`, `update`.
+
+If the application has a provider of spans of its own, they go there; otherwise to a private one, never the global one,
+that exports by OTLP if OpenTelemetry's standard variables name an endpoint. Either way each finished span is handed to
+the agent, in one small frame some time after the call, so that `tensorhub trace` shows it without any server.
+
+Always true: nothing is made, sent or exported before the call's answer has been taken; with `OTEL_SDK_DISABLED` nothing
+is made at all, and an update that found nothing newer leaves no span.
+"""
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from opentelemetry import trace
+
+from tensorhub.attachment import Attachment, Place
+from tensorhub.link import Broken
+from tensorhub_common import telemetry
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, parse
+from tensorhub_common.wire.traces import Link, Span
+from tensorhub_common.wire.worker import Traced
+
+SERVICE: Final = "tensorhub-sdk"
+
+EXIT_S_MAX: Final = 1.0
+"""What a process that ends gives the private provider's exporter."""
+
+PUBLISH: Final = "publish"
+
+
+@dataclass(slots=True)
+class TracedCall:
+    """One call under way. A publication has its place from the beginning, since its agent names it to others."""
+
+    name: str
+    began_ns: int
+    place: TraceContext | None
+    active: TraceContext | None
+    """The application's own span, which is linked to."""
+    version: int | None = None
+    error: str | None = None
+
+    @property
+    def traceparent(self) -> str | None:
+        """Return what the agent is told: the place of a publication, or the span that is active in an engine."""
+        told = self.place or self.active
+        return None if told is None else told.traceparent
+
+
+class Tracing:
+    """The spans of one session. It belongs to the event loop that made it."""
+
+    def __init__(self, job: str, hand_over: Callable[[Traced], None]) -> None:
+        self._job, self._hand_over = job, hand_over
+        self._later = SpansLater()
+        self._provider: trace.TracerProvider | None = None
+        self._maker: SpanMaker | None = None
+
+    @contextmanager
+    def call(self, name: str, attachment: Attachment) -> Iterator[TracedCall]:
+        """Follow a call about a shard, whose `version` is set within when it is answered."""
+        maker = self._current()
+        place = maker.new_trace(name) if maker is not None and name == PUBLISH else None
+        call = TracedCall(name, time.time_ns(), place, _active() if maker is not None else None)
+        attachment.traceparent = None
+        try:
+            yield call
+        except BaseException as why:
+            call.error = f"{type(why).__name__}: {why}"
+            raise
+        finally:
+            if maker is not None and (call.version is not None or call.error is not None):
+                above, ended_ns = parse(attachment.traceparent), time.time_ns()
+                self._later.add(partial(self._tell, maker, call, attachment, above, ended_ns))
+
+    def flush(self) -> None:
+        """Make and hand over what is left: the session ends."""
+        self._later.flush()
+
+    def _current(self) -> SpanMaker | None:
+        """Return the maker of the provider that this process has now; an application may bring its own late."""
+        provider = trace.get_tracer_provider()
+        if isinstance(provider, trace.ProxyTracerProvider):
+            return _private()
+        if provider is not self._provider:
+            self._provider, self._maker = provider, SpanMaker.of(provider)
+        return self._maker
+
+    def _tell(
+        self, maker: SpanMaker, call: TracedCall, attachment: Attachment, above: TraceContext | None, ended_ns: int
+    ) -> None:
+        """Make the span of a call, and hand it over. `above` is what the agent answered: a publication, a transfer."""
+        if call.place is None:
+            place = maker.new_trace(call.name) if above is None else above.beside(new_span_id())
+        else:
+            above = None if above is None or above.trace_id == call.place.trace_id else above
+            place = call.place if above is None else above.beside(call.place.span_id)
+        record = self._record(call, attachment.place, place, above, ended_ns)
+        maker.make(record)
+        if not place.sampled:
+            return
+        # With the agent away it will not draw this span, and whoever exports has it all the same.
+        with suppress(Broken, TensorHubError):
+            self._hand_over(Traced(span=_kept(record)))
+
+    def _record(
+        self, call: TracedCall, where: Place, place: TraceContext, parent: TraceContext | None, ended_ns: int
+    ) -> SpanRecord:
+        attributes: dict[str, Value] = {
+            "tensorhub.job": self._job,
+            "tensorhub.model": where.model,
+            "tensorhub.replica": where.replica,
+            "tensorhub.shard": where.shard,
+        }
+        if call.version is not None:
+            attributes["tensorhub.version"] = call.version
+        return SpanRecord(
+            name=call.name,
+            context=place,
+            parent=parent,
+            start_ns=call.began_ns,
+            end_ns=ended_ns,
+            attributes=attributes,
+            links=() if call.active is None else (call.active,),
+            error=call.error,
+        )
+
+
+def _active() -> TraceContext | None:
+    span = trace.get_current_span().get_span_context()
+    return TraceContext(span.trace_id, span.span_id, span.trace_flags.sampled) if span.is_valid else None
+
+
+def _kept(record: SpanRecord) -> Span:
+    """Return a span in the form in which it is handed over."""
+    place, parent = record.context, record.parent
+    return Span(
+        trace=f"{place.trace_id:032x}",
+        span=f"{place.span_id:016x}",
+        parent=None if parent is None else f"{parent.span_id:016x}",
+        name=record.name,
+        service=SERVICE,
+        instance=str(os.getpid()),
+        start_ns=record.start_ns,
+        end_ns=record.end_ns,
+        error=record.error,
+        attributes=dict(record.attributes),
+        links=tuple(Link(trace=f"{link.trace_id:032x}", span=f"{link.span_id:016x}") for link in record.links),
+    )
+
+
+# --------------------------------------------------------------------------------------------------- our own provider
+
+_makers: Final[list[SpanMaker | None]] = []
+"""Of the private provider, once a call has needed it."""
+
+_making: Final = threading.Lock()
+
+
+def _private() -> SpanMaker | None:
+    with _making:
+        if not _makers:
+            _makers.append(_make_private())
+        return _makers[0]
+
+
+def _make_private() -> SpanMaker | None:
+    if telemetry.is_disabled(os.environ):
+        return None
+    provider = telemetry.make_provider(SERVICE, str(os.getpid()), os.environ)
+    if any(os.environ.get(name) for name in telemetry.ENDPOINTS):
+        atexit.register(_export_the_rest, provider.shutdown)
+    return SpanMaker.of(provider)
+
+
+def _export_the_rest(shutdown: Callable[[], None]) -> None:
+    """Export what is left, within a bound: the end of a trainer never waits for a collector."""
+    ending = threading.Thread(target=shutdown, name="tensorhub-spans", daemon=True)
+    ending.start()
+    ending.join(EXIT_S_MAX)
