@@ -120,7 +120,7 @@ def test_a_bad_setting_is_wrong_usage(run: Callable[..., Ended], monkeypatch: py
     assert "TENSORHUB_BEAT_S" in ended.err
 
 
-@pytest.mark.parametrize("command", [["trace"], ["trace", "17"], ["simulate"]])
+@pytest.mark.parametrize("command", [["simulate"]])
 def test_what_is_to_come_says_so_in_one_line(run: Callable[..., Ended], command: list[str]) -> None:
     ended = run(*command)
     assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)

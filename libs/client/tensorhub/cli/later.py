@@ -1,22 +1,14 @@
-"""The commands that are present and do little or nothing in this version: `trace`, `bench` and `simulate`."""
+"""The commands that are present and do little or nothing in this version: `bench` and `simulate`."""
 
 import importlib.util
 import subprocess
 import sys
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
 from tensorhub.cli import options
 from tensorhub_common.errors import NotInThisVersion
-
-
-def trace(
-    transfer: Annotated[str | None, typer.Argument(metavar="TRANSFER", help="A transfer's id.")] = None,  # noqa: ARG001
-    job: options.Job = None,  # noqa: ARG001
-) -> None:
-    """Show how a transfer went: not in this version."""
-    _not_yet("trace", "a shard's last_read and 'tensorhub watch --all' tell of transfers")
 
 
 def bench(job: options.Job = None) -> None:  # noqa: ARG001

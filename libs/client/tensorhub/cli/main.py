@@ -8,11 +8,12 @@ import typer
 from tensorhub import __version__
 from tensorhub.cli.demo import demo
 from tensorhub.cli.doctor import doctor
-from tensorhub.cli.later import bench, simulate, trace
+from tensorhub.cli.later import bench, simulate
 from tensorhub.cli.publish import publish
 from tensorhub.cli.pull import pull
 from tensorhub.cli.running import Commands
 from tensorhub.cli.status import status
+from tensorhub.cli.trace import trace
 from tensorhub.cli.up import up
 from tensorhub.cli.versions import versions
 from tensorhub.cli.watch import watch
@@ -35,7 +36,7 @@ for command, example in (
     (watch, "tensorhub watch policy --json --after 120"),
     (publish, "tensorhub publish policy --version 12 model-*.safetensors"),
     (pull, "tensorhub pull policy --version latest policy.safetensors"),
-    (trace, "tensorhub trace"),
+    (trace, "tensorhub trace --version 12 --replica rollout-3"),
     (doctor, "tensorhub doctor"),
     (bench, "tensorhub bench"),
     (simulate, "tensorhub simulate"),

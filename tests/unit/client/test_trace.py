@@ -1,0 +1,174 @@
+"""`tensorhub trace`: which transfers are listed and chosen, and how it ends."""
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.unit.client.given_spans import ABOUT, LOST, TRACE, Story, one_lost_source, span_id
+from typer.testing import CliRunner
+
+from tensorhub.cli import trace
+from tensorhub.cli.main import app
+from tensorhub.registry import Registry
+from tensorhub_common.bus.traces import Gathered
+from tensorhub_common.wire.asks import AgentInfo, Status
+from tensorhub_common.wire.traces import TRANSFER, Link, Span, SpansAsk, TransfersAsk
+
+EVERYBODY = frozenset({"registry-0", "planner-0", "agent-0", "agent-1"})
+
+
+class Hub:
+    """Answers as all processes of a hub together."""
+
+    def __init__(self) -> None:
+        self.spans = one_lost_source()
+        self.processes = EVERYBODY
+        self.left_out = 0
+        self.asked: list[TransfersAsk | SpansAsk] = []
+
+    async def gather(self, _: object, job: str, ask: TransfersAsk | SpansAsk, known: Collection[str]) -> Gathered:
+        self.asked.append(ask)
+        assert known == {"agent-0", "agent-1", "registry-0"}
+        wanted = self.spans if self.processes else []
+        if isinstance(ask, TransfersAsk):
+            wanted = [each for each in wanted if each.name == TRANSFER and each.span.startswith(ask.begins)]
+            wanted = [each for each in wanted if ask.replica in {None, each.attributes.get("tensorhub.replica")}]
+        else:
+            wanted = [each for each in wanted if ask.trace in {each.trace, *(link.trace for link in each.links)}]
+        return Gathered(spans=tuple(wanted), processes=self.processes, left_out=self.left_out)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    async def status(*_: Any) -> Status:
+        agents = [
+            AgentInfo(agent=f"agent-{n}", host="h", site="s", live=n < 2, incarnation=1, shards=0) for n in range(3)
+        ]
+        return Status(job="run-7", seq=1, registry="registry-0", term=1, models=(), agents=tuple(agents))
+
+    async def bus(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Registry, "status", status)
+    monkeypatch.setattr(Registry, "bus", bus)
+    monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")
+    answering = Hub()
+    monkeypatch.setattr(trace, "gather", answering.gather)
+    return answering
+
+
+@pytest.fixture
+def run(hub: Hub) -> Callable[..., Any]:
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, ["trace", *arguments, "--job", "run-7"])
+
+
+def test_the_table_has_the_latest_first(run: Callable[..., Any]) -> None:
+    head, first, second = run().stdout.splitlines()
+    assert " ".join(head.split()) == (
+        "ID MODEL VERSION REPLICA SHARD WHEN TOOK BYTES GB/S TRANSPORTS SOURCES RETRIES END"
+    )
+    assert "rollout-1" in first
+    cells = second.split()
+    assert span_id(16).startswith(cells[0])
+    assert cells[1:5] == ["policy", "12", "rollout-0", "0"]
+    assert cells[7:] == ["200", "ms", "256.0", "MiB", "1.34", "local,ucxx", "2", "3", "done"]
+
+
+def test_an_id_is_as_long_as_it_must_be_to_be_the_only_one() -> None:
+    story = Story()
+    spans = [story.add(number << 8, None, "transfer", "agent a", 0, 1) for number in (0x1000_0000_0000_00, 0x1000_0001)]
+    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)[:8]
+    spans.append(structs.replace(spans[0], span=span_id(0x1000_0000_0000_0001)))
+    assert trace.short_id(spans[0], spans) == span_id(0x1000_0000_0000_0000)
+
+
+def test_a_transfer_that_failed_says_so_at_the_end_of_its_line(hub: Hub, run: Callable[..., Any]) -> None:
+    hub.spans = [
+        Story().add(16, None, "transfer", "agent agent-1", 0, 1, error="VersionUnavailable: gone", about=ABOUT)
+    ]
+    assert run().stdout.splitlines()[1].endswith("VersionUnavailable: gone")
+
+
+def test_a_job_without_transfers_is_no_error(hub: Hub, run: Callable[..., Any]) -> None:
+    hub.spans = []
+    ended = run()
+    assert (ended.exit_code, ended.stdout.count("\n")) == (0, 1)
+    assert "run-7" in ended.stdout
+
+
+def test_one_transfer_is_drawn_by_the_beginning_of_its_id(hub: Hub, run: Callable[..., Any]) -> None:
+    ended = run(span_id(16))
+    assert ended.exit_code == 0, ended.stderr
+    assert f"transfer {span_id(16)}  policy version 12 to rollout-0, shard 0" in ended.stdout
+    assert LOST in ended.stdout
+    assert "agent-3" not in ended.stdout
+    assert "\x1b" not in ended.stdout
+    assert hub.asked[-1] == SpansAsk(trace=TRACE)
+
+
+def test_a_version_is_drawn_with_all_its_transfers(run: Callable[..., Any]) -> None:
+    assert "agent-3" in run("--version", "12").stdout
+    assert "agent-3" not in run("--version", "12", "--replica", "rollout-0").stdout
+
+
+def test_what_a_transfer_is_linked_to_is_drawn_too(hub: Hub, run: Callable[..., Any]) -> None:
+    published = Story()
+    publish = published.add(1, None, "publish", "sdk 1", 0, 1)
+    later = Story(trace="f" * 32)
+    link = Link(trace=publish.trace, span=publish.span)
+    later.add(0xABC, None, "transfer", "agent agent-1", 50, 60, links=(link,), about=ABOUT)
+    hub.spans = published.spans + later.spans
+    drawn = run(span_id(0xABC)).stdout
+    assert "publish" in drawn
+    assert drawn.index("publish") < drawn.index("  0  ") or "before" in drawn
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--version", "12", "--json"]])
+def test_json_is_one_span_a_line_with_the_same_keys(run: Callable[..., Any], arguments: list[str]) -> None:
+    objects = [json.loads(line) for line in run(*arguments).stdout.splitlines()]
+    assert {tuple(each) for each in objects} == {Span.__struct_fields__}
+    assert len(objects) == (2 if arguments == ["--json"] else len(one_lost_source()))
+
+
+@pytest.mark.parametrize("arguments", [["beef"], ["zz/.."], ["--version", "12", "--replica", "nobody"]])
+def test_an_unknown_transfer_is_one_line_that_names_the_next_step(
+    run: Callable[..., Any], arguments: list[str]
+) -> None:
+    ended = run(*arguments)
+    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert "'tensorhub trace --job run-7' lists those that are kept" in ended.stderr
+
+
+def test_an_id_that_could_be_two_asks_for_more_of_it(run: Callable[..., Any]) -> None:
+    ended = run("0000")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
+    assert "give more of the id" in ended.stderr
+
+
+def test_a_version_of_two_models_asks_which(hub: Hub, run: Callable[..., Any]) -> None:
+    Story(spans=hub.spans).add(77, None, "transfer", "agent a", 0, 1, about={**ABOUT, "model": "critic"})
+    ended = run("--version", "12")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
+    assert "critic, policy" in ended.stderr
+
+
+def test_who_did_not_answer_and_what_did_not_fit_is_told_beside_the_picture(hub: Hub, run: Callable[..., Any]) -> None:
+    hub.processes, hub.left_out = EVERYBODY - {"agent-1"}, 7
+    ended = run("--version", "12")
+    assert ended.exit_code == 0
+    assert "agent-1 did not answer" in ended.stderr
+    assert "7 spans are left out" in ended.stderr
+
+
+def test_a_hub_without_spans_is_one_line(hub: Hub, run: Callable[..., Any]) -> None:
+    hub.processes = frozenset()
+    ended = run()
+    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert "doctor" in ended.stderr
+
+
+def test_help_has_an_example() -> None:
+    assert "Example: tensorhub trace" in CliRunner().invoke(app, ["trace", "--help"]).stdout
