@@ -1,7 +1,9 @@
 """`python -m tensorhub_simulator`: seeds of simulated trouble, or one of them again with all its steps."""
 
 import argparse
+import re
 import sys
+from collections import Counter
 from typing import Final
 
 from rich.console import Console
@@ -66,7 +68,7 @@ def _all_bugs(seeds: int) -> int:
 
 def _table(totals: Totals, tables: dict[str, Counting]) -> None:
     console = Console(width=COLUMNS)
-    names = ("seeds", "steps", "commands", "events", "versions", "reads", "kills", "stops", "outages")
+    names = ("seeds", "steps", "commands", "events", "versions", "reads", "kills", "stops", "outages", "cuts")
     table = Table(*names, "seconds")
     table.add_row(*(f"{getattr(totals, name):,}" for name in names), f"{totals.seconds:.1f}")
     console.print(table)
@@ -76,6 +78,11 @@ def _table(totals: Totals, tables: dict[str, Counting]) -> None:
         moves.add_row(name, f"{len(counting) - len(missing)} of {len(counting)}", ", ".join(missing))
     console.print(moves)
     console.print("calls that raised: " + ", ".join(f"{name} {count:,}" for name, count in totals.raised.most_common()))
+    left = Counter[str]()
+    for why, count in totals.left.items():
+        # Without numbers and names there are a dozen.
+        left[re.sub(r"\d+|'[^']*'", "…", why) or "nothing more to read"] += count
+    console.print("sources that were closed: " + ", ".join(f"{why} {count:,}" for why, count in left.most_common()))
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand, Ready, Want
 from tensorhub_common.wire.transfer import PlanAnswer, Refusal
 from tensorhub_simulator.clock import Node
-from tensorhub_simulator.link import Link
+from tensorhub_simulator.link import AGAIN_ODDS, Link
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Segment, Violation
 
@@ -91,6 +91,8 @@ class AgentNode(Node):
         self.gone: set[int] = set()
         """Sessions that have ended: what they sent last is not read any more."""
         self.dies_in: int | None = None
+        self.drag = 1.0
+        """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
 
@@ -187,7 +189,7 @@ class AgentNode(Node):
             case Confirm():
                 self.links[effect.key, effect.source].confirm(effect)
             case CloseSource():
-                self.links[effect.key, effect.source].close()
+                self._close(effect)
             case BreakLease():
                 self._break(effect)
             case Free():
@@ -199,9 +201,16 @@ class AgentNode(Node):
                     self._rejoining = True
                     self.clock.after(0.0, self, self._rejoin)
 
+    def _close(self, effect: CloseSource) -> None:
+        operation = self.core.shards[effect.key].operation
+        if isinstance(operation, ReadOperation) and operation.transfer is not None:
+            source = operation.transfer.sources.get(effect.source)
+            self.world.left[source.lost if source is not None else ""] += 1
+        self.links[effect.key, effect.source].close()
+
     def _break(self, effect: BreakLease) -> None:
         link = self.world.links.get(effect.lease)
-        if link is not None and link.reader.up:
+        if link is not None and link.reader.up and not link.is_cut:
             # A broken lease is safe only because nobody relies on this message: it may come late.
             late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
             self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
@@ -235,6 +244,9 @@ class AgentNode(Node):
         def come(answer: PlanAnswer) -> None:
             if not answered:
                 answered.append(True)
+                if self.clock.chance(AGAIN_ODDS):
+                    again = PlanCame(effect.key, effect.number, answer)
+                    self.clock.after(self.clock.lag(), self, lambda: self.news(again))
                 self.news(PlanCame(effect.key, effect.number, answer))
 
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")

@@ -1,16 +1,18 @@
 """Planted bugs: known ways to get it wrong, put into the production cores to show that the simulator finds them.
 
-Each is a method of a class replaced while the bug is switched on; the cores themselves know nothing of it.
+Each is a method or a function replaced while the bug is switched on; the cores themselves know nothing of it.
 """
 
 # ruff: noqa: ANN401 (what stands in for a method takes what that takes)
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
+from tensorhub_agent import transfer
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_unpublish import Draining
@@ -21,10 +23,11 @@ from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
+from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
 NEWEST: Final = "newest"
-Replacement = tuple[type, str, Callable[..., Any]]
+Replacement = tuple[type | ModuleType, str, Callable[..., Any]]
 
 
 def _no_drain() -> list[Replacement]:
@@ -102,6 +105,30 @@ def _second_writer() -> list[Replacement]:
     return [(Transfer, "lost", lose)]
 
 
+def _late_receive() -> list[Replacement]:
+    """A source is said to be closed before its receives are: its pieces are asked for elsewhere too early."""
+
+    def close(self: Any) -> None:
+        if not self.closing:
+            self.closing = True
+            self.receives.forget()
+            self.clock.after(0.0, self.reader, self._gone, self.reader_life)
+
+    return [(Link, "close", close)]
+
+
+def _window_hogged() -> list[Replacement]:
+    """The window is one for all sources: one that has stopped with all of it under way keeps the others waiting."""
+
+    def fill(source: Any, sizes: Any, share_bytes: int, room_bytes: int) -> Iterator[Any]:
+        while source.queue and room_bytes > 0:
+            ranges, nbytes = source.cut_batch(sizes, share_bytes)
+            room_bytes -= nbytes
+            yield ranges, nbytes
+
+    return [(transfer, "fill", fill)]
+
+
 def _outcome_twice() -> list[Replacement]:
     """A registry that was restarted publishes what it folds without looking at what stands in the log."""
     request = RegistryNode._requests  # noqa: SLF001
@@ -124,6 +151,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "latest-per-shard": _latest_per_shard,
     "digest-not-checked": _digest_not_checked,
     "second-writer": _second_writer,
+    "late-receive": _late_receive,
+    "window-hogged": _window_hogged,
     "outcome-twice": _outcome_twice,
 }
 

@@ -1,11 +1,9 @@
-"""One source of one read: a lease asked for over the modelled network, and bytes copied out of present memory.
+"""One source of one read: a lease asked for over the modelled network, and a transport session that brings bytes.
 
-Bytes are copied at random moments, half a piece at a time, from whatever stands in the source's memory just then, also
-after the source has broken the lease, and into the destination until the link is closed. `local` reads the mapped
-memory without the source's doing; `ucxx` needs the source to run, and its bytes arrive some time after they were sent.
+Both ends and what is between them may fail by themselves: the source is stopped, killed or slow, the path between the
+two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes.
 """
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import (
@@ -15,6 +13,7 @@ from tensorhub_agent.effects import (
     Key,
     OpenSource,
     Post,
+    Progressed,
     SourceClosed,
     SourceLost,
     SourceOpened,
@@ -22,14 +21,22 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
 from tensorhub_simulator.clock import Action
-from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.memory import Segment
+from tensorhub_simulator.wire import Half, Receives, Wire
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
 
 LEASE_ASK_S: Final = 1.5
 RENEW_S: Final = 0.5
-STUCK_S: Final = 0.05
+CONFIRM_S: Final = 2.0
+CLOSE_S_MAX: Final = 0.5
+"""A transport's close takes at most so long, whatever its peer does."""
+END_LATE_S: Final = 10.0
+AGAIN_ODDS: Final = 0.03
+"""So often a word comes twice."""
+
+News = SourceOpened | BatchDone | SourceLost | SourceClosed
 
 
 class Link:
@@ -45,15 +52,31 @@ class Link:
         self.source_life, self.reader_life = 0, reader.life
         self.lease = ""
         self.closing = self.closed = self.is_open = self.answered = False
-        self.memory: Segment | None = None
-        self.batches: deque[tuple[int, list[int]]] = deque()
-        self._pumping = False
-        self._at = 0
-        self._wire: tuple[int, bytes] | None = None
+        self.is_local = self.share.transport == "local"
+        self.receives = Receives(self)
+        self._wire: Wire | None = None
+        self._tells_progress = self.clock.chance(0.5)
+        self._questions = 0
 
     def _at_reader(self, delay_s: float, action: Action) -> None:
         """Plan something in the life of the reader that this belongs to."""
         self.clock.after(delay_s, self.reader, action, self.reader_life)
+
+    def _tell(self, news: News) -> None:
+        """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
+        self.reader.news(news)
+        if self.clock.chance(AGAIN_ODDS):
+            self._at_reader(self.clock.lag(), lambda: self.reader.news(news))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing passes between the two agents now, other than by NATS."""
+        return not self.is_local and self.reader.world.is_cut(self.reader, self.source)
+
+    @property
+    def reads(self) -> bool:
+        """Whether bytes are under way."""
+        return self.is_open and not self.closing and self.receives.awaited
 
     # Opening.
 
@@ -117,6 +140,8 @@ class Link:
             self.lost("its transport did not open")
 
     def _connected(self, grant: LeaseGrant) -> None:
+        if self.is_cut:
+            return
         lease = self.source.core.redeemed(grant.ticket, self.clock.now)
         self.source.set_timer()
         if lease is None:
@@ -129,14 +154,15 @@ class Link:
         if self.closing:
             self._tell_source(LeaseMove.READER_GONE)
             return
-        self.is_open, self.memory = True, memory
-        self.reader.news(SourceOpened(self.key, self.number, grant.digests))
+        self.is_open = True
+        self._wire = Wire(self, memory, self._arrived)
+        self._tell(SourceOpened(self.key, self.number, grant.digests))
         self._renew()
 
     def _renew(self) -> None:
         if self.closing or not self.source_lives:
             return
-        if self.source.runs:
+        if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.clock.now)
         self._at_reader(RENEW_S, self._renew)
 
@@ -148,85 +174,47 @@ class Link:
     # Copying.
 
     def post(self, effect: Post) -> None:
-        """Take a batch of pieces to copy."""
+        """Take a batch of pieces to bring."""
         pieces = [piece for first, count in effect.pieces for piece in range(first, first + count)]
-        segment = self.reader.shelf[self.key].segment
-        for piece in pieces:
-            other = segment.writers.get(piece)
-            if other is not None:
-                raise Violation("one writer", f"piece {piece} of {self.key} is asked for while {other} may write it")
-            segment.writers[piece] = self
-        self.batches.append((effect.batch, pieces))
-        self._pump()
-
-    def _pump(self) -> None:
-        if not self._pumping and self.batches and not self.closed:
-            self._pumping = True
-            self._at_reader(self.clock.lag() * self.reader.world.slowness, self._copy)
-
-    def _copy(self) -> None:
-        """Copy half a piece, or finish the batch."""
-        self._pumping = False
-        if self.closed or not self.batches or self.memory is None:
-            return
+        self.receives.post(effect.batch, pieces)
         if self._wire is not None:
-            self._land()
-        elif self.share.transport == "local":
-            self._send()
-            self._land()
-        elif not self.source_lives:
-            return
-        elif self.source.paused:
-            self._pumping = True
-            self._at_reader(STUCK_S, self._copy)
-            return
-        else:
-            self._send()
-        self._pump()
+            self._wire.ask(pieces)
 
-    def _send(self) -> None:
-        assert self.memory is not None
-        _, pieces = self.batches[0]
-        piece, half = pieces[self._at // 2], self._at % 2
-        start, end = self.memory.at[piece], self.memory.at[piece + 1]
-        middle = (start + end) // 2
-        begin, stop = (middle, end) if half else (start, middle)
-        self._wire = (begin, bytes(self.memory.data[begin:stop]))
-
-    def _land(self) -> None:
-        assert self._wire is not None
-        (at, data), self._wire = self._wire, None
-        self.reader.written_by(self, at, data)
-        batch, pieces = self.batches[0]
-        self._at += 1
-        if self._at < 2 * len(pieces):
+    def _arrived(self, half: Half, at: int, data: bytes) -> None:
+        if not self.receives.open:
             return
-        self._at = 0
-        self.batches.popleft()
+        ended = self.receives.land(half, at, data)
+        if ended is None:
+            if self._tells_progress:
+                self._at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
+            return
         segment = self.reader.shelf[self.key].segment
-        found = segment.digests(pieces) if self.reader.world.plan.digests else b""
-        for piece in pieces:
-            segment.writers.pop(piece, None)
-        done = BatchDone(self.key, self.number, batch, found)
+        found = segment.digests(ended.pieces) if self.reader.world.plan.digests else b""
+        done = BatchDone(self.key, self.number, ended.batch, found)
         self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
 
     def _done(self, done: BatchDone) -> None:
         if not self.closed:
-            self.reader.news(done)
+            self._tell(done)
 
     def confirm(self, _effect: Confirm) -> None:
-        """Ask whether the lease holds after the last byte."""
+        """Ask whether the lease holds after the last byte; each question is answered once."""
+        self._questions += 1
+        question = self._questions
+        self._at_reader(CONFIRM_S, lambda: self._confirmed(question, holds=False))
         if not self.source_lives:
-            self._at_reader(self.clock.lag(), lambda: self._confirmed(holds=False))
-            return
-        self.clock.after(self.clock.lag(), self.source, self._asked_whether_holds)
+            self._at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=False))
+        elif not self.is_cut:
+            self.clock.after(self.clock.lag(), self.source, lambda: self._asked_whether_holds(question))
 
-    def _asked_whether_holds(self) -> None:
+    def _asked_whether_holds(self, question: int) -> None:
         holds = self.source.core.table.holds(self.lease)
-        self._at_reader(self.clock.lag(), lambda: self._confirmed(holds=holds))
+        if not self.is_cut:
+            self._at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=holds))
 
-    def _confirmed(self, *, holds: bool) -> None:
-        if not self.closed:
+    def _confirmed(self, question: int, *, holds: bool) -> None:
+        if not self.closed and question == self._questions:
+            self._questions += 1
             self.reader.news(Confirmed(self.key, self.number, holds))
 
     # The end.
@@ -234,36 +222,48 @@ class Link:
     def lost(self, reason: str) -> None:
         """The lease or the connection is over."""
         if not self.closing:
-            self.reader.news(SourceLost(self.key, self.number, reason))
+            self._tell(SourceLost(self.key, self.number, reason))
 
     def close(self) -> None:
-        """Close the transport; until that is done, bytes still arrive."""
+        """Close the transport; until that is done, bytes still arrive. It does not wait for a source that is away."""
         if self.closing:
             return
         self.closing = True
-        self._at_reader(self.clock.lag(), self._closed)
+        away = not self.is_local and (self.is_cut or not self.source.runs)
+        self._at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
 
     def _closed(self) -> None:
+        self.receives.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        """Tell both ends."""
         self.closed = True
-        self.batches.clear()
-        place = self.reader.shelf.get(self.key)
-        if place is not None:
-            for piece in [piece for piece, writer in place.segment.writers.items() if writer is self]:
-                del place.segment.writers[piece]
         self._tell_source(LeaseMove.DONE)
         self.reader.links.pop((self.key, self.number), None)
         self.reader.world.links.pop(self.lease, None)
-        self.reader.news(SourceClosed(self.key, self.number))
+        self._tell(SourceClosed(self.key, self.number))
 
     def _tell_source(self, how: LeaseMove) -> None:
-        if self.lease:
-            self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(self.lease, how))
+        """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
+        if self.lease and not self.is_cut:
+            self.clock.after(self.clock.lag(), self.source, lambda: self._source_hears(how))
+
+    def _source_hears(self, how: LeaseMove) -> None:
+        if self._wire is not None:
+            self._wire.stop()
+        self.source.lease_ended(self.lease, how)
 
     def reader_died(self) -> None:
         """The reader's process is gone, and its connection with it."""
         self.closing = self.closed = True
+        self.receives.open = False
         self._tell_source(LeaseMove.READER_GONE)
 
     def source_died(self) -> None:
-        """The source's process is gone."""
-        self._at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
+        """The source's process is gone; between hosts the end of a connection may be heard late or never."""
+        if self.is_local or self.clock.chance(0.7):
+            self._at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
+        elif self.clock.chance(0.5):
+            late_s = self.clock.rng.random() * END_LATE_S
+            self._at_reader(late_s, lambda: self.lost("its connection ended"))

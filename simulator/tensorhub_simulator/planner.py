@@ -28,10 +28,10 @@ class PlannerNode(Node):
     fold: Fold
     ledger: Ledger
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", limits: Limits) -> None:
         """Stand ready to start."""
         super().__init__("planner")
-        self.world, self.clock, self.limits = world, world.clock, Limits()
+        self.world, self.clock, self.limits = world, world.clock, limits
 
     def start(self) -> None:
         """Begin a life: fold the log from its beginning."""

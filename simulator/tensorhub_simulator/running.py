@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import pace, serving, shard
+from tensorhub_agent import pace, serving, shard, sharing
 from tensorhub_common.catalog import availability
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
@@ -18,6 +18,9 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "LOCAL_BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
     (pace, "UCXX_BATCH_BYTES", 8),
     (pace, "BATCH_BYTES_MIN", 1),
+    (pace, "STALL_MIN_S", 0.3),
+    (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
+    (sharing, "SWITCH_S", 0.03),
     (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
     (serving, "TICKET_S", 1.5),
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
@@ -49,8 +52,10 @@ class Totals:
     kills: int = 0
     stops: int = 0
     outages: int = 0
+    cuts: int = 0
     seconds: float = 0.0
     raised: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
 
     def add(self, world: World) -> None:
         """Count a seed's world."""
@@ -63,7 +68,9 @@ class Totals:
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages
+        self.cuts += world.faults.cuts
         self.raised.update(world.calls.raised)
+        self.left.update(world.left)
 
 
 @contextmanager

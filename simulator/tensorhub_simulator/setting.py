@@ -4,6 +4,11 @@ import random
 from dataclasses import dataclass
 
 from tensorhub_agent.shard import Limits
+from tensorhub_planner.limits import Limits as PlannerLimits
+from tensorhub_planner.limits import Rates
+
+STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
+"""With these the planner reads even a few bytes from all the sources that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,10 @@ class Setting:
     lost_after_s: float
     troubles: int
     trouble_s: float
+    slow_agents: float
+    """How likely it is that an agent sends slowly all the time."""
     limits: Limits
+    planner: PlannerLimits
 
 
 def draw(seed: int, *, calm: bool) -> Setting:
@@ -38,9 +46,9 @@ def draw(seed: int, *, calm: bool) -> Setting:
         digests=digests,
         agents=rng.randint(2, 5),
         trainers=1 if rng.random() < 0.8 else 2,  # noqa: PLR2004 (odds)
-        rollouts=rng.randint(1, 3),
+        rollouts=rng.choice((1, 2, 3, 3)),
         shards=rng.choice((1, 1, 2, 2, 3)),
-        pieces=rng.randint(1, 6),
+        pieces=rng.choice((1, 2, 3, 4, 6, 12)),
         registries=rng.choice((1, 2, 2)),
         loss_odds=0.0 if calm else rng.choice((0.0, 0.0, 0.01, 0.05)),
         late_odds=0.0 if calm else rng.choice((0.0, 0.0, 0.02)),
@@ -50,10 +58,12 @@ def draw(seed: int, *, calm: bool) -> Setting:
         lost_after_s=rng.choice((1.5, 2.5)),
         troubles=0 if calm else rng.randint(1, 10),
         trouble_s=rng.choice((6.0, 9.0, 12.0)),
+        slow_agents=0.0 if calm else rng.choice((0.0, 0.3)),
         limits=Limits(
             digests=digests,
-            window_bytes=rng.choice((16, 64, 1024)),
+            window_bytes=rng.choice((8, 16, 64, 1024)),
             stall_s=rng.choice((0.5, 2.0)),
             refill_drain_s=rng.choice((0.0, 0.0, 0.3)),
         ),
+        planner=rng.choice((PlannerLimits(), STRIPED, STRIPED)),
     )

@@ -1,6 +1,6 @@
 """One seed's world: who is there, what they are to do, and what must hold after every step."""
 
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import Final
 
@@ -49,6 +49,10 @@ class World:
         self.log.watchers.append(self.truth.entry)
         self.lease, self.calls = Lease(), Calls(self)
         self.links: dict[str, Link] = {}
+        self.left: Counter[str] = Counter()
+        """Why sources were left, and how often."""
+        self.cut: dict[frozenset[str], float] = {}
+        """Until when nothing passes between two agents but by NATS."""
         self.touched: set[AgentNode] = set()
         self.folded: set[RegistryNode] = set()
         self.places: dict[Key, Place] = {}
@@ -61,7 +65,7 @@ class World:
             f"agent-{n}": AgentNode(f"agent-{n}", self, f"host-{n % 2}", "here") for n in range(setting.agents)
         }
         self.registries = [RegistryNode(f"registry-{n}", self) for n in range(setting.registries)]
-        self.planner = PlannerNode(self)
+        self.planner = PlannerNode(self, setting.planner)
         self.groups: list[Group] = []
         self.ranks: list[Rank] = []
         self._build()
@@ -96,6 +100,10 @@ class World:
     def slowness(self) -> float:
         """How slow copying is now; without trouble no source is slower than what counts as a stall."""
         return self.plan.slowness if self.quiet_since is None else QUIET_SLOWNESS
+
+    def is_cut(self, one: AgentNode, other: AgentNode) -> bool:
+        """Tell whether the path between two agents is cut now."""
+        return self.clock.now < self.cut.get(frozenset((one.name, other.name)), 0.0)
 
     def net_loses(self) -> bool:
         """Tell whether a message by NATS is lost."""
@@ -178,7 +186,7 @@ class World:
         nodes = (*self.registries, self.planner, *self.agents.values(), *self.ranks)
         if self.quiet_since is None and now > over and self.log.up and all(node.runs for node in nodes):
             for agent in self.agents.values():
-                agent.dies_in = None
+                agent.dies_in, agent.drag = None, 1.0
             self.note("no more trouble")
             self.quiet_since = now
             self.quiet_at = self.log.entries[-1].time

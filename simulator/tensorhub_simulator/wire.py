@@ -1,0 +1,156 @@
+"""How the bytes of one source reach a reader: out of mapped memory, or over a wire that goes on by itself.
+
+`local`: the reader copies out of the source's memory, which needs nothing of the source. `ucxx`: the source sends, half
+a piece at a time, whatever stands in its memory just then, for all that it was asked for and until it hears that the
+reader has closed; so it sends on after it was stopped and woken. What arrives, in any order, is written as long as the
+reader's receives are open, whoever believes what.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_simulator.memory import Segment, Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.link import Link
+
+STUCK_S: Final = 0.05
+ON_THE_WAY_MAX: Final = 4
+"""So many halves of pieces are on the wire at most."""
+
+Half = tuple[int, int]
+"""A piece and which half of it."""
+
+
+@dataclass(slots=True)
+class Landing:
+    """A batch that is being written, and how many halves of its pieces are awaited."""
+
+    batch: int
+    pieces: list[int]
+    halves: int
+
+
+class Receives:
+    """The reader's open receives of one source: where its bytes may land, and how much has."""
+
+    def __init__(self, link: "Link") -> None:
+        """Begin with none."""
+        self.link = link
+        self.open = True
+        self._batches: dict[int, Landing] = {}
+        """By piece, the batch that it belongs to."""
+
+    def post(self, batch: int, pieces: list[int]) -> None:
+        """Let these pieces be written from now on."""
+        segment = self._segment
+        for piece in pieces:
+            other = segment.writers.get(piece)
+            if other is not None:
+                raise Violation("one writer", f"piece {piece} of {self.link.key} is asked for while {other} may write")
+            segment.writers[piece] = self.link
+        landing = Landing(batch, pieces, 2 * len(pieces))
+        self._batches.update(dict.fromkeys(pieces, landing))
+
+    @property
+    def awaited(self) -> bool:
+        """Whether there are any."""
+        return any(landing.halves for landing in self._batches.values())
+
+    @property
+    def _segment(self) -> Segment:
+        return self.link.reader.shelf[self.link.key].segment
+
+    def land(self, half: Half, at: int, data: bytes) -> Landing | None:
+        """Write half a piece; returns the batch that has ended with it."""
+        piece = half[0]
+        segment = self._segment
+        if segment.writers.get(piece) is not self.link:
+            raise Violation("one writer", f"piece {piece} of {self.link.key} is written by a source that was closed")
+        self.link.reader.written_by(self.link, at, data)
+        landing = self._batches[piece]
+        landing.halves -= 1
+        if landing.halves:
+            return None
+        for done in landing.pieces:
+            segment.writers.pop(done, None)
+        return landing
+
+    def close(self) -> None:
+        """Let nothing be written any more."""
+        self.open = False
+        self.forget()
+
+    def forget(self) -> None:
+        """What the reader believes once it is told that the source is closed."""
+        place = self.link.reader.shelf.get(self.link.key)
+        if place is not None:
+            for piece in [piece for piece, writer in place.segment.writers.items() if writer is self.link]:
+                del place.segment.writers[piece]
+
+
+class Wire:
+    """The bytes of one source on their way."""
+
+    def __init__(self, link: "Link", memory: Segment, arrived: Callable[[Half, int, bytes], None]) -> None:
+        """Bring them out of the source's memory to `arrived`."""
+        self.link, self.memory, self._arrived = link, memory, arrived
+        self.asked: deque[Half] = deque()
+        self._on_the_way = 0
+        self._sending = False
+
+    def ask(self, pieces: list[int]) -> None:
+        """Ask for pieces."""
+        self.asked.extend((piece, half) for piece in pieces for half in (0, 1))
+        self._go_on()
+
+    def stop(self) -> None:
+        """The source has heard that nobody reads any more."""
+        self.asked.clear()
+
+    def _go_on(self) -> None:
+        if self._sending or not self.asked or self._on_the_way >= ON_THE_WAY_MAX:
+            return
+        self._sending = True
+        link, clock = self.link, self.link.clock
+        delay_s = clock.lag() * link.reader.world.slowness
+        if link.is_local:
+            clock.after(delay_s, link.reader, self._copy, link.reader_life)
+        else:
+            clock.after(delay_s * link.source.drag, link.source, self._send, link.source_life)
+
+    def _next(self) -> tuple[Half, int, bytes]:
+        piece, half = self.asked.popleft()
+        start, end = self.memory.at[piece], self.memory.at[piece + 1]
+        middle = (start + end) // 2
+        begin, stop = (middle, end) if half else (start, middle)
+        return (piece, half), begin, bytes(self.memory.data[begin:stop])
+
+    def _copy(self) -> None:
+        """The reader copies out of what is mapped."""
+        self._sending = False
+        if self.asked and self.link.receives.open:
+            self._arrived(*self._next())
+            self._go_on()
+
+    def _send(self) -> None:
+        """The source sends; what is sent arrives later, also if it dies meanwhile."""
+        self._sending = False
+        link = self.link
+        if not self.asked:
+            return
+        if link.is_cut:
+            self._sending = True
+            link.clock.after(STUCK_S, link.source, self._send, link.source_life)
+            return
+        sent = self._next()
+        self._on_the_way += 1
+        link.clock.after(link.clock.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
+        self._go_on()
+
+    def _land(self, half: Half, at: int, data: bytes) -> None:
+        self._on_the_way -= 1
+        self._arrived(half, at, data)
+        self._go_on()
