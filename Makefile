@@ -5,6 +5,7 @@ SEEDS ?= 500
 KILLS ?= 200
 ROUNDS ?= 50
 HOSTS ?= 1
+SEEDS_CUT ?= 3
 
 BIN := .venv/bin
 # Written last, so that an installation that broke off is done again.
@@ -12,7 +13,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim bench chaos late-bytes docs
+.PHONY: help venv demo test check format sim bench chaos late-bytes partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +59,9 @@ chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer; 
 
 late-bytes: $(READY) ## ROUNDS=50 sources stopped in mid-read over ucxx, woken after the commit: not a byte may change
 	@$(BIN)/python -m tests.chaos.late_bytes --rounds $(ROUNDS)
+
+partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
+	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new

@@ -88,6 +88,8 @@ class Member:
         self.published: list[reports.Published] = []
         self.newest: dict[int, tuple[int, float]] = {}
         """By shard the newest version that a read has returned, and when."""
+        self.commits = 0
+        """How many reads have returned a version, over all shards."""
         self.ending = False
         self.gone = asyncio.Event()
         """The worker has ended and is not started again."""
@@ -177,6 +179,7 @@ class Member:
                 self._know(report.shard, report.version)
                 if report.moment == "commit":
                     self.newest[report.shard] = (report.version, report.at)
+                    self.commits += 1
             case reports.Published():
                 self.published.append(report)
             case reports.Closed():

@@ -49,7 +49,8 @@ class Rounds:
         return (
             f"{len(self.reads)} rounds ({self.missed} missed): {sum(each > 0 for each in again)} with bytes under way"
             f" at the stopped source, {sum(again) / MIB:.0f} MiB taken elsewhere instead; the read ended at most"
-            f" {slowest:.2f} s after the stop; memory hashed {self.looks} times after waking, {len(self.changed)} rounds with a changed byte"
+            f" {slowest:.2f} s after the stop; memory hashed {self.looks} times after waking,"
+            f" {len(self.changed)} rounds with a changed byte"
         )
 
 

@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 from tests.chaos import reports, worker
+from tests.partition.namespaces import enter
 
 from tensorhub.up.tether import PR_SET_PDEATHSIG
 
@@ -47,6 +48,8 @@ def _become(order: Order) -> None:
         os.dup2(fd, as_fd)
     out.close()
     random.seed()
+    if order.config.netns:
+        enter(order.config.netns)
     worker.tell(reports.Born(at=worker.now(), name=order.name, pid=os.getpid()))
     code = 1
     try:

@@ -49,6 +49,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     nbytes: int
     agent: str
+    netns: str = ""
+    """The network namespace to live in; empty for the script's own."""
 
 
 class Worker:
