@@ -1,0 +1,177 @@
+"""Finished spans on disk: what is kept, what is found again, and what a killed or a second process leaves."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tensorhub_common.span_files import DIRECTORY_MODE, MODE, NEW, OLD, SPAN_BYTES_MAX, SpanFiles
+from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, Span
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+BYTES_MAX = 64 * 1024
+
+
+def span(number: int, name: str = "transfer", text: str = "") -> Span:
+    return Span(
+        trace=TRACE,
+        span=f"{number:016x}",
+        name=name,
+        service="tensorhub-agent",
+        instance="agent-0",
+        start_ns=number,
+        end_ns=number + 1,
+        attributes={"tensorhub.why": text},
+    )
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SpanFiles:
+    return SpanFiles(tmp_path / "state" / "spans", BYTES_MAX)
+
+
+def found(files: SpanFiles, count_max: int = 10_000) -> list[int]:
+    return [int(each.span, 16) for each in files.newest(b"transfer", lambda _: True, count_max)[0]]
+
+
+def test_what_was_appended_is_found_newest_first(files: SpanFiles) -> None:
+    assert files.append([span(1), span(2)]) == 0
+    assert files.append([span(3, "read")]) == 0
+    assert found(files) == [2, 1]
+    assert files.newest(b"read", lambda each: each.name == "read", 9) == ([span(3, "read")], 0)
+
+
+def test_nobody_else_may_read_them(files: SpanFiles) -> None:
+    files.append([span(1)])
+    assert files.directory.stat().st_mode & 0o777 == DIRECTORY_MODE
+    assert (files.directory / NEW).stat().st_mode & 0o777 == MODE
+
+
+def test_another_process_of_the_name_finds_what_an_earlier_one_kept(files: SpanFiles) -> None:
+    files.append([span(1)])
+    again = SpanFiles(files.directory, BYTES_MAX)
+    again.append([span(2)])
+    assert found(again) == [2, 1]
+
+
+def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
+    for number in range(2_000):
+        files.append([span(number)])
+        total = sum(path.stat().st_size for path in files.directory.iterdir())
+        assert total <= BYTES_MAX
+    kept = found(files)
+    assert kept == list(range(1999, 1999 - len(kept), -1))
+    assert len(kept) * 200 > BYTES_MAX // 4
+
+
+def test_a_batch_larger_than_a_generation_is_cut_and_its_end_kept(files: SpanFiles) -> None:
+    assert files.append([span(number) for number in range(2_000)]) == 0
+    assert sum(path.stat().st_size for path in files.directory.iterdir()) <= BYTES_MAX
+    assert found(files)[0] == 1999
+
+
+def test_a_span_that_is_too_long_is_not_kept_and_the_others_are(files: SpanFiles) -> None:
+    assert files.append([span(1), span(2, text="x" * SPAN_BYTES_MAX), span(3)]) == 1
+    assert found(files) == [3, 1]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_last_line_costs_that_line_alone(files: SpanFiles, cut: int) -> None:
+    files.append([span(1), span(2)])
+    path = files.directory / NEW
+    os.truncate(path, path.stat().st_size - cut)
+    # Without its line end alone the last one is still whole.
+    assert found(files) == ([2, 1] if cut == 1 else [1])
+    files.append([span(3)])
+    assert found(files) == ([3, 2, 1] if cut == 1 else [3, 1])
+
+
+def test_garbage_in_the_files_is_passed_over(files: SpanFiles) -> None:
+    files.append([span(1)])
+    with (files.directory / NEW).open("ab") as file:
+        file.write(b'\xff\x00transfer\n{"trace": "transfer"}\n[[[[transfer\n' + b"[" * 100_000 + b"transfer\n")
+    files.append([span(2)])
+    assert found(files) == [2, 1]
+
+
+def test_what_is_too_much_for_one_answer_is_left_out_and_counted(tmp_path: Path) -> None:
+    files = SpanFiles(tmp_path, 16 << 20)
+    files.append([span(number, text="x" * 1_000) for number in range(2_000)])
+    spans, left_out = files.newest(b"transfer", lambda _: True, 10_000)
+    assert len(spans) + left_out == 2_000
+    assert 0 < len(spans) * 1_000 < ANSWER_BYTES_MAX
+    assert files.newest(b"transfer", lambda _: True, 3)[1] == 1_997
+
+
+def test_a_directory_that_is_not_there_holds_nothing(files: SpanFiles) -> None:
+    assert files.newest(b"transfer", lambda _: True, 1) == ([], 0)
+
+
+def test_while_another_process_writes_it_is_to_be_tried_again(files: SpanFiles) -> None:
+    files.append([span(1)])
+    other = os.open(files.directory, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert files.append([span(2)]) is None
+    assert found(files) == [1]
+    os.close(other)
+    assert files.append([span(2)]) == 0
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.wire.traces import Span
+
+files = SpanFiles(Path(sys.argv[1]), int(sys.argv[2]))
+first = int(sys.argv[3])
+for number in range(first, first + int(sys.argv[4])):
+    one = Span(trace="0af7651916cd43dd8448eb211c80319c", span=f"{number:016x}", name="transfer", service="s",
+               instance=sys.argv[3], start_ns=number, end_ns=number + 1)
+    while files.append([one]) is None:
+        pass
+    print(number, flush=True)
+"""
+
+
+def writer(directory: Path, first: int, count: int, bytes_max: int) -> "subprocess.Popen[str]":
+    arguments = [str(directory), str(bytes_max), str(first), str(count)]
+    return subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_of_one_name_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    both = [writer(tmp_path, first, 300, 8 << 20) for first in (0, 1000)]
+    for process in both:
+        process.communicate(timeout=40)
+        assert process.returncode == 0
+    kept = found(SpanFiles(tmp_path, 8 << 20))
+    assert sorted(kept) == [*range(300), *range(1000, 1300)]
+
+
+def test_two_processes_that_rotate_keep_the_bound_and_whole_lines(tmp_path: Path) -> None:
+    for process in [writer(tmp_path, first, 500, BYTES_MAX) for first in (0, 1000)]:
+        process.communicate(timeout=40)
+        assert process.returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == {NEW, OLD}
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= BYTES_MAX
+    lines = b"".join(path.read_bytes() for path in tmp_path.iterdir()).splitlines()
+    assert len(found(SpanFiles(tmp_path, BYTES_MAX))) == len(lines)
+
+
+def test_what_a_killed_process_has_written_stands_there(tmp_path: Path) -> None:
+    process = writer(tmp_path, 0, 100_000, 64 << 20)
+    assert process.stdout is not None
+    last = 0
+    while last < 50:
+        last = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+    kept = found(SpanFiles(tmp_path, 64 << 20))
+    assert set(range(51)) <= set(kept)
+    files = SpanFiles(tmp_path, 64 << 20)
+    files.append([span(999_999)])
+    assert found(files)[0] == 999_999

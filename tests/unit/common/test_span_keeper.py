@@ -1,0 +1,179 @@
+"""The keeper of finished spans: nobody waits for it, nothing breaks it, and it counts what it drops."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import structs
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.util.types import AnyValue
+
+from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, TEXT_CHARS_MAX, SpanKeeper
+from tensorhub_common.wire.traces import Link, Span
+
+RESOURCE = Resource.create({"service.name": "tensorhub-agent", "service.instance.id": "agent-0"})
+HANDED = Span(
+    trace="0af7651916cd43dd8448eb211c80319c",
+    span="b7ad6b7169203331",
+    name="update",
+    service="tensorhub-sdk",
+    instance="4242",
+    start_ns=1,
+    end_ns=2,
+    attributes={"tensorhub.version": 12},
+    links=(Link(trace="0af7651916cd43dd8448eb211c80319c", span="00f067aa0ba902b7"),),
+)
+
+
+class Slow(SpanFiles):
+    """Files whose disk answers when the test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, 1 << 20)
+        self.go = threading.Event()
+        self.writers: set[str] = set()
+
+    def append(self, spans: object) -> int | None:
+        self.writers.add(threading.current_thread().name)
+        assert self.go.wait(20)
+        return super().append(spans)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[SpanKeeper]:
+    made = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20))
+    yield made
+    made.shutdown()
+
+
+def provider_of(keeper: SpanKeeper) -> TracerProvider:
+    provider = TracerProvider(resource=RESOURCE, shutdown_on_exit=False)
+    provider.add_span_processor(keeper)
+    return provider
+
+
+def everything(keeper: SpanKeeper) -> list[Span]:
+    return keeper.newest(b"", lambda _: True, 100_000)[0]
+
+
+def test_a_finished_span_is_found_as_it_was(keeper: SpanKeeper) -> None:
+    tracer = provider_of(keeper).get_tracer("test")
+    with tracer.start_as_current_span("publish") as other:
+        pass
+    link = trace.Link(other.get_span_context())
+    with tracer.start_as_current_span("transfer") as parent:
+        given: dict[str, AnyValue] = {
+            "tensorhub.bytes": 7,
+            "tensorhub.transports": ("local", "ucxx"),
+            "long": "x" * 5_000,
+            "on": True,
+        }
+        with tracer.start_as_current_span("read", attributes=given, links=[link]):
+            pass
+    with pytest.raises(KeyError), tracer.start_as_current_span("plan"):
+        raise KeyError("no planner")
+    plan, transfer, read, publish = everything(keeper)
+    assert (read.trace, read.parent) == (transfer.trace, transfer.span)
+    assert (read.service, read.instance, transfer.parent) == ("tensorhub-agent", "agent-0", None)
+    assert parent.get_span_context().span_id == int(transfer.span, 16)
+    assert read.attributes == {**given, "long": "x" * TEXT_CHARS_MAX}
+    assert read.links == (Link(trace=publish.trace, span=publish.span),)
+    assert transfer.start_ns <= read.start_ns <= read.end_ns <= transfer.end_ns
+    assert (read.error, plan.error) == (None, "KeyError: 'no planner'")
+
+
+def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanKeeper) -> None:
+    keeper.keep(HANDED)
+    keeper.keep(structs.replace(HANDED, error="x" * 5_000))
+    cut, whole = everything(keeper)
+    assert whole == HANDED
+    assert cut.error == "x" * TEXT_CHARS_MAX
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"trace": "0"},
+        {"span": "G" * 16},
+        {"parent": "1"},
+        {"start_ns": "now"},
+        {"name": None},
+        {"links": 5},
+        {"links": [{"trace": "1", "span": "2"}]},
+        {"attributes": {"a": {"b": 1}}},
+    ],
+)
+def test_what_is_no_span_can_t_come_over_a_wire(change: dict[str, object]) -> None:
+    body = msgspec.json.encode({**msgspec.to_builtins(HANDED), **change})
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(body, type=Span)
+
+
+def test_a_span_that_is_too_long_is_dropped_and_counted(keeper: SpanKeeper) -> None:
+    keeper.keep(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
+    assert (everything(keeper), keeper.dropped) == ([], 1)
+
+
+def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp_path: Path) -> None:
+    files = Slow(tmp_path)
+    keeper = SpanKeeper(files)
+    tracer = provider_of(keeper).get_tracer("test")
+    for _ in range(QUEUE_SPANS_MAX + 100):
+        tracer.start_span("read").end()
+    assert keeper.dropped == 100
+    assert len(keeper._queue) <= QUEUE_SPANS_MAX
+    assert files.writers <= {"span-keeper"}
+    files.go.set()
+    keeper.shutdown()
+    assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 10
+
+
+def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "spans").write_text("in the way")
+    keeper = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20))
+    tracer = provider_of(keeper).get_tracer("test")
+    with caplog.at_level(logging.WARNING):
+        for count in range(1, 4):
+            tracer.start_span("read").end()
+            assert keeper.force_flush()
+            assert keeper.dropped == count
+    keeper.shutdown()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(tmp_path / "spans") in caplog.text
+
+
+def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """/dev/full takes no byte, as a full disk."""
+
+    class Full(SpanFiles):
+        def _append(self, chunk: bytes) -> None:
+            with Path("/dev/full").open("wb", buffering=0) as full:
+                full.write(chunk)
+
+    keeper = SpanKeeper(Full(Path("/dev/shm"), 1 << 20))  # noqa: S108 (only locked)
+    provider_of(keeper).get_tracer("test").start_span("read").end()
+    assert keeper.force_flush()
+    assert keeper.dropped == 1
+    assert "No space left" in caplog.text
+    keeper.shutdown()
+
+
+def test_shutdown_writes_what_is_left_and_returns_within_its_bound(tmp_path: Path) -> None:
+    keeper = SpanKeeper(SpanFiles(tmp_path, 1 << 20))
+    provider_of(keeper).get_tracer("test").start_span("read").end()
+    keeper.shutdown()
+    assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 1
+    stuck = Slow(tmp_path)
+    keeper = SpanKeeper(stuck)
+    provider_of(keeper).get_tracer("test").start_span("read").end()
+    keeper.shutdown()
+    assert keeper._thread.is_alive()
+    stuck.go.set()
+    keeper._thread.join(10)
+    assert not keeper._thread.is_alive()
