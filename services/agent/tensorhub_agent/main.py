@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from typing import Final
 
 import uvloop
 
@@ -11,6 +12,10 @@ from tensorhub_agent.service import AgentService
 from tensorhub_common import settings as settings_of
 from tensorhub_common import telemetry
 from tensorhub_common.errors import TensorHubError
+
+FAILED: Final = 1
+WRONG_USAGE: Final = 2
+"""Whoever restarts it need not try again: the settings would be as wrong."""
 
 SWITCH_S = 0.0005
 """Threads that copy give up the GIL for long calls and win it back sooner with this; see copying.py."""
@@ -25,7 +30,7 @@ def main() -> None:
         uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub-agent: {why}\n")
-        raise SystemExit(1) from None
+        raise SystemExit(WRONG_USAGE if isinstance(why, settings_of.InvalidSetting) else FAILED) from None
     finally:
         telemetry.shutdown()
 
