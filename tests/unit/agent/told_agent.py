@@ -1,0 +1,129 @@
+"""One agent whose calls a chronicle notes, as `job_agent.py` has it noted."""
+
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any, Final
+
+from tests.unit.agent.one_agent import SESSION, OneAgent
+
+from tensorhub_agent.chronicle import Chronicle
+from tensorhub_agent.effects import AnyEffect, CallPublish, CallRead, Key, OpenSource, Say
+from tensorhub_agent.notes import Note
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.stories import Teller
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.tracecontext import TRACEPARENT, SpanRecord, TraceContext
+from tensorhub_common.wire.commands import Wish
+from tensorhub_common.wire.events import AnyEvent, kind_of
+
+NS: Final = 1_000_000_000
+BEGAN: Final = 1000 * NS
+WORKER = TraceContext(0xAAAA, 0xA1)
+"""The publish span of a worker."""
+VERSION = TraceContext(0xBBBB, 0xB1)
+"""The publish span of a version that somebody else has published."""
+
+
+class ToldAgent(OneAgent):
+    """`headers` are those of the events of each kind; `causes` is what the agent's own messages name."""
+
+    def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
+        super().__init__(name, digests=digests, catalog=catalog)
+        ids = count(1)
+        self.chronicle = Chronicle(lambda _: TraceContext(0xF000 + next(ids), next(ids)), lambda: next(ids))
+        self.teller = Teller("run-7", name, digests, lambda: next(ids))
+        self.headers: dict[str, Mapping[str, str]] = {}
+        self.causes: dict[str, TraceContext | None] = {}
+        self.core = _Noted(self)  # type: ignore[assignment]  # It stands in for the core that it wraps.
+
+    @property
+    def at(self) -> int:
+        return BEGAN + int(self.now * NS)
+
+    def do(self, effects: Iterable[AnyEffect]) -> list[AnyEffect]:
+        done = list(effects)
+        for effect in done:
+            place = self.chronicle.effect(effect, self._reading_of(effect), self.at)
+            word = effect.command if isinstance(effect, Say) else effect
+            self.causes[type(word).__name__] = place
+        return super().do(done)
+
+    def _reading_of(self, effect: AnyEffect) -> Any:
+        if not isinstance(effect, OpenSource):
+            return None
+        operation = self.core.shards[effect.key].operation
+        assert isinstance(operation, ReadOperation)
+        assert operation.transfer is not None
+        return operation.transfer.sources.get(effect.source)
+
+    def begin_publish(self, key: Key, text: str, version: int, cause: TraceContext | None = WORKER) -> int:
+        """Publish as a worker does that has a span of its own."""
+        call = CallPublish(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, version=version)
+        self.chronicle.called(key, call, cause, self.at)
+        return self.publish(key, text, version)
+
+    def begin_read(self, key: Key, want: Wish = "latest", engine: TraceContext | None = None) -> int:
+        """Read as a worker does."""
+        call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=1e9)
+        self.chronicle.called(key, call, engine, self.at)
+        return self.read(key, want)
+
+    def later(self, seconds: float) -> None:
+        self.now += seconds
+
+    def decided_by(self, place: TraceContext | None, **more: str) -> None:
+        """Let the log's decision name a span as its cause."""
+        self.headers["round.decided"] = {**({TRACEPARENT: place.traceparent} if place else {}), **more}
+
+    def finished(self) -> list[Note]:
+        told, self.chronicle.finished = self.chronicle.finished, []
+        return told
+
+    def spans(self) -> list[SpanRecord]:
+        """Return the spans of all calls that have ended since the last time."""
+        return [span for note in self.finished() for span in self.teller.spans_of(note)]
+
+
+class _Noted:
+    """A core that the chronicle hears before."""
+
+    def __init__(self, agent: ToldAgent) -> None:
+        self._agent, self._core = agent, agent.core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
+        self._agent.chronicle.event(event, self._agent.headers.get(kind_of(event), {}), self._agent.at)
+        return self._core.on_event(event, now)
+
+    def on_news(self, news: Any, now: float) -> list[AnyEffect]:
+        self._agent.chronicle.news(news, self._agent.at)
+        return self._core.on_news(news, now)
+
+
+def names(spans: list[SpanRecord]) -> list[str]:
+    return [span.name for span in spans]
+
+
+def one(spans: list[SpanRecord], name: str) -> SpanRecord:
+    (found,) = (span for span in spans if span.name == name)
+    return found
+
+
+def check_tree(spans: list[SpanRecord], *outside: TraceContext) -> None:
+    """Raise unless all stand in one trace, each within the time of one that is there, or below one of those outside."""
+    ids = {span.context.span_id: span for span in spans}
+    assert len(ids) == len(spans), "two spans have one id"
+    assert len({span.context.trace_id for span in spans}) == 1
+    for span in spans:
+        assert span.start_ns <= span.end_ns, span.name
+        if span.parent is None:
+            continue
+        assert span.parent.trace_id == span.context.trace_id, span.name
+        above = ids.get(span.parent.span_id)
+        if above is None:
+            assert span.parent.span_id in {place.span_id for place in outside}, f"nothing is above {span.name}"
+        else:
+            assert above.start_ns <= span.start_ns, f"{span.name} begins before {above.name}"
+            assert span.end_ns <= above.end_ns, f"{span.name} ends after {above.name}"

@@ -1,0 +1,115 @@
+"""Spans made of records: ids as they were given out, the provider's own sampler, and no harm to who goes on."""
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
+from opentelemetry.trace import StatusCode
+
+from tensorhub_common import spanmaker
+from tensorhub_common.spanmaker import STORIES_MAX, TURN_STORIES_MAX, SpanMaker, SpansLater
+from tensorhub_common.telemetry import make_provider
+from tensorhub_common.tracecontext import SpanRecord, TraceContext
+
+PLACE, PARENT, OTHER = TraceContext(1, 2), TraceContext(1, 3), TraceContext(4, 5)
+
+
+class Heard(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+def maker(sampler: Sampler | None = None) -> tuple[SpanMaker, Heard]:
+    provider, heard = TracerProvider(sampler=sampler, shutdown_on_exit=False), Heard()
+    provider.add_span_processor(heard)
+    made = SpanMaker.of(provider)
+    assert made is not None
+    return made, heard
+
+
+def record(place: TraceContext = PLACE, error: str | None = None) -> SpanRecord:
+    return SpanRecord(
+        name="read",
+        context=place,
+        parent=PARENT,
+        start_ns=10,
+        end_ns=30,
+        attributes={"tensorhub.bytes": 7},
+        links=(OTHER,),
+        error=error,
+    )
+
+
+def test_a_span_is_as_its_record_says() -> None:
+    made, heard = maker()
+    made.make_all([record(), record(error="lost")])
+    good, bad = heard.spans
+    context = good.get_span_context()
+    assert context is not None
+    assert (context.trace_id, context.span_id) == (1, 2)
+    assert good.parent is not None
+    assert good.parent.span_id == 3
+    assert [link.context.span_id for link in good.links] == [5]
+    assert (good.start_time, good.end_time, dict(good.attributes or {})) == (10, 30, {"tensorhub.bytes": 7})
+    assert good.status.status_code is StatusCode.UNSET
+    assert (bad.status.status_code, bad.status.description) == (StatusCode.ERROR, "lost")
+
+
+def test_the_sampler_decides_about_a_new_trace_and_its_spans_follow() -> None:
+    made, heard = maker(ALWAYS_OFF)
+    place = made.new_trace("publish")
+    assert not place.sampled
+    made.make(record(place))
+    assert heard.spans == []
+    assert maker()[0].new_trace("publish").sampled
+
+
+def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert SpanMaker.of(trace.NoOpTracerProvider()) is None
+    assert SpanMaker.of(make_provider("agent", "a-0", {})) is not None
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert SpanMaker.of(make_provider("agent", "a-0", {})) is None
+
+
+async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spanmaker, "LATER_S", 0.0)
+    told: list[int] = []
+    later = SpansLater()
+    for number in range(3 * TURN_STORIES_MAX):
+        later.add(partial(told.append, number))
+    assert told == [], "whoever waits for an answer has it first"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(told) <= TURN_STORIES_MAX
+    all_told = asyncio.Event()
+    later.add(all_told.set)
+    async with asyncio.timeout(5):
+        await all_told.wait()
+    assert told == list(range(3 * TURN_STORIES_MAX))
+
+
+async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    told: list[str] = []
+    later = SpansLater()
+    later.add(lambda: told.append(str(1 // 0)))
+    later.add(lambda: told.append("next"))
+    later.flush()
+    assert told == ["next"]
+    assert "could not be made" in caplog.text
+
+
+async def test_so_many_stories_wait_and_no_more() -> None:
+    told: list[int] = []
+    later = SpansLater()
+    for number in range(STORIES_MAX + 2):
+        later.add(partial(told.append, number))
+    later.flush()
+    assert (len(told), told[0]) == (STORIES_MAX, 2)

@@ -1,0 +1,54 @@
+"""Places of spans as W3C writes them, and what is taken for none."""
+
+import pytest
+
+from tensorhub_common.tracecontext import TraceContext, context_in, headers_of, parse
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GOOD = f"00-{TRACE}-{SPAN}-01"
+
+
+def test_what_is_written_is_read() -> None:
+    place = parse(GOOD)
+    assert place is not None
+    assert place.traceparent == GOOD
+    assert (f"{place.trace_id:x}", f"{place.span_id:x}", place.sampled) == (TRACE.lstrip("0"), SPAN, True)
+    unsampled = TraceContext(place.trace_id, place.span_id, sampled=False)
+    assert parse(unsampled.traceparent) == unsampled
+    assert place.beside(5) == TraceContext(place.trace_id, 5)
+
+
+@pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
+def test_the_case_of_a_header_does_not_count(name: str) -> None:
+    assert context_in({"Nats-Msg-Id": "x", name: GOOD}) == parse(GOOD)
+
+
+def test_a_later_form_may_say_more() -> None:
+    assert parse(f"cc-{TRACE}-{SPAN}-01-what-the-future-brings") is not None
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        "",
+        "nonsense",
+        GOOD + " ",
+        GOOD + "-more",
+        GOOD.upper(),
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE[1:]}-{SPAN}-01",
+        "00-" + "\u0661" * 32 + f"-{SPAN}-01",
+    ],
+)
+def test_garbage_counts_as_absent(garbage: str | None) -> None:
+    assert parse(garbage) is None
+    assert context_in({"traceparent": garbage} if garbage is not None else {}) is None
+
+
+def test_no_cause_is_no_header() -> None:
+    assert headers_of(None) == {}
+    assert headers_of(parse(GOOD)) == {"traceparent": GOOD}
