@@ -1,17 +1,6 @@
-"""What reader and source say to each other on the local transport.
+"""How the frames of `lease_frames.py` travel on the local transport.
 
-Each frame is four bytes of length (big endian) and a MessagePack object, in this order:
-
-    reader                                 source
-      Hello(protocol, ticket, reader)  →
-                                       ←   Welcome + descriptor, or No, and the end
-      Renew, each RENEW_S              →
-      Confirm(number)                  →
-                                       ←   Holds(number, holds)
-                                       ←   Broken, and the end (at any time)
-      Done, and the end                →
-
-Anything else ends the connection, with one line in the log of whoever saw it.
+Each is four bytes of length (big endian) and a MessagePack object.
 """
 
 import asyncio
@@ -19,69 +8,14 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.lease_frames import Frame, FromReader, FromSource
 from tensorhub_common.framed import Framed, PeerGone
 
 FRAME_BYTES_MAX: Final = 4096
-REASON_CHARS_MAX: Final = 500
 
 SEND_S: Final = 2.0
 """A peer that takes no frame for this long, though its socket has room for thousands, is gone."""
 
-
-class Frame(msgspec.Struct, frozen=True, tag_field="t"):
-    """The part common to all frames."""
-
-
-class Hello(Frame, frozen=True, tag="hello"):
-    """The reader shows its ticket."""
-
-    protocol: int
-    ticket: str
-    reader: str
-
-
-class Welcome(Frame, frozen=True, tag="welcome"):
-    """The lease is open. A read-only descriptor of the segment comes with this frame."""
-
-    segment: str
-    nbytes: int
-
-
-class No(Frame, frozen=True, tag="no"):
-    """The source does not let the reader in."""
-
-    reason: str
-
-
-class Renew(Frame, frozen=True, tag="renew"):
-    """The reader is alive."""
-
-
-class Confirm(Frame, frozen=True, tag="confirm"):
-    """Does the lease still hold?"""
-
-    number: int
-
-
-class Holds(Frame, frozen=True, tag="holds"):
-    """The answer to the `Confirm` of that number."""
-
-    number: int
-    holds: bool
-
-
-class Done(Frame, frozen=True, tag="done"):
-    """The reader has all that it wants."""
-
-
-class Broken(Frame, frozen=True, tag="broken"):
-    """The source has ended the lease; its memory may change from now on."""
-
-    reason: str
-
-
-FromReader = Hello | Renew | Confirm | Done
-FromSource = Welcome | No | Holds | Broken
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _from_reader: Final = msgspec.msgpack.Decoder(FromReader)

@@ -14,16 +14,12 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
-from tensorhub_agent.local_frames import Broken, Confirm, Done, Holds, Renew, from_source, send
+from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, Renew
+from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.transport import OnLost, TransportLost
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
-
-RENEW_S: Final = 1.0
-
-CONFIRM_S: Final = 2.0
-"""A source that doesn't say within this whether the lease holds is lost."""
 
 _log: Final = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ For a ticket, the source hands a read-only descriptor of the segment over a unix
 alone; the source's processor does nothing for it. The connection is the lease's data path: its end on either side is
 the end of the lease, at once and also when a process is killed. A stopped process holds nobody up, since every wait has
 a bound.
-`local_frames.py` says what the two say to each other.
+`lease_frames.py` says what the two say to each other.
 
 Always true: a lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
 """
@@ -21,21 +21,8 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.local_frames import (
-    FRAME_BYTES_MAX,
-    REASON_CHARS_MAX,
-    Broken,
-    Confirm,
-    Done,
-    Hello,
-    Holds,
-    No,
-    Renew,
-    Welcome,
-    from_reader,
-    from_source,
-    send,
-)
+from tensorhub_agent.lease_frames import REASON_CHARS_MAX, Broken, Confirm, Done, Hello, Holds, No, Renew, Welcome
+from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
 from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transport import LeaseOpened, OnLost, Refused, TransportLost

@@ -17,20 +17,8 @@ import xxhash
 
 from tensorhub_agent import copying, local_session, transport_local
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.local_frames import (
-    FRAME_BYTES_MAX,
-    Broken,
-    Confirm,
-    Done,
-    Frame,
-    Hello,
-    No,
-    Renew,
-    Welcome,
-    from_reader,
-    from_source,
-    send,
-)
+from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
+from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
 from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transport import LeaseOpened, Refused, Transport, TransportLost

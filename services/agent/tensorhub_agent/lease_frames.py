@@ -1,0 +1,82 @@
+"""What reader and source say to each other about an open lease, on any transport.
+
+    reader                                 source
+      Hello(protocol, ticket, reader)  →
+                                       ←   Welcome, or No, and the end
+      Renew, each RENEW_S              →
+      Confirm(number)                  →
+                                       ←   Holds(number, holds)
+                                       ←   Broken, and the end (at any time)
+      Done, and the end                →
+
+How frames travel, and how the bytes come, is the transport's: `local_frames.py`, `ucxx_frames.py`. Anything else ends
+the connection, with one line in the log of whoever saw it.
+"""
+
+from typing import Final
+
+import msgspec
+
+REASON_CHARS_MAX: Final = 500
+
+RENEW_S: Final = 1.0
+"""A reader says so often that it is alive."""
+
+CONFIRM_S: Final = 2.0
+"""A source that doesn't say within this whether the lease holds is lost."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="t"):
+    """The part common to all frames."""
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    """The reader shows its ticket."""
+
+    protocol: int
+    ticket: str
+    reader: str
+
+
+class Welcome(Frame, frozen=True, tag="welcome"):
+    """The lease is open on this segment. Locally a read-only descriptor of it comes with this frame."""
+
+    segment: str
+    nbytes: int
+
+
+class No(Frame, frozen=True, tag="no"):
+    """The source does not let the reader in."""
+
+    reason: str
+
+
+class Renew(Frame, frozen=True, tag="renew"):
+    """The reader is alive."""
+
+
+class Confirm(Frame, frozen=True, tag="confirm"):
+    """Does the lease still hold?"""
+
+    number: int
+
+
+class Holds(Frame, frozen=True, tag="holds"):
+    """The answer to the `Confirm` of that number."""
+
+    number: int
+    holds: bool
+
+
+class Done(Frame, frozen=True, tag="done"):
+    """The reader has all that it wants."""
+
+
+class Broken(Frame, frozen=True, tag="broken"):
+    """The source has ended the lease; its memory may change from now on."""
+
+    reason: str
+
+
+FromReader = Hello | Renew | Confirm | Done
+FromSource = Welcome | No | Holds | Broken
