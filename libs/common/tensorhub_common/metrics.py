@@ -47,7 +47,6 @@ _ROWS: Final = (
         "Finished spans that `tensorhub trace` won't find: they came too fast, or could not be written.",
     ),
     Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
-    Metric("agent", "tensorhub.agent.served", "counter", "By", "Weights that were read from here.", ("transport",)),
     Metric(
         "agent",
         "tensorhub.agent.pieces.retried",

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from tensorhub_common.metrics import METER, METRICS, Metric, observe, one, recorder
 from tensorhub_common.setting_values import Listen
+from tensorhub_common.span_keeper import SpanKeeper
 
 TABLE_BEGIN: Final = "<!-- metrics: begin (written by `make docs`) -->"
 TABLE_END: Final = "<!-- metrics: end -->"
@@ -27,7 +28,7 @@ TABLE_END: Final = "<!-- metrics: end -->"
 _log: Final = logging.getLogger(__name__)
 
 
-def start(resource: Resource, listen: Listen | None, *, push: bool) -> Callable[[], object]:
+def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push: bool) -> Callable[[], object]:
     """Serve this process's metrics, and push them to where OpenTelemetry's variables say. Returns what ends that."""
     readers = [] if listen is None else _served(listen)
     if push:
@@ -39,6 +40,7 @@ def start(resource: Resource, listen: Listen | None, *, push: bool) -> Callable[
     # Its own handler at exit would wait for the collector without a bound: `telemetry.shutdown` has one.
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
     api.set_meter_provider(provider)
+    observe(provider.get_meter(METER), "tensorhub.spans.dropped", one(lambda: keeper.dropped))
     return provider.shutdown
 
 

@@ -213,7 +213,8 @@ def start(service: str, instance: str, settings: Settings, state_dir: Path) -> N
         # Imported here since most processes have no page, and it brings an HTTP server along.
         from tensorhub_common import metrics_page  # noqa: PLC0415
 
-        _ends.append(metrics_page.start(provider.resource, settings.metrics, push=METRICS_ENDPOINT in os.environ))
+        push = bool(os.environ.get(METRICS_ENDPOINT))
+        _ends.append(metrics_page.start(provider.resource, settings.metrics, _keepers[0], push=push))
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:

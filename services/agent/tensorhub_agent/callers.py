@@ -10,6 +10,7 @@ from typing import Final
 
 from tensorhub_agent.effects import Answer, Hold, Key, Raise
 from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
@@ -28,6 +29,7 @@ class Waiting:
     handle: int
     registers: Key | None = None
     fresh: bool = False
+    reads: bool = False
 
 
 class Callers:
@@ -38,6 +40,7 @@ class Callers:
         self._shards, self._shelf = shards, shelf
         self._waiting: dict[int, Waiting] = {}
         self._calls = 0
+        self.read_counts = ReadCounts()
         self._progress: asyncio.Task[None] | None = None
 
     def begin(self, waiting: Waiting) -> int:
@@ -51,6 +54,8 @@ class Callers:
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
+        if waiting.reads:
+            self.read_counts.count(effect)
         traceparent = None if place is None else place.traceparent
         if isinstance(effect, Raise):
             waiting.worker.tell(

@@ -114,7 +114,7 @@ class Desk:
             )
             return
         job = session.job
-        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle))
+        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle, reads=isinstance(frame, ReadCall)))
         now = asyncio.get_running_loop().time()
         cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None
         job.call(key, _core_call(frame, number, session.worker.number, now), now, cause)

@@ -91,7 +91,7 @@ class JobAgent:
         self.shelf: Shelf = around.shelf_of(job)
         self._joblog = JobLog(around.bus, job)
         self._lanes = Lanes(self._joblog, self._open_job)
-        self._sources = Sources(job, around.bus, around.transport, self._news)
+        self.sources = Sources(job, around.bus, around.transport, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=SpanMaker.of())
         self._timer: asyncio.TimerHandle | None = None
@@ -210,15 +210,15 @@ class JobAgent:
                 self._spawn(self._plan(effect, cause))
             case OpenSource():
                 me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
-                self._sources.open(effect, me, cause)
+                self.sources.open(effect, me, cause)
                 self.callers.show_progress()
             case Post():
                 place = self.shelf.places[effect.key]
-                self._sources.post(effect, place.segment, place.table, digests=self.core.limits.digests)
+                self.sources.post(effect, place.segment, place.table, digests=self.core.limits.digests)
             case Confirm():
-                self._sources.confirm(effect)
+                self.sources.confirm(effect)
             case CloseSource():
-                self._sources.close(effect)
+                self.sources.close(effect)
             case BreakLease():
                 self._around.transport.break_lease(effect.lease, effect.reason)
             case Free():
@@ -348,6 +348,6 @@ class JobAgent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.callers.stop()
-        await self._sources.stop()
+        await self.sources.stop()
         await self._lanes.close()
         self._tracing.close()

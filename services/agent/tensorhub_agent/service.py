@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent import metrics
 from tensorhub_agent.beat import BeatThread
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
@@ -88,6 +89,7 @@ class AgentService:
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
+            metrics.watch(self._jobs, shelves.store, workers)
             beat.start()
             await answer_traces(bus, self.agent)
             await answer_pings(bus, self.agent, "agent")

@@ -158,6 +158,10 @@ class LeaseTable:
         lease.deadline = now + SILENCE_S_MAX
         return lease
 
+    def states(self) -> list[str]:
+        """Return the state of each lease under way. It may be called from another thread."""
+        return [str(lease.state) for lease in list(self._leases.values())]
+
     def renew(self, name: str, now: float) -> bool:
         """Note that the reader is alive; False when the lease is over."""
         lease = self._leases.get(name)

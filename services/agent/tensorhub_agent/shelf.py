@@ -117,23 +117,23 @@ class Shelves:
 
     def __init__(self, store: SegmentStore) -> None:
         """Begin empty."""
-        self._store = store
+        self.store = store
         self._shelves: dict[str, Shelf] = {}
 
     def of(self, job: str) -> Shelf:
         """Return a job's shelf."""
         if job not in self._shelves:
-            self._shelves[job] = Shelf(job, self._store)
+            self._shelves[job] = Shelf(job, self.store)
         return self._shelves[job]
 
     async def adopt(self, pool: CopyPool) -> dict[str, list[Adopted]]:
         """Take back what an earlier process of this agent left, by job."""
         found: dict[str, list[Adopted]] = {}
-        for adopted in await manifests.adopt(self._store, pool):
+        for adopted in await manifests.adopt(self.store, pool):
             self.of(adopted.manifest.job).adopt(adopted)
             found.setdefault(adopted.manifest.job, []).append(adopted)
         return found
 
     def close(self) -> None:
         """Leave everything where it stands, for the next process."""
-        self._store.close()
+        self.store.close()

@@ -6,6 +6,7 @@ returned, which is when nothing can be written into the destination any more.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -59,9 +60,9 @@ class SourceGone(TensorHubError):
 class Source:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]") -> None:
+    def __init__(self, task: "asyncio.Task[None]", transport: str) -> None:
         """Begin with the task that opens it."""
-        self.opening = task
+        self.opening, self.transport = task, transport
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -74,11 +75,17 @@ class Sources:
         """Report what comes of everything to `tell`."""
         self._job, self._bus, self._transport, self._tell = job, bus, transport, tell
         self._open: dict[tuple[Key, int], Source] = {}
+        self.read_bytes: Counter[str] = Counter()
+        """What came so far, by transport."""
+
+    def transports(self) -> list[str]:
+        """Return the transport of each open source. It may be called from another thread."""
+        return [source.transport for source in list(self._open.values())]
 
     def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         task = asyncio.create_task(self._opened(effect, reader, headers_of(cause)))
-        self._open[effect.key, effect.source] = Source(task)
+        self._open[effect.key, effect.source] = Source(task, effect.share.transport)
 
     async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
@@ -143,18 +150,19 @@ class Sources:
         if source is None or source.session is None:
             return
         spans = Spans.of(table, effect.pieces)
-        task = asyncio.create_task(self._posted(effect, source.session, segment, spans, digests=digests))
+        task = asyncio.create_task(self._posted(effect, source, source.session, segment, spans, digests=digests))
         source.tasks.add(task)
         task.add_done_callback(source.tasks.discard)
 
     async def _posted(
-        self, effect: Post, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
+        self, effect: Post, source: Source, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
     ) -> None:
         try:
             found = await session.read(segment.view, spans, digests=digests)
         except TransportLost as why:
             self._lost(effect.key, effect.source, str(why))
         else:
+            self.read_bytes[source.transport] += sum(spans.nbytes)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
 
     def confirm(self, effect: Confirm) -> None:

@@ -125,6 +125,11 @@ class WorkerServer:
         self._socket = sock
         self._accepting = asyncio.create_task(self._accept(sock))
 
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._serving)
+
     async def stop(self) -> None:
         """End the connections and remove the socket."""
         tasks = [*self._serving, *([self._accepting] if self._accepting is not None else [])]

@@ -1,0 +1,59 @@
+"""An agent's metrics: where each figure stands, read when somebody looks; docs/metrics.md lists them.
+
+The functions here run in a thread of the page's while the event loop goes on, so they only read, and copy a table
+before they walk through it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from opentelemetry import metrics as api
+from opentelemetry.metrics import Meter
+
+from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.segments import SegmentStore
+from tensorhub_agent.serving import LeaseState
+from tensorhub_agent.workers import WorkerServer
+from tensorhub_common.metrics import METER, by, observe, one
+
+
+def watch(jobs: Mapping[str, JobAgent], store: SegmentStore, workers: WorkerServer, meter: Meter | None = None) -> None:
+    """Have an agent's metrics read from here on; once in a process."""
+    meter = meter or api.get_meter(METER)
+
+    def all_jobs() -> list[JobAgent]:
+        return list(jobs.values())
+
+    def read_bytes() -> Counter[str]:
+        return _sum(dict(job.sources.read_bytes) for job in all_jobs())
+
+    def reads() -> Counter[str]:
+        return _sum(dict(job.callers.read_counts.ended) for job in all_jobs())
+
+    def retried() -> int:
+        return sum(job.callers.read_counts.retried for job in all_jobs())
+
+    def sources() -> Counter[str]:
+        return _sum(Counter(job.sources.transports()) for job in all_jobs())
+
+    def leases() -> Counter[str]:
+        states = Counter({str(state): 0 for state in (LeaseState.GRANTED, LeaseState.OPEN)})
+        for job in all_jobs():
+            states.update(job.core.table.states())
+        return states
+
+    observe(meter, "tensorhub.agent.read", by("transport", read_bytes))
+    observe(meter, "tensorhub.agent.pieces.retried", one(retried))
+    observe(meter, "tensorhub.agent.reads", by("outcome", reads))
+    observe(meter, "tensorhub.agent.leases", by("state", leases))
+    observe(meter, "tensorhub.agent.sources", by("transport", sources))
+    observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
+    observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
+    observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
