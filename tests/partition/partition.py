@@ -181,6 +181,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=None, help="the first one")
     parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--keep", action="store_true", help="keep the hubs' directories with their logs")
     parser.add_argument("--seconds", type=float, nargs="+", default=CUT_S)
     args = parser.parse_args()
     if reason := why_not():
@@ -191,13 +192,13 @@ def main() -> int:
     for seed in range(first, first + args.seeds):
         directory = Path(tempfile.mkdtemp(prefix="tensorhub-partition-"))
         run = play(seed, args.mib * MIB, directory, cuts)
-        print(run.table(), flush=True)
+        print(f"{run.table()}\n  logs: {directory}/logs", flush=True)
         for message, count in run.findings.messages.most_common(20):
             print(f"    {count:4} × {message}")
         for wrong in run.findings.wrongs:
-            print(f"  - {wrong}  (the logs are in {directory}/logs)")
+            print(f"  - {wrong}")
         wrongs += len(run.findings.wrongs)
-        if not run.findings.wrongs:
+        if not run.findings.wrongs and not args.keep:
             with contextlib.suppress(OSError):
                 shutil.rmtree(directory)
     print(f"\n{wrongs} findings" if wrongs else "\nno finding")

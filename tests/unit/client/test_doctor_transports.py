@@ -106,7 +106,7 @@ def test_a_device_and_a_ucx_without_verbs() -> None:
     assert (with_verbs.level, "/usr/lib/libucp.so.0" in with_verbs.advice) == ("warn", True)
     assert "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true" in with_verbs.advice
     for host in (None, WHEEL, Broken("Support for UCX 1.13.1 has ended")):
-        assert judged(rdma=MLX, host_ucx=host)["rdma"].advice.startswith("install a UCX with verbs")
+        assert judged(rdma=MLX, host_ucx=host)["rdma"].advice.startswith("install UCX 1.19 or newer")
     assert "1.13.1" in judged(rdma=MLX, host_ucx=Broken("Support for UCX 1.13.1 has ended"))["rdma"].found
 
 

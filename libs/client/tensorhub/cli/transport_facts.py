@@ -92,7 +92,7 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Transports(msgspec.Struct, frozen=True):
-    """All that was found out. `host_ucx` is the host's own UCX, None without one; `tried` is empty without a UCX."""
+    """All that was found out. `host_ucx`: the host's own, if RDMA calls for one and there is one."""
 
     ucx: Ucx | Broken
     host_ucx: Ucx | Broken | None

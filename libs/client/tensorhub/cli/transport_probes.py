@@ -5,7 +5,6 @@ here: a UCX that hangs or crashes is a finding. Nothing is judged here; see `tra
 """
 
 import contextlib
-import ctypes.util
 import importlib
 import os
 import re
@@ -53,10 +52,10 @@ def find(agent: Mapping[str, str] | None, interpreter: str | None) -> Transports
     environment = _environment(os.environ if agent is None else agent)
     probe = Probe(interpreter or sys.executable, environment)
     ucx = probe.about({})
-    host = None
-    if ctypes.util.find_library("ucp") is not None:
-        host = probe.about({advice.PREFER_HOST: "true"})
     rdma, gpus = _rdma(), _gpus()
+    host = None
+    if rdma.devices and isinstance(ucx, Ucx) and not ucx.has_verbs:
+        host = probe.host_ucx()
     tried: tuple[Tried, ...] = ()
     if isinstance(ucx, Ucx):
         tried = tuple(Tried(way, probe.carry(way)) for way in _ways(ucx, rdma, gpus))
@@ -88,6 +87,11 @@ class Probe:
         """Load a UCX."""
         answer, _ = self._run(more, "about")
         return _decoded(answer, Ucx) if isinstance(answer, bytes) else answer
+
+    def host_ucx(self) -> Ucx | Broken | None:
+        """Load the host's own UCX; without one the loader takes the wheel's."""
+        found = self.about({advice.PREFER_HOST: "true"})
+        return None if isinstance(found, Ucx) and found.from_wheel else found
 
     def carry(self, way: Way) -> Carried | Broken:
         """Bring bytes over one way."""
