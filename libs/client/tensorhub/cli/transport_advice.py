@@ -139,8 +139,8 @@ def _without_verbs(found: Transports, devices: str) -> Finding:
 
 def _install_verbs() -> str:
     return (
-        "install UCX 1.19 or newer with verbs on the host (DOCA-OFED and HPC-X bring one), with its development files, for"
-        f" libucp.so is looked for without a number; start agents with {PREFER_HOST}=true; run the doctor again"
+        "install UCX 1.19 or newer with verbs on the host (DOCA-OFED and HPC-X bring one), with its development files,"
+        f" for libucp.so is looked for without a number; start agents with {PREFER_HOST}=true; run the doctor again"
     )
 
 
