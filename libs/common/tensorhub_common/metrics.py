@@ -79,9 +79,9 @@ _ROWS: Final = (
         "tensorhub.registry.commands",
         "counter",
         "{command}",
-        "Commands that this registry has folded, since it started, by what became of them: an event's kind, or the"
-        " error they were refused with. Every registry folds all of them, so take the maximum, not the sum.",
-        ("verb", "outcome"),
+        "Commands that came while this registry was leading, by the event that each led to, and by its error where it"
+        " was refused.",
+        ("outcome", "error"),
     ),
     Metric("registry", "tensorhub.registry.events", "counter", "{event}", "Events that those commands led to."),
     Metric(

@@ -19,6 +19,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
+from tensorhub_planner import metrics
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.service import Planner
 
@@ -70,6 +71,7 @@ async def _serve(settings: Settings, url: str) -> None:
     bus = await _connect(settings, url)
     planner = Planner(bus, Limits(), settings.planner_id)
     try:
+        metrics.watch(planner.counts)
         await answer_traces(bus, settings.planner_id)
         await planner.run()
     finally:

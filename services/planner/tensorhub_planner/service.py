@@ -25,6 +25,7 @@ from tensorhub_planner.following import Catalogs
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.metrics import AnswerCounts
 from tensorhub_planner.mismatch import explain
 from tensorhub_planner.plan import LayoutsDiffer, plan
 from tensorhub_planner.ranges import count_of, normal
@@ -49,6 +50,7 @@ class Planner:
         self._bus = bus
         self._limits = limits
         self._name = name
+        self.counts = AnswerCounts()
         self._ledger = Ledger(limits)
         self._tracing = Tracing()
         self._layouts = Layouts(Blobs(bus))
@@ -76,12 +78,14 @@ class Planner:
 
     async def answer(self, question: Message) -> bytes:
         """Return the plan, the refusal or the error for one question."""
+        began = time.monotonic()
         with self._tracing.asked(question) as asked:
             try:
                 answer: PlanAnswer | Error = await self._answer(question)
             except TensorHubError as error:
                 answer = Error(error=_code(error), message=str(error))
             asked.answer = answer
+        self.counts.add(answer, time.monotonic() - began)
         return msgspec.json.encode(answer)
 
     async def _answer(self, question: Message) -> PlanAnswer:

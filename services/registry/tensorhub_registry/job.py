@@ -36,6 +36,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import events_of
 from tensorhub_common.wire.events import AgentJoined, AgentLost
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, Batches
+from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.liveness import Unwatch, Watch
 from tensorhub_registry.outcomes import (
     Acknowledged,
@@ -87,6 +88,7 @@ class Job:
         self.fold = JobFold(name)
         self.failure: str | None = None
         """Why the job has stopped, if it has."""
+        self.counts = CommandCounts()
         self.term: int | None = None
         """The term in which this registry leads, or None while it does not."""
         self.log = JobLog(bus, name)
@@ -187,6 +189,8 @@ class Job:
         for effect in effects:
             match effect:
                 case Decided():
+                    if self._ready.is_set():
+                        self.counts.add(effect.events)
                     self._note_agent(effect)
                 case Stands():
                     if effect.causes and self._ready.is_set():

@@ -16,6 +16,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.settings import InvalidSetting, Settings, load
+from tensorhub_registry import metrics
 from tensorhub_registry.service import Registry
 
 WRONG_USAGE: Final = 2
@@ -63,6 +64,7 @@ async def _serve(settings: Settings, url: str) -> None:
     bus = await _connect(settings, url)
     registry = Registry(bus, settings)
     try:
+        metrics.watch(registry)
         await answer_traces(bus, settings.registry_id)
         await registry.run()
     finally:

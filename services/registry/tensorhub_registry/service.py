@@ -76,6 +76,11 @@ class Registry:
             await stack.enter_async_context(serving(f"registry {self.id} serves"))
             _log.info("ready", leads=self._leader.leads, jobs=len(self.jobs))
 
+    @property
+    def leads(self) -> bool:
+        """Whether this registry is the one that speaks."""
+        return self._leader.leads
+
     async def close(self) -> None:
         """Stop speaking, give the lease back so that another may speak at once, and end."""
         self._obey(leader.Resigned())
