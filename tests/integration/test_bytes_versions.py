@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, assert_same_bytes, raw, running_hub
+from tests.integration.transports import BOTH
 from torch import nn
 
 import tensorhub
@@ -14,9 +15,9 @@ import tensorhub
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
         yield running
 
 
