@@ -1,0 +1,193 @@
+"""The spans of a worker's calls: whose they are, where they stand, and that no call waits for them."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from tests.unit.client.fake_agent import FakeAgent, FakeWorker
+from tests.unit.client.given import engine, trainer, until
+
+from tensorhub import AsyncHub, tracing
+from tensorhub_common.errors import NotFilled
+from tensorhub_common.tracecontext import TraceContext, parse
+from tensorhub_common.wire import worker as w
+from tensorhub_common.wire.traces import Span
+
+VERSION = TraceContext(0xBBBB, 0xB1)
+TRANSFER = TraceContext(0xBBBB, 0xB2)
+
+
+def traced(agent: FakeAgent) -> list[Span]:
+    return [frame.span for frame in agent.calls(w.Traced)]
+
+
+async def spans(agent: FakeAgent, count: int) -> list[Span]:
+    await until(lambda: len(traced(agent)) >= count)
+    return traced(agent)
+
+
+def answering(traceparent: str | None) -> Callable[[FakeWorker, Any], bool | None]:
+    """Answer publications and reads of version 7, naming this span."""
+
+    def hook(worker: FakeWorker, frame: Any) -> bool | None:
+        if not isinstance(frame, w.PublishCall | w.ReadCall):
+            return None
+        worker.tell(w.Done(call=frame.call, version=7, traceparent=traceparent))
+        return True
+
+    return hook
+
+
+class Heard(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    """An application that has configured a provider of its own."""
+    provider, heard = TracerProvider(shutdown_on_exit=False), Heard()
+    provider.add_span_processor(heard)
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    return heard
+
+
+async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAgent, hub: AsyncHub) -> None:
+    shard = await trainer(hub)
+    await shard.publish(3)
+    (span,) = await spans(agent, 1)
+    (call,) = agent.calls(w.PublishCall)
+    place = parse(call.traceparent)
+    assert place is not None
+    assert (span.trace, span.span, span.parent) == (f"{place.trace_id:032x}", f"{place.span_id:016x}", None)
+    assert (span.name, span.service, span.error) == ("publish", "tensorhub-sdk", None)
+    assert span.attributes["tensorhub.version"] == 3
+    assert span.attributes["tensorhub.replica"] == "trainer"
+    assert span.start_ns < span.end_ns
+
+
+async def test_a_shard_whose_word_was_not_the_last_stands_below_the_one_whose_was(
+    agent: FakeAgent, hub: AsyncHub
+) -> None:
+    shard = await trainer(hub)
+    agent.hook = answering(VERSION.traceparent)
+    await shard.publish(7)
+    (span,) = await spans(agent, 1)
+    (call,) = agent.calls(w.PublishCall)
+    place = parse(call.traceparent)
+    assert place is not None
+    assert (span.trace, span.parent) == (f"{VERSION.trace_id:032x}", f"{VERSION.span_id:016x}")
+    assert span.span == f"{place.span_id:016x}", "its agent's spans stand below this id"
+
+
+@pytest.mark.parametrize("name", ["update", "replicate"])
+async def test_a_read_stands_below_its_transfer(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    reader = await engine(hub)
+    agent.hook = answering(TRANSFER.traceparent)
+    await getattr(reader, name)()
+    (span,) = await spans(agent, 1)
+    assert (span.name, span.trace, span.parent) == (name, f"{TRANSFER.trace_id:032x}", f"{TRANSFER.span_id:016x}")
+
+
+@pytest.mark.parametrize("garbage", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
+async def test_an_answer_without_a_readable_span_leaves_a_trace_of_its_own(
+    agent: FakeAgent, hub: AsyncHub, garbage: str | None
+) -> None:
+    shard, reader = await trainer(hub), await engine(hub)
+    agent.hook = answering(garbage)
+    await shard.publish(7)
+    await reader.update()
+    publish, update = await spans(agent, 2)
+    assert (publish.parent, update.parent) == (None, None)
+    assert publish.trace != update.trace
+
+
+async def test_an_update_that_found_nothing_leaves_no_span(agent: FakeAgent, hub: AsyncHub) -> None:
+    shard, reader = await trainer(hub), await engine(hub)
+    assert await reader.update() is None
+    await shard.publish()
+    assert [span.name for span in await spans(agent, 1)] == ["publish"]
+
+
+async def test_a_call_that_raises_is_told_with_its_error(agent: FakeAgent, hub: AsyncHub) -> None:
+    shard = await trainer(hub)
+
+    def hook(worker: FakeWorker, frame: Any) -> bool | None:
+        if not isinstance(frame, w.PublishCall):
+            return None
+        worker.tell(w.Failed(call=frame.call, error="NotFilled", message="fill it", traceparent=VERSION.traceparent))
+        return True
+
+    agent.hook = hook
+    with pytest.raises(NotFilled):
+        await shard.publish()
+    (span,) = await spans(agent, 1)
+    assert span.error == "NotFilled: fill it"
+    assert "tensorhub.version" not in span.attributes
+
+
+async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_is_linked(
+    agent: FakeAgent, hub: AsyncHub, heard: Heard
+) -> None:
+    shard, reader = await trainer(hub), await engine(hub)
+    with trace.get_tracer_provider().get_tracer("app").start_as_current_span("step") as step:
+        await shard.publish()
+        agent.hook = answering(TRANSFER.traceparent)
+        await reader.update()
+    await spans(agent, 2)
+    ours = {span.name: span for span in heard.spans if span.name != "step"}
+    assert set(ours) == {"publish", "update"}
+    assert ours["publish"].parent is None, "a version's trace is not its training run's"
+    for span in ours.values():
+        assert [link.context.span_id for link in span.links] == [step.get_span_context().span_id]
+    (read,) = agent.calls(w.ReadCall)
+    engines = parse(read.traceparent)
+    assert engines is not None
+    assert engines.span_id == step.get_span_context().span_id, "so the transfer is linked to it as well"
+
+
+async def test_spans_come_after_the_answer_and_their_agent_may_be_away(
+    agent: FakeAgent, hub: AsyncHub, heard: Heard
+) -> None:
+    shard = await trainer(hub)
+    await shard.publish()
+    assert heard.spans == []
+    agent.stop()
+    await until(lambda: len(heard.spans) == 1)
+
+
+async def test_what_is_left_goes_out_before_the_shards_are_released(agent: FakeAgent, hub: AsyncHub) -> None:
+    shard = await trainer(hub)
+    await shard.publish()
+    await hub.close()
+    kinds = [type(frame) for frame in agent.frames]
+    assert kinds.index(w.Traced) < kinds.index(w.ReleaseCall)
+
+
+async def test_with_telemetry_off_nothing_is_made_or_said(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "_makers", [])
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    shard = await trainer(hub, w=torch.ones(3))
+    await shard.publish()
+    await hub.close()
+    assert traced(agent) == []
+    assert [call.traceparent for call in agent.calls(w.PublishCall)] == [None]
+
+
+def test_importing_and_using_the_sdk_configures_no_provider() -> None:
+    """The global provider stays the application's to set."""
+    program = (
+        "from opentelemetry import trace; import tensorhub.tracing as t; assert t._private() is not None; "
+        "assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
