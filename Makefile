@@ -3,6 +3,8 @@
 PYTHON ?= python3
 SEEDS ?= 500
 KILLS ?= 200
+PEERS ?= ray,nixl,mooncake,monarch
+UPDATES ?= 2000
 ROUNDS ?= 50
 HOSTS ?= 1
 SEEDS_CUT ?= 3
@@ -51,8 +53,14 @@ format: $(READY) ## put the code into its format, and mend what ruff can mend
 sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
 	@$(BIN)/python -m tensorhub_simulator --seeds $(SEEDS)
 
-bench: $(READY) ## TensorHub, its peers and the physical limit, from one run
+bench: $(READY) ## TensorHub and the physical limit, from one run
 	@$(BIN)/python -m benchmarks
+
+bench-peers: $(READY) ## the same with PEERS=ray,nixl,mooncake,monarch, each in an environment of its own
+	@$(BIN)/python -m benchmarks --peers $(PEERS)
+
+soak: $(READY) ## UPDATES=2000 in a row over each transport: does anything grow?
+	@$(BIN)/python -m benchmarks.soak --updates $(UPDATES)
 
 chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer; HOSTS=2 over ucxx
 	@$(BIN)/python -m tests.chaos.kills --kills $(KILLS) --hosts $(HOSTS)
@@ -66,6 +74,8 @@ partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed
 docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new
 	@mv docs/operations.md.new docs/operations.md
+	@$(BIN)/python -m tensorhub_common.metrics_page < docs/metrics.md > docs/metrics.md.new
+	@mv docs/metrics.md.new docs/metrics.md
 	@$(BIN)/python -m tensorhub_common.wire.asyncapi > docs/asyncapi.json.new
 	@mv docs/asyncapi.json.new docs/asyncapi.json
 	@$(BIN)/python docs/generate.py

@@ -1,135 +1,157 @@
-"""TensorHub beside the physical limit, from one run: `python -m benchmarks [--quick] [--json FILE]`.
+"""TensorHub, its peers and the physical limit, from one run: `python -m benchmarks [--quick] [--docs]`.
 
-One trainer and four engines, each a process with an agent of its own, all of one host. docs/benchmarks.md says how it
-is measured and what the figures mean.
+One trainer and four engines, each a process with an agent of its own. docs/benchmarks.md says how it is measured and
+what the figures mean. `--telemetry` compares telemetry on and off instead.
 """
 
 import argparse
 import asyncio
-import json
 import os
-import statistics
-import tempfile
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks import goals, large, machine, small
-from benchmarks.fleet import READERS, Fleet
-from benchmarks.goals import MEMCPY, Goal
-from benchmarks.llama import MIB, TENSORS
+import msgspec
+
+from benchmarks import environments, machine, page, report, small, telemetry
+from benchmarks.arena import Arena
+from benchmarks.contender import Failed
+from benchmarks.fleet import Fleet
+from benchmarks.llama import MIB
 from benchmarks.memcpy import Memcpy
-from tensorhub.up.up import Up
+from benchmarks.ours import HOSTS
+from benchmarks.plan import PARTS, PartSpec, contenders, hub_environment
+from benchmarks.results import Part, Result, Small
+from benchmarks.rounds import TROUBLE, measure
 from tensorhub_common.settings import load
 
 ROUNDS: Final = 9
 ROUNDS_QUICK: Final = 3
 SMALL: Final = 100
 SMALL_QUICK: Final = 20
+MINUTES: Final = 5.5
+MINUTES_PEERS: Final = 11.5
 HUB_LOG_LEVEL: Final = "warning"
+PICTURE: Final = "benchmarks.svg"
+MEMORY_PAYLOADS: Final = 18
+"""What a run needs at most: the arena and a hub with five payloads each, and `ucx_perftest` with eight."""
 
 
-async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all and print it as it comes."""
-    environment = dict(os.environ) | {"TENSORHUB_LOG_LEVEL": HUB_LOG_LEVEL}
-    result: dict[str, Any] = {"machine": machine.facts(environment), "large": {}, "small": {}}
-    print_facts(result["machine"])
-    judged: list[Goal] = []
-    memcpy = Memcpy(load(environment).shm_dir, options.mib * MIB)
-    async with await Fleet.start(environment) as fleet:
-        for digests in ("on", "off"):
-            of_hub = environment | {"TENSORHUB_DIGESTS": digests}
-            with tempfile.TemporaryDirectory(prefix="tensorhub-bench-") as folder:
-                async with Up(Path(folder), agents=1 + READERS, environment=of_hub) as up:
-                    took, stages = await large.measure(fleet, up.hub, memcpy, options.mib, options.rounds)
-                    result["large"][digests] = {"seconds": took, "stages_ms": stages}
-                    print_large(digests, options.mib, took, stages)
-                    judged += goals.of_large(digests, took)
-                    if digests == "on":
-                        result["small"] = await small.measure(fleet, up.hub, options.small)
-                        print_small(result["small"])
-    judged.append(goals.of_small(result["small"]["publish to all ready"]))
-    result["goals"] = [{"what": g.what, "measured": g.measured, "wanted": g.wanted, "met": g.met} for g in judged]
-    print_goals(judged)
+async def run(options: argparse.Namespace, environment: dict[str, str]) -> Result:
+    """Measure all, and print it as it comes."""
+    began, others = time.monotonic(), machine.Others()
+    result = Result(machine=machine.facts(hub_environment(environment)), mib=options.mib, parts=[])
+    print(report.of_machine(result.machine))
+    made = await _environments(options.peers)
+    seconds = 60 * (options.minutes or (MINUTES_PEERS if options.peers else MINUTES))
+    began_rounds = time.monotonic()
+    with Arena.create(load(environment).shm_dir, options.mib * MIB) as arena, Memcpy(arena) as memcpy:
+        async with await Fleet.start(environment) as fleet:
+            for spec in [spec for spec in PARTS if spec.transport in options.transports]:
+                label = f"{spec.transport}, digests {'on' if spec.digests else 'off'}"
+                all_of_them = contenders(spec, fleet, arena, options.mib, made, environment)
+                until = began_rounds + seconds * spec.until
+                lines = await measure(all_of_them, memcpy, options.rounds, until, label)
+                part = Part(transport=spec.transport, digests=spec.digests, lines=lines)
+                if spec.small and ours_went(part):
+                    part.small = await _small(spec, fleet, environment, options.small)
+                result.parts.append(part)
+                print("\n" + report.of_part(part, options.mib), flush=True)
+    result.seconds, result.others = time.monotonic() - began, others.share()
+    print("\n" + report.of_goals(result) + "\n\n" + report.of_end(result))
     return result
 
 
-# ------------------------------------------------------------------------------------------------------- printing
+def ours_went(part: Part) -> bool:
+    """Tell whether a hub of this kind works here at all."""
+    return part.ours.failed is None
 
 
-def print_facts(facts: Mapping[str, str]) -> None:
-    """Say what the figures mean nothing without."""
-    for what, fact in facts.items():
-        print(f"{what:20} {fact}")
+async def _small(spec: PartSpec, fleet: Fleet, environment: dict[str, str], count: int) -> Small | None:
+    """Measure the small model on a hub of its own, whose log holds nothing else."""
+    print(f"{spec.transport}: 1 MiB, {count} publications", file=sys.stderr)
+    try:
+        return await small.on_new_hub(fleet, HOSTS[spec.transport], spec.transport, hub_environment(environment), count)
+    except TROUBLE as why:
+        print(f"the small model is left out: {why}", file=sys.stderr)
+        return None
 
 
-def print_large(
-    digests: str, mib: int, took: Mapping[str, Sequence[float]], stages: Mapping[str, Sequence[Mapping[str, float]]]
-) -> None:
-    """Print the large model's medians, each beside the memcpys of its rounds."""
-    print(f"\n{mib} MiB in {TENSORS} tensors, digests {digests}, {len(took['1→1'])} rounds")
-    memcpy = statistics.median(took[MEMCPY])
-    for name in (MEMCPY, "memcpy, 2 threads", "1→1", f"1→{READERS}", "publish", "unpublish", "first 1→1"):
-        times = took[name]
-        middle = statistics.median(times)
-        ratio = statistics.median(took[f"{name} in memcpys"]) if name in ("1→1", f"1→{READERS}") else middle / memcpy
-        print(
-            f"  {name:20} {middle * 1000:8.1f} ms   {ratio:5.2f} memcpys"
-            f"   ({min(times) * 1000:.1f} – {max(times) * 1000:.1f} ms)"
-        )
-    for name, each in stages.items():
-        middles = {stage: statistics.median(of[stage] for of in each) for stage in each[0]}
-        wire_s = statistics.median(took[f"{name} wire"])
-        print(
-            f"  {name} by stage, ms     {_in_words(middles)}; of the wire {wire_s * 1000:.1f} by the agent's own clock"
-        )
+async def _environments(names: list[str]) -> dict[str, environments.Environment]:
+    made: dict[str, environments.Environment] = {}
+    for name in names:
+        try:
+            made[name] = await environments.prepare(name)
+        except Failed as why:
+            print(f"{name} is left out: {why}", file=sys.stderr)
+    return made
 
 
-def print_small(took: Mapping[str, Any]) -> None:
-    """Print the small model's latency and where it goes."""
-    whole = took["publish to all ready"]
-    print(f"\n1 MiB in {len(small.SHAPES)} tensors, {READERS} replicas waiting, digests on, {len(whole)} publications")
-    for name in ("publish to all ready", "publish returned to all ready", "publish in the log"):
-        times = sorted(took[name])
-        p50, p90 = statistics.median(times), times[int(len(times) * 0.9)]
-        print(f"  {name:30} p50 {p50 * 1000:6.1f} ms   p90 {p90 * 1000:6.1f} ms")
-    print(f"  by stage, ms                   {_in_words(took['stages_ms'])}")
-    by_role = small.by_role(took["processor_ms"])
-    total = sum(by_role.values())
-    print(
-        f"  processor time of a cycle, ms  {_in_words(by_role)}; {total:.1f} in all, {took['entries']:.0f} log entries"
-    )
+def write_docs(result: Result) -> None:
+    """Write the tables and the picture of a run into docs/."""
+    from benchmarks import picture  # noqa: PLC0415 (matplotlib is wanted here alone)
 
-
-def print_goals(judged: Sequence[Goal]) -> None:
-    """Print what was to be reached, and whether it was."""
-    print(f"\n{'goal':36} {'measured':22} {'wanted':10}")
-    for goal in judged:
-        print(f"{goal.what:36} {goal.measured:22} {goal.wanted:10} {'met' if goal.met else 'missed'}")
-
-
-def _in_words(figures: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {figure:.1f}" for name, figure in figures.items())
+    picture.draw(result, page.DOCS / PICTURE)
+    page.write("run", f"![How long everybody took]({PICTURE})\n\n" + report.whole(result))
 
 
 def main() -> None:
     """Read the options, measure, and write the figures down."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: less than 40 s")
+    options = _options()
+    environment = dict(os.environ) | {"TENSORHUB_LOG_LEVEL": HUB_LOG_LEVEL}
+    if options.from_ is not None:
+        result = msgspec.json.decode(options.from_.read_bytes(), type=Result)
+        print(report.whole(result))
+    elif options.telemetry:
+        found = asyncio.run(telemetry.measure(options.mib, options.rounds, options.small, environment))
+        print("\n" + telemetry.words(found))
+        if options.docs:
+            page.write("telemetry", telemetry.words(found))
+        return
+    else:
+        needed = MEMORY_PAYLOADS * options.mib * MIB
+        if machine.free_bytes() < needed:
+            sys.exit(
+                f"a run with {options.mib} MiB needs {needed / 2**30:.0f} GiB of free memory, and this machine has "
+                f"{machine.free_bytes() / 2**30:.0f}: take a smaller model with --mib"
+            )
+        result = asyncio.run(run(options, environment))
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    if options.docs:
+        write_docs(result)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about two minutes")
+    parser.add_argument("--peers", type=_some(environments.NAMES), default=[], help="any of ray,nixl,mooncake,monarch")
+    parser.add_argument("--transports", type=_some(tuple(HOSTS)), default=list(HOSTS), help="local,ucxx")
+    parser.add_argument("--telemetry", action="store_true", help="compare telemetry on and off, and nothing else")
+    parser.add_argument("--docs", action="store_true", help="write tables and picture into docs/")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
+    parser.add_argument("--from", dest="from_", type=Path, metavar="FILE", help="measure nothing: take this file")
     parser.add_argument("--mib", type=int, default=1024, help="size of the large model")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--small", type=int, help="publications of the small model")
+    parser.add_argument("--minutes", type=float, help="no round begins later than this, but for the first few")
     options = parser.parse_args()
     options.rounds = options.rounds or (ROUNDS_QUICK if options.quick else ROUNDS)
     options.small = options.small or (SMALL_QUICK if options.quick else SMALL)
-    began, others = time.monotonic(), machine.Others()
-    result = asyncio.run(run(options))
-    result["others"] = others.share()
-    print(f"\n{time.monotonic() - began:.0f} s, in which other programs used {result['others']:.0%} of the processors")
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return options
+
+
+def _some(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is unknown: take some of {','.join(known)}")
+        return names
+
+    return parse
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import platform
 import resource
 import time
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 from tensorhub_common.settings import load
@@ -23,8 +24,32 @@ def facts(environment: Mapping[str, str]) -> dict[str, str]:
         "digests": "xxh3_128 of each piece, taken in the destination",
         "copy threads": f"{settings.copy_threads or 'one for each core, at most 4'}, in each agent",
         "window": f"{settings.window_bytes // 2**20} MiB of one read in flight",
+        "UCX": f"{_ucx()}; {_ucx_settings(environment)} (in our agents and in ucx_perftest)",
+        "memory of the peers": "as the segments, but for ucx_perftest's own and Ray's store; no digests on any peer",
         "load at the start": f"{os.getloadavg()[0]:.2f}",
     }
+
+
+def free_bytes() -> int:
+    """Return how much memory may be taken."""
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _ucx() -> str:
+    for name in ("libucx-cu13", "libucx-cu12"):
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _ucx_settings(environment: Mapping[str, str]) -> str:
+    found = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("UCX_")]
+    return ", ".join(found) or "its defaults"
 
 
 def _processor() -> str:

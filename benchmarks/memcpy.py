@@ -1,17 +1,11 @@
-"""The physical limit: plain memcpy of as many bytes between two populated mappings of shared memory.
-
-Both are made as the agents' segments are: a file under the same directory, reserved, then mapped shared.
-"""
+"""The physical limit: plain memcpy of as many bytes between two regions of the arena, by one thread and by two."""
 
 import ctypes
-import mmap
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final, Self
 
-import numpy as np
+from benchmarks.arena import Arena
 
 _memcpy: Final = ctypes.CDLL(None).memcpy
 _memcpy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -19,22 +13,20 @@ _memcpy.restype = None
 
 
 class Memcpy:
-    """Two populated mappings of `nbytes` each. `with` frees them."""
+    """The copies. `with` ends its threads."""
 
-    def __init__(self, shm_dir: Path, nbytes: int) -> None:
-        self.nbytes = nbytes
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
         self._threads = ThreadPoolExecutor(2)
-        self._origin, self._to = (_mapping(shm_dir / f"tensorhub-bench-{os.getpid()}-{n}", nbytes) for n in range(2))
-        np.frombuffer(self._origin, dtype=np.uint8)[:] = 1
         self.run(1)
 
     def run(self, threads: int) -> float:
         """Copy all once, with one thread or two, and return the seconds."""
-        origin, to = _address(self._origin), _address(self._to)
-        part = self.nbytes // threads
+        origin, to, nbytes = self._arena.source.address, self._arena.destination(0).address, self._arena.nbytes
+        part = nbytes // threads
         begin = time.perf_counter()
         if threads == 1:
-            _memcpy(to, origin, self.nbytes)
+            _memcpy(to, origin, nbytes)
         else:
             copies = [self._threads.submit(_memcpy, to + n * part, origin + n * part, part) for n in range(threads)]
             for copy in copies:
@@ -46,19 +38,3 @@ class Memcpy:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
-        self._origin.close()
-        self._to.close()
-
-
-def _mapping(path: Path, nbytes: int) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        path.unlink()
-        os.posix_fallocate(fd, 0, nbytes)
-        return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    finally:
-        os.close(fd)
-
-
-def _address(memory: mmap.mmap) -> int:
-    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)

@@ -1,15 +1,20 @@
 """The time from publishing 1 MiB until each of four waiting replicas holds it, and what it costs in processor time."""
 
 import asyncio
-import os
+import statistics
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fleet import JOB, READERS, Fleet
-from benchmarks.timeline import Timeline, end_of_log, timeline
+from benchmarks.log import end_of_log
+from benchmarks.ours import check_reads, stages
+from benchmarks.processor import used_s
+from benchmarks.results import Small
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
+from tensorhub.up.up import Up
 
 MODEL: Final = "small"
 SHAPES: Final = {f"layer.{n}.weight": (128, 512) for n in range(8)}
@@ -22,78 +27,91 @@ SILENCE_S: Final = 0.05
 """Between two publications, so that the work that the last one left behind is over."""
 
 WARM_UP: Final = 5
-_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(fleet: Fleet, hub: HubFile, count: int) -> dict[str, Any]:
-    """Publish so often; return the seconds of each and the processor time of each process."""
-    await fleet.register(hub, MODEL, SHAPES)
-    registry = Registry(JOB, NatsAddress(hub.nats, None))
-    whole: list[float] = []
-    behind: list[float] = []
-    before: dict[str, float] = {}
-    after = 0
-    try:
-        for number in range(count + WARM_UP):
-            if number == WARM_UP:
-                before, after = processor_s(hub, fleet), await end_of_log(hub.nats)
-            begin, returned, ready = await _once(fleet, registry, first=number == 0)
-            if number >= WARM_UP:
-                whole.append(ready - begin)
-                behind.append(ready - returned)
-    finally:
-        await registry.close()
-    spent = {name: (total - before[name]) / count for name, total in processor_s(hub, fleet).items()}
-    log: Timeline = await timeline(hub.nats, after)
-    await fleet.check_equal()
-    await fleet.close()
-    return {
-        "publish to all ready": whole,
-        "publish returned to all ready": behind,
-        "publish in the log": log.published,
-        "stages_ms": log.medians_ms(),
-        "entries": log.entries / count,
-        "processor_ms": {name: seconds * 1000 for name, seconds in spent.items()},
-    }
+class Latency:
+    """The small model on one hub. `once` measures one publication."""
+
+    def __init__(self, fleet: Fleet, hub: HubFile, transport: str) -> None:
+        self._fleet, self._hub, self._transport = fleet, hub, transport
+        self._registry = Registry(JOB, NatsAddress(hub.nats, None))
+        self._published = False
+
+    async def start(self) -> None:
+        """Register the model everywhere."""
+        await self._fleet.register(self._hub, MODEL, SHAPES)
+
+    async def once(self) -> tuple[float, float, dict[str, float]]:
+        """Return the seconds until all are ready, how many of them came after `publish()` returned, and the stages."""
+        if self._published:
+            await self._fleet.trainer.ask("unpublish")
+        await self._fleet.trainer.ask("change")
+        updates = [asyncio.create_task(reader.ask("update", wait_s=WAIT_S)) for reader in self._fleet.readers]
+        async with asyncio.timeout(JOINED_S):
+            while await self._waiting() < READERS:  # noqa: ASYNC110 (only asking again tells)
+                await asyncio.sleep(POLL_S)
+        await asyncio.sleep(SILENCE_S)
+        published = await self._fleet.trainer.ask("publish")
+        self._published = True
+        reads = await asyncio.gather(*updates)
+        check_reads(reads, published["version"], self._transport)
+        last = max(read["end"] for read in reads)
+        whole = last - published["begin"]
+        of_read = stages(reads)
+        # They have waited in the round since long before: what is left of the whole is publishing and deciding.
+        of_read["round"] = whole - sum(seconds for stage, seconds in of_read.items() if stage != "round")
+        return whole, last - published["end"], of_read
+
+    async def _waiting(self) -> int:
+        return sum(each.round is not None for each in await self._registry.replicas(MODEL, JOINED_S))
+
+    async def stop(self) -> None:
+        """Compare the bytes, and release the model."""
+        await self._fleet.check_equal()
+        await self._registry.close()
+        await self._fleet.close()
 
 
-async def _once(fleet: Fleet, registry: Registry, *, first: bool) -> tuple[float, float, float]:
-    if not first:
-        await fleet.trainer.ask("unpublish")
-    await fleet.trainer.ask("change")
-    updates = [asyncio.create_task(reader.ask("update", wait_s=WAIT_S)) for reader in fleet.readers]
-    async with asyncio.timeout(JOINED_S):
-        while await _waiting(registry) < READERS:  # noqa: ASYNC110 (only asking again tells)
-            await asyncio.sleep(POLL_S)
-    await asyncio.sleep(SILENCE_S)
-    published = await fleet.trainer.ask("publish")
-    reads = await asyncio.gather(*updates)
-    assert all(read["version"] == published["version"] for read in reads), reads
-    return published["begin"], published["end"], max(read["end"] for read in reads)
+async def measure(fleet: Fleet, hub: HubFile, transport: str, count: int) -> Small:
+    """Publish so often."""
+    latency = Latency(fleet, hub, transport)
+    await latency.start()
+    for _ in range(WARM_UP):
+        await latency.once()
+    pids, entries = of_hub(hub) | fleet.pids, await end_of_log(hub.nats)
+    before = {name: used_s([pid]) for name, pid in pids.items()}
+    took = [await latency.once() for _ in range(count)]
+    spent = {name: (used_s([pid]) - before[name]) / count for name, pid in pids.items()}
+    entries = await end_of_log(hub.nats) - entries
+    await latency.stop()
+    return Small(
+        ready=[ready for ready, _, _ in took],
+        behind=[behind for _, behind, _ in took],
+        stages={stage: statistics.median(of_read[stage] for _, _, of_read in took) for stage in took[0][2]},
+        processor=by_role(spent),
+        entries=entries / count,
+    )
 
 
-async def _waiting(registry: Registry) -> int:
-    return sum(each.round is not None for each in await registry.replicas(MODEL, JOINED_S))
-
-
-def processor_s(hub: HubFile, fleet: Fleet) -> dict[str, float]:
-    """Return the processor time that each process has used, in s."""
+def of_hub(hub: HubFile) -> dict[str, int]:
+    """Return the hub's processes by name."""
     assert hub.registry is not None
     assert hub.planner is not None
     pids = {"nats": hub.nats_pid, "registry": hub.registry.pid, "planner": hub.planner.pid}
-    pids |= {agent.id: agent.pid for agent in hub.agents} | fleet.pids
-    return {name: _used_s(pid) for name, pid in pids.items()}
+    return pids | {agent.id: agent.pid for agent in hub.agents}
 
 
-def _used_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
-
-
-def by_role(processor_ms: Mapping[str, float]) -> dict[str, float]:
+def by_role(spent: Mapping[str, Any]) -> dict[str, float]:
     """Return the sum over the processes of each kind."""
     found: dict[str, float] = {}
-    for name, spent in processor_ms.items():
+    for name, seconds in spent.items():
         role = name.partition("-")[0]
-        found[role] = found.get(role, 0.0) + spent
+        found[role] = found.get(role, 0.0) + seconds
     return found
+
+
+async def on_new_hub(fleet: Fleet, hosts: int, transport: str, environment: Mapping[str, str], count: int) -> Small:
+    """Measure on a hub whose log holds nothing else."""
+    with tempfile.TemporaryDirectory(prefix="tensorhub-bench-") as folder:
+        async with Up(Path(folder), agents=1 + READERS, hosts=hosts, environment=environment) as up:
+            return await measure(fleet, up.hub, transport, count)

@@ -1,0 +1,11 @@
+"""How long a hub's log has become."""
+
+from benchmarks.fleet import JOB
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.joblog import JobLog
+
+
+async def end_of_log(nats: str) -> int:
+    """Return the number of the log's last entry."""
+    async with await connect(nats, name="bench") as bus:
+        return await JobLog(bus, JOB).last_seq()

@@ -1,0 +1,22 @@
+"""Puts what a run has measured into docs/benchmarks.md, between its markers, and the pictures beside it."""
+
+from pathlib import Path
+from typing import Final
+
+DOCS: Final = Path(__file__).parent.parent / "docs"
+PAGE: Final = DOCS / "benchmarks.md"
+
+
+def put(page: str, name: str, text: str) -> str:
+    """Return the page with `text` between the markers of this name. Raises ValueError if it lacks them."""
+    begin, end = f"<!-- {name}: begin (written by a command) -->", f"<!-- {name}: end -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the page lacks the markers of '{name}': put {begin} and {end} into it")
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+
+
+def write(name: str, text: str) -> None:
+    """Put it into the page."""
+    PAGE.write_text(put(PAGE.read_text(), name, text))
