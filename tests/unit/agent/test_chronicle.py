@@ -18,10 +18,11 @@ from tensorhub_agent.effects import (
     SourceClosed,
     SourceLost,
 )
+from tensorhub_agent.notes import ReadNote
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
 from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events import PublishWished
+from tensorhub_common.wire.events import PublishWished, RoundDecided
 from tensorhub_common.wire.transfer import Plan, Refusal, Share, SourceId
 
 ENGINE = TraceContext(0xCCCC, 0xC1)
@@ -375,6 +376,28 @@ def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_i
     whole = one(agent.spans(), "transfer")
     assert (whole.context, whole.parent) == (own, None)
     assert whole.links == (VERSION, ENGINE)
+
+
+def test_another_version_is_another_story() -> None:
+    """What was begun of the first one is told by itself, in the trace that others were told of."""
+    agent, key, _ = decided()
+    agent.later(1.0)
+    agent.plan(key)
+    note = agent.chronicle._now[key]
+    assert isinstance(note, ReadNote)
+    other = TraceContext(0xEEEE, 0xE1)
+    again = RoundDecided(
+        model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=2, roots=("r",), held=()
+    )
+    agent.chronicle.event(again, {TRACEPARENT: other.traceparent}, agent.at)
+    first = agent.spans()
+    assert names(first) == ["transfer", "round", "plan", "lease"]
+    check_tree(first, VERSION)
+    assert one(first, "transfer").error == "the log decided another version"
+    now = agent.chronicle._now[key]
+    assert isinstance(now, ReadNote)
+    assert (now.version, now.parent, now.place.trace_id) == (2, other, other.trace_id)
+    assert now.place.span_id != note.place.span_id
 
 
 def test_an_unsampled_trace_stays_unsampled() -> None:
