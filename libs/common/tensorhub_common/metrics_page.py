@@ -9,7 +9,8 @@ Where nobody asks for metrics this is not even imported, and what records one do
 import logging
 import sys
 from collections.abc import Callable
-from typing import Final
+from http.server import HTTPServer
+from typing import Final, NamedTuple
 
 from opentelemetry import metrics as api
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -30,7 +31,10 @@ _log: Final = logging.getLogger(__name__)
 
 def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push: bool) -> Callable[[], object]:
     """Serve this process's metrics, and push them to where OpenTelemetry's variables say. Returns what ends that."""
-    readers = [] if listen is None else _served(listen)
+    readers: list[MetricReader] = []
+    page = None if listen is None else serve(listen)
+    if page is not None:
+        readers.append(page.reader)
     if push:
         # Imported here since most processes never push.
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter  # noqa: PLC0415
@@ -41,10 +45,29 @@ def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
     api.set_meter_provider(provider)
     observe(provider.get_meter(METER), "tensorhub.spans.dropped", one(lambda: keeper.dropped))
-    return provider.shutdown
+
+    def end() -> None:
+        if page is not None:
+            page.close()
+        provider.shutdown()
+
+    return end
 
 
-def _served(listen: Listen) -> list[MetricReader]:
+class Page(NamedTuple):
+    """A page that is being served, and what fills it."""
+
+    reader: MetricReader
+    server: HTTPServer
+
+    def close(self) -> None:
+        """Serve it no more."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def serve(listen: Listen) -> Page | None:
+    """Serve a page, each look at it in a thread of its own; None where that is not possible."""
     registry = CollectorRegistry()
     try:
         server, _ = start_http_server(listen.port, listen.host, registry)
@@ -52,10 +75,10 @@ def _served(listen: Listen) -> list[MetricReader]:
         _log.warning(
             "metrics can't be served at %s:%d (%s): TENSORHUB_METRICS=0 takes a free port", *listen, why.strerror or why
         )
-        return []
+        return None
     host = f"[{listen.host}]" if ":" in listen.host else listen.host
     _log.info("metrics at http://%s:%d/metrics", host, server.server_port)
-    return [_reader(registry)]
+    return Page(_reader(registry), server)
 
 
 def _reader(registry: CollectorRegistry) -> MetricReader:

@@ -1,0 +1,127 @@
+"""The metrics: what can be shown, what the page says of it, and that the documentation says the same."""
+
+import logging
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tensorhub_common import metrics_page
+from tensorhub_common.metrics import METER, METRICS, Metric, by, observe, one, recorder
+from tensorhub_common.setting_values import Listen
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+NAME = re.compile(r"\btensorhub_\w+")
+
+
+class Shown:
+    """A page of metrics that is not served."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        reader = PrometheusMetricReader(registry=self.registry, scope_info_enabled=False)
+        self.provider = MeterProvider([reader], Resource.get_empty(), shutdown_on_exit=False)
+        self.meter: Meter = self.provider.get_meter(METER)
+
+    def samples(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        text = generate_latest(self.registry).decode()
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    made = Shown()
+    yield made
+    made.provider.shutdown()
+
+
+def test_the_documentation_is_as_the_code_is() -> None:
+    """After a change of a metric: `make docs`."""
+    assert metrics_page.with_table(PAGE) == PAGE
+
+
+def test_what_the_documentation_speaks_of_exists() -> None:
+    known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
+    known |= {f"{name}_bucket" for name in known}
+    assert set(NAME.findall(PAGE)) <= known
+
+
+def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -> None:
+    for metric in METRICS.values():
+        name = metrics_page.prometheus_name(metric)
+        assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
+        assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
+        assert name.endswith("_total") == (metric.kind == "counter")
+
+
+def test_a_figure_is_read_when_somebody_looks(shown: Shown) -> None:
+    figures = {"local": 5}
+    observe(shown.meter, "tensorhub.agent.read", by("transport", lambda: figures))
+    observe(shown.meter, "tensorhub.agent.workers", one(lambda: len(figures)))
+    key = ("tensorhub_agent_read_bytes_total", frozenset({("transport", "local")}))
+    assert shown.samples()[key] == 5
+    figures.update(local=7, ucxx=1)
+    found = shown.samples()
+    assert found[key] == 7
+    assert found["tensorhub_agent_workers", frozenset()] == 2
+
+
+def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(shown: Shown) -> None:
+    def fail() -> float:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    observe(shown.meter, "tensorhub.agent.workers", one(fail))
+    observe(shown.meter, "tensorhub.agent.segments.used", one(lambda: 3))
+    assert [name for name, _ in shown.samples()] == ["target_info", "tensorhub_agent_segments_used_bytes"]
+
+
+def test_a_duration_is_recorded(shown: Shown) -> None:
+    recorder(shown.meter, "tensorhub.agent.read.duration")(0.3)
+    found = shown.samples()
+    assert found["tensorhub_agent_read_duration_seconds_sum", frozenset()] == 0.3
+    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.25")})] == 0
+    assert found["tensorhub_agent_read_duration_seconds_bucket", frozenset({("le", "0.5")})] == 1
+
+
+@pytest.mark.parametrize("name", ["tensorhub.agent.flights", ""])
+def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> None:
+    with pytest.raises(KeyError):
+        observe(shown.meter, name, one(lambda: 1))
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_prometheus_has_one_name_for_each(metric: Metric) -> None:
+    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_page.prometheus_name(metric))
+
+
+def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        page = metrics_page.serve(Listen("127.0.0.1", 0))
+    assert page is not None
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
+    provider = MeterProvider([page.reader], shutdown_on_exit=False)
+    observe(provider.get_meter(METER), "tensorhub.agent.workers", one(lambda: 4))
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (a page of our own)
+        assert b"tensorhub_agent_workers 4.0" in answer.read()
+    page.close()
+    provider.shutdown()
+
+
+def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert metrics_page.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
+    assert "Address already in use" in caplog.text
+    assert "TENSORHUB_METRICS=0" in caplog.text
