@@ -44,13 +44,15 @@ class Pace:
     """The pace of one source."""
 
     transport: Transport
+    is_trusted: bool = False
+    """It was left for silence before, and was needed again: the short bound is not for it."""
     _bytes: float = 0.0
     _seconds: float = 0.0
 
     @property
     def rate(self) -> float | None:
         """Bytes in a second, once something has come."""
-        return self._bytes / self._seconds if self._seconds > 0 else None
+        return self._bytes / self._seconds if self._bytes and self._seconds else None
 
     def came(self, nbytes: int, took_s: float) -> None:
         """Take note of bytes that came `took_s` after the last ones."""
@@ -74,7 +76,7 @@ class Pace:
         A local source does nothing for a read: when its bytes are late, it is the reader that is busy.
         """
         rate = self.rate
-        if rate is None or self.transport == "local":
+        if rate is None or self.is_trusted or self.transport == "local":
             return stall_s
         return min(stall_s, max(STALL_MIN_S, STALL_TIMES * flying_bytes / rate))
 

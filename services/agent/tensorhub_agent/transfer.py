@@ -104,7 +104,8 @@ class Transfer:
             if self.phase is Phase.LEASING:
                 self.planned_at = now
         else:
-            self._no_plan(Refusal(error=VersionUnavailable.__name__, reason="the plan has no new source"), now)
+            # It names whoever failed while it was made; that says nothing of others.
+            self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
     def opened(self, number: int, digests: bytes, now: float) -> None:
@@ -300,6 +301,7 @@ class Transfer:
         if len(live) >= SHARES_MAX:
             return min(live, key=lambda source: source.waiting)
         source = Reading(self._next, share, SourcePhase.OPENING, now)
+        source.pace.is_trusted = self.trust.has_forgiven(share.source)
         self._next += 1
         self.sources[source.number] = source
         self._todo.open.append((source.number, share))

@@ -41,6 +41,10 @@ class Trust:
         self._suspects.clear()
         return some
 
+    def has_forgiven(self, source: SourceId) -> bool:
+        """Tell whether it was a suspect, and is used again."""
+        return source in self._forgiven
+
     def has_failed(self, source: SourceId) -> bool:
         """Tell whether it is never to be used again."""
         return source in self._failed

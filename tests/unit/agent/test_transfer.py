@@ -1,99 +1,14 @@
 """A read without I/O: a piece is with one source at a time, and counts only by what the log vouches for."""
 
 import pytest
+from tests.unit.agent.driven import LIST, PIECES, RIGHT, STALL_S, WRONG, Driven, running, source_id
 
 from tensorhub_agent import pace
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
 from tensorhub_agent.reading import OPEN_S_MAX
-from tensorhub_agent.transfer import Phase, Todo, Transfer
-from tensorhub_common.digests import piece_digest, root_digest
+from tensorhub_agent.transfer import Phase
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share, SourceId
-
-PIECES = 6
-STALL_S = 5.0
-RIGHT = [piece_digest(f"right {number}".encode()) for number in range(PIECES)]
-WRONG = piece_digest(b"wrong")
-LIST = b"".join(RIGHT)
-
-
-class Driven:
-    """A transfer and its time; `todo` is what it wanted last, summed up."""
-
-    def __init__(self, *, verify: bool = True, kept: tuple[bytearray, bytes] | None = None) -> None:
-        self.now = 0.0
-        self.transfer = Transfer(
-            version=3,
-            root=root_digest(LIST) if verify else NO_ROOT,
-            nbytes=[10] * PIECES,
-            verify=verify,
-            window_bytes=1000,
-            stall_s=STALL_S,
-            sources_lost_s=1.2,
-            first_number=1,
-            now=0.0,
-            kept=kept,
-        )
-        self.todo = Todo()
-
-    def phase(self) -> Phase:
-        return self.transfer.phase
-
-    def quiet(self) -> bool:
-        return self.transfer.quiet
-
-    def tick(self, seconds: float = 0.0) -> Todo:
-        self.now += seconds
-        self.transfer.tick(self.now)
-        return self.take()
-
-    def wait(self, seconds: float = 60.0) -> list[int]:
-        """Let time pass as a driver does that ticks at `deadline`, until a source is to be closed; returns which."""
-        end = self.now + seconds
-        while True:
-            when = self.transfer.deadline()
-            if when is None or when > end:
-                self.now = end
-                return []
-            self.now = when
-            todo = self.tick()
-            if todo.close:
-                return todo.close
-
-    def take(self) -> Todo:
-        self.todo = self.transfer.todo()
-        self.transfer.check()
-        return self.todo
-
-    def planned(self, *shares: tuple[str, tuple[Range, ...]]) -> list[int]:
-        """Answer the question for a plan; returns the numbers of the sources."""
-        all_shares = tuple(
-            Share(source=SourceId(name, 1, "trainer", 0), transport="local", pieces=ranges, nbytes=0, why="")
-            for name, ranges in shares
-        )
-        self.transfer.planned(Plan(version=3, shares=all_shares, why=""), self.now)
-        return [number for number, _ in self.take().open]
-
-    def opened(self, number: int, digests: bytes = LIST) -> Todo:
-        self.transfer.opened(number, digests, self.now)
-        return self.take()
-
-    def done(self, number: int, batch: int, digests: bytes) -> Todo:
-        self.transfer.batch_done(number, batch, digests, self.now)
-        return self.take()
-
-
-def running(*shares: tuple[str, tuple[Range, ...]], verify: bool = True) -> tuple[Driven, list[int]]:
-    driven = Driven(verify=verify)
-    driven.tick()
-    numbers = driven.planned(*shares)
-    for number in numbers:
-        driven.opened(number, LIST if verify else b"")
-    assert driven.phase() is Phase.LEASED
-    driven.transfer.start(driven.now)
-    driven.take()
-    return driven, numbers
+from tensorhub_common.wire.transfer import Refusal
 
 
 def test_asks_for_a_plan_of_all_pieces_and_waits_for_all_leases() -> None:
@@ -133,7 +48,7 @@ def test_what_a_lost_source_had_is_asked_for_elsewhere_only_once_it_is_closed() 
     assert not driven.quiet()
     driven.transfer.closed(number, driven.now)
     todo = driven.take()
-    assert todo.plan == (((0, PIECES),), (SourceId("a", 1, "trainer", 0),))
+    assert todo.plan == (((0, PIECES),), (source_id("a"),))
     assert driven.transfer.sources[number].retried == PIECES
 
 
@@ -192,7 +107,7 @@ def test_without_digests_a_lease_that_did_not_hold_makes_all_its_pieces_loose() 
     driven.transfer.confirmed(number, holds=False, now=driven.now)
     driven.take()
     driven.transfer.closed(number, driven.now)
-    assert driven.take().plan == (((0, PIECES),), (SourceId("a", 1, "trainer", 0),))
+    assert driven.take().plan == (((0, PIECES),), (source_id("a"),))
 
 
 @pytest.mark.parametrize("open_first", [True, False])
@@ -232,8 +147,7 @@ def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_f
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pace, "LOCAL_BATCH_BYTES", 10)
-    driven = Driven()
-    driven.transfer._window_bytes = 20
+    driven = Driven(window_bytes=20)
     driven.tick()
     fast, slow = driven.planned(("a", ((0, 1),)), ("b", ((1, 5),)))
     driven.opened(fast)

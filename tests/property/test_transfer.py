@@ -1,0 +1,34 @@
+"""What holds of every read, whatever its sources do: one writer for a piece, nothing counts that is wrong, an end."""
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.property.transfer_chance import World
+
+from tensorhub_agent.asking import PLANS_MAX
+from tensorhub_agent.transfer import Phase
+from tensorhub_simulator.running import scaled_down
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
+    world = World(Random(seed))
+    with scaled_down():
+        world.run()
+    assert world.plans <= PLANS_MAX
+
+
+def test_chance_goes_everywhere() -> None:
+    """So that the test above means something: sources are left for every reason, and most reads are done."""
+    left, ends = Counter[str](), Counter[Phase]()
+    with scaled_down():
+        for seed in range(400):
+            world = World(Random(seed))
+            ends[world.run()] += 1
+            left += world.story()
+    assert ends[Phase.DONE] > ends[Phase.FAILED] > 0
+    for reason in ("it made no progress", "it was slow, and another source had nothing left to bring"):
+        assert left[reason] > 0, left

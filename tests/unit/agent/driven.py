@@ -1,0 +1,127 @@
+"""A transfer and its time, driven by hand."""
+
+from tensorhub_agent.transfer import Phase, Todo, Transfer
+from tensorhub_common.digests import piece_digest, root_digest
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId, Transport
+
+PIECES = 6
+PIECE_BYTES = 10
+STALL_S = 5.0
+RIGHT = [piece_digest(f"right {number}".encode()) for number in range(PIECES)]
+WRONG = piece_digest(b"wrong")
+LIST = b"".join(RIGHT)
+
+
+def source_id(name: str) -> SourceId:
+    return SourceId(name, 1, "trainer", 0)
+
+
+def digests_of(ranges: tuple[Range, ...]) -> bytes:
+    return b"".join(RIGHT[piece] for first, count in ranges for piece in range(first, first + count))
+
+
+class Driven:
+    """`todo` is what the transfer wanted last, summed up."""
+
+    def __init__(
+        self,
+        *,
+        verify: bool = True,
+        kept: tuple[bytearray, bytes] | None = None,
+        window_bytes: int = 1000,
+        transport: Transport = "local",
+    ) -> None:
+        self.now = 0.0
+        self.transport: Transport = transport
+        self.transfer = Transfer(
+            version=3,
+            root=root_digest(LIST) if verify else NO_ROOT,
+            nbytes=[PIECE_BYTES] * PIECES,
+            verify=verify,
+            window_bytes=window_bytes,
+            stall_s=STALL_S,
+            sources_lost_s=1.2,
+            first_number=1,
+            now=0.0,
+            kept=kept,
+        )
+        self.todo = Todo()
+
+    def phase(self) -> Phase:
+        return self.transfer.phase
+
+    def quiet(self) -> bool:
+        return self.transfer.quiet
+
+    def tick(self, seconds: float = 0.0) -> Todo:
+        self.now += seconds
+        self.transfer.tick(self.now)
+        return self.take()
+
+    def wait(self, seconds: float = 60.0) -> list[int]:
+        """Let time pass as a driver does that ticks at `deadline`, until a source is to be closed; returns which."""
+        end = self.now + seconds
+        while True:
+            when = self.transfer.deadline()
+            if when is None or when > end:
+                self.now = end
+                return []
+            self.now = when
+            todo = self.tick()
+            if todo.close:
+                return todo.close
+
+    def take(self) -> Todo:
+        self.todo = self.transfer.todo()
+        self.transfer.check()
+        return self.todo
+
+    def planned(self, *shares: tuple[str, tuple[Range, ...]]) -> list[int]:
+        """Answer the question for a plan; returns the numbers of the sources that are to be opened."""
+        all_shares = tuple(
+            Share(source=source_id(name), transport=self.transport, pieces=ranges, nbytes=0, why="")
+            for name, ranges in shares
+        )
+        self.transfer.planned(Plan(version=3, shares=all_shares, why=""), self.now)
+        return [number for number, _ in self.take().open]
+
+    def opened(self, number: int, digests: bytes = LIST) -> Todo:
+        self.transfer.opened(number, digests, self.now)
+        return self.take()
+
+    def done(self, number: int, batch: int, digests: bytes) -> Todo:
+        self.transfer.batch_done(number, batch, digests, self.now)
+        return self.take()
+
+    def closed(self, number: int) -> Todo:
+        self.transfer.closed(number, self.now)
+        return self.take()
+
+    def brings(self, number: int, after_s: float = 0.0) -> Todo:
+        """Let a source bring its oldest batch."""
+        self.wait_exactly(after_s)
+        batch, (ranges, _) = next(iter(self.transfer.sources[number].flying.items()))
+        return self.done(number, batch, digests_of(ranges))
+
+    def wait_exactly(self, seconds: float) -> None:
+        """Let time pass with the ticks that are wanted, in which nothing is to be closed."""
+        assert self.wait(seconds) == []
+
+
+def running(
+    *shares: tuple[str, tuple[Range, ...]],
+    verify: bool = True,
+    window_bytes: int = 1000,
+    transport: Transport = "local",
+) -> tuple[Driven, list[int]]:
+    """Return a read that has its leases and has begun, with the numbers of its sources."""
+    driven = Driven(verify=verify, window_bytes=window_bytes, transport=transport)
+    driven.tick()
+    numbers = driven.planned(*shares)
+    for number in numbers:
+        driven.opened(number, LIST if verify else b"")
+    assert driven.phase() is Phase.LEASED
+    driven.transfer.start(driven.now)
+    driven.take()
+    return driven, numbers
