@@ -55,6 +55,9 @@ SOURCES_NOTED_MAX: Final = 64
 WISHES_MAX: Final = 256
 """So many wishes from outside may wait for the digest with which their publication begins."""
 
+NOTED: Final = frozenset({Say, Answer, Raise, Digest, AskPlan, OpenSource})
+"""The effects that are noted; of the others, which are the many, the time need not be taken."""
+
 GIVEN_UP: Final = "given up"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tensorhub_agent.chronicle import Chronicle
+from tensorhub_agent.chronicle import NOTED, Chronicle
 from tensorhub_agent.effects import AnyCall, AnyEffect, Key, OpenSource, ShardNews
 from tensorhub_agent.notes import Note
 from tensorhub_agent.op_read import ReadOperation
@@ -41,7 +41,7 @@ class Tracing:
     def effect(self, effect: AnyEffect, shards: Mapping[Key, ShardCore]) -> TraceContext | None:
         """Note an effect that is about to be carried out; returns what its message names as its cause."""
         chronicle = self._chronicle
-        if chronicle is None:
+        if chronicle is None or type(effect) not in NOTED:
             return None
         reading = _reading_of(effect, shards) if isinstance(effect, OpenSource) else None
         place = chronicle.effect(effect, reading, time.time_ns())
