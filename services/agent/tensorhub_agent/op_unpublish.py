@@ -4,6 +4,8 @@ The order is the whole point: first no new lease is granted, then the log is tol
 broken, and only then does the call return and the memory change.
 """
 
+from abc import ABC, abstractmethod
+
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable
@@ -17,7 +19,7 @@ from tensorhub_common.wire.events import (
 )
 
 
-class Draining:
+class Draining(ABC):
     """The common way down: stop granting, tell the log, wait for readers, tell the log."""
 
     def __init__(self, core: ShardCore, call: CallUnpublish | CallRelease | CallRegister) -> None:
@@ -63,9 +65,9 @@ class Draining:
         """The last reader went."""
         self._when_read_out(now)
 
+    @abstractmethod
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
-        raise NotImplementedError
 
     def on_news(self, news: ShardNews, now: float) -> None:
         """Nothing is asked for, so nothing comes."""

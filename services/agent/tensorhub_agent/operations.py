@@ -1,11 +1,12 @@
 """Which operation does which call. Pure."""
 
 from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish
+from tensorhub_agent.op import Operation
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_register import RegisterOperation
 from tensorhub_agent.op_unpublish import AttachOperation, ReleaseOperation, UnpublishOperation
-from tensorhub_agent.shard import Operation, ShardCore
+from tensorhub_agent.shard import ShardCore
 
 
 def begin(core: ShardCore, call: AnyCall) -> Operation:

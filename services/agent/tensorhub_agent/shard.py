@@ -7,7 +7,7 @@ memory that is offered to readers, and no call is answered while anything can st
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ from tensorhub_agent.effects import (
     Say,
     ShardNews,
 )
+from tensorhub_agent.op import Operation
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, StaleSender, TensorHubError
 from tensorhub_common.wire.commands import AnyCommand, Decline, Drained, Sender, Unpublish
@@ -37,7 +38,6 @@ WISH_S_MAX: Final = 60.0
 
 OUTCOME_S_MAX: Final = 2.0
 """After giving up, a call waits so long for the log's word before it is fenced and raises `RegistryUnavailable`."""
-
 
 NOBODY: Final = 0
 """The number of a call that nobody waits for: a publication wished for from outside."""
@@ -74,42 +74,6 @@ class Held:
     digests: bytes = b""
     kept: tuple[int, str, bytearray, bytes] | None = None
     """Of a read that failed: its version and root, the pieces that are verified, and all digests."""
-
-
-class Operation(Protocol):
-    """A call under way. It ends by `core.finish`."""
-
-    @property
-    def call(self) -> AnyCall:
-        """What the worker asked for."""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the operation has got so far that it goes on though its worker is gone."""
-
-    def start(self, now: float) -> None:
-        """Begin; may end at once."""
-
-    def on_event(self, event: AnyEvent, now: float) -> None:
-        """Take an event about this shard's replica, or an answer to what was said."""
-
-    def on_news(self, news: ShardNews, now: float) -> None:
-        """Take what came of an effect."""
-
-    def on_readers_gone(self, now: float) -> None:
-        """Take note that the shard's last reader went."""
-
-    def tick(self, now: float) -> None:
-        """Let time pass."""
-
-    def deadline(self) -> float | None:
-        """Say when `tick` is wanted."""
-
-    def abandon(self, now: float) -> None:
-        """Take note that the worker is gone; only called while `reached` is False."""
-
-    def restart(self, now: float) -> None:
-        """Take note that the agent has joined anew under a higher incarnation."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,42 @@
+"""What every call under way on a shard does; each `op_*.py` beside this file has one. Pure."""
+
+from typing import Protocol
+
+from tensorhub_agent.effects import AnyCall, ShardNews
+from tensorhub_common.wire.events import AnyEvent
+
+
+class Operation(Protocol):
+    """A call under way. It ends by `core.finish`."""
+
+    @property
+    def call(self) -> AnyCall:
+        """What the worker asked for."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the operation has got so far that it goes on though its worker is gone."""
+
+    def start(self, now: float) -> None:
+        """Begin; may end at once."""
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take an event about this shard's replica, or an answer to what was said."""
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what came of an effect."""
+
+    def on_readers_gone(self, now: float) -> None:
+        """Take note that the shard's last reader went."""
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+
+    def abandon(self, now: float) -> None:
+        """Take note that the worker is gone; only called while `reached` is False."""
+
+    def restart(self, now: float) -> None:
+        """Take note that the agent has joined anew under a higher incarnation."""
