@@ -1,15 +1,14 @@
-"""Logs and traces of a process: where the lines go, where the spans go, and how a trace crosses NATS.
+"""Logs and traces of a process: where the lines go, and where the spans go.
 
-What keeps spans for `tensorhub trace` is `span_keeper.py`, what shows metrics `metrics_page.py`; `start` starts both.
+What keeps spans for `tensorhub trace` is `span_keeper.py`, what shows metrics `metrics_page.py`; `start` starts both. What
+makes spans is `spanmaker.py`, and how a trace crosses processes `tracecontext.py`.
 
-The SDK runs in processes of others, so two things are apart. *Using* telemetry (`logger`, `inject`, `extract` and
-OpenTelemetry's own `trace.get_tracer(__name__)`) configures nothing: in a trainer our lines go wherever its own
-`logging` sends them, and our spans to its own provider, if it has one. *Starting* it (`start`, `shutdown`) is for a
-program's `main` alone.
+The SDK runs in processes of others, so two things are apart. *Using* telemetry (`logger`) configures nothing: in a
+trainer our lines go wherever its own `logging` sends them, and our spans to its own provider, if it has one. *Starting*
+it (`start`, `shutdown`) is for a program's `main` alone.
 
-Always true: without an OTLP endpoint no exporter is even imported, but spans have ids, so the log lines of one transfer
-share a trace id in every process; with `OTEL_SDK_DISABLED` nothing is made, kept or served; and `shutdown` ends within
-its bound, whatever the collector does.
+Always true: without an OTLP endpoint no exporter is even imported; with `OTEL_SDK_DISABLED` nothing is made, kept or
+served; and `shutdown` ends within its bound, whatever the collector does.
 """
 
 import logging
@@ -23,10 +22,8 @@ from typing import Any, Final, TextIO, cast
 
 import structlog
 from opentelemetry import trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tensorhub_common.settings import Settings
 from tensorhub_common.span_files import SpanFiles
@@ -41,7 +38,6 @@ METRICS_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
-_W3C: Final = TraceContextTextMapPropagator()
 _OURS: Final = "tensorhub"
 
 
@@ -158,21 +154,6 @@ def make_provider(service: str, instance: str, environ: Mapping[str, str]) -> Tr
 
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
-
-
-def inject(headers: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return NATS headers with the active span added as `traceparent`; without a span, as they were."""
-    carried = dict(headers or {})
-    _W3C.inject(carried)
-    return carried
-
-
-def extract(headers: Mapping[str, str] | None) -> Context:
-    """Return the context that a message's headers carry, for `start_as_current_span(…, context=…)`.
-
-    Clients in other languages write `Traceparent`, so case doesn't count. What can't be read counts as absent.
-    """
-    return _W3C.extract({key.lower(): value for key, value in (headers or {}).items()}, context=Context())
 
 
 # ----------------------------------------------------------------------------------------------------------- process

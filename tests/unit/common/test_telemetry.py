@@ -127,37 +127,6 @@ def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogC
 # ------------------------------------------------------------------------------------------------------------ traces
 
 
-@pytest.mark.parametrize("written_by_go", [False, True])
-def test_a_trace_crosses_nats(provider: TracerProvider, *, written_by_go: bool) -> None:
-    tracer = provider.get_tracer("test")
-    with tracer.start_as_current_span("publish") as sent:
-        headers = telemetry.inject({"Nats-Msg-Id": "m"})
-    assert headers["Nats-Msg-Id"] == "m"
-    if written_by_go:
-        headers = {key.title(): value for key, value in headers.items()}
-    with tracer.start_as_current_span("fold", context=telemetry.extract(headers)) as received:
-        assert received.get_span_context().trace_id == sent.get_span_context().trace_id
-
-
-def test_headers_stay_as_they_are_without_a_span() -> None:
-    given = {"Nats-Msg-Id": "m"}
-    assert telemetry.inject(given) == given
-    assert telemetry.inject() == {}
-
-
-@pytest.mark.parametrize("headers", [None, {}, {"traceparent": "nonsense"}, {"traceparent": "00-0-0-00"}])
-def test_what_can_not_be_read_starts_a_trace_of_its_own(
-    provider: TracerProvider, headers: Mapping[str, str] | None
-) -> None:
-    tracer = provider.get_tracer("test")
-    with (
-        tracer.start_as_current_span("something else") as other,
-        tracer.start_as_current_span("fold", context=telemetry.extract(headers)) as span,
-    ):
-        assert span.get_span_context().is_valid
-        assert span.get_span_context().trace_id != other.get_span_context().trace_id
-
-
 def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert telemetry.make_provider("agent", "a-0", {}).resource.attributes["service.name"] == "agent"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
