@@ -93,11 +93,15 @@ class Teller:
 
     def _whole(self, note: ReadNote) -> SpanRecord:
         readings = [source.reading for source in note.sources.values() if source.reading is not None]
+        got = sum(reading.got_bytes for reading in readings)
+        reading_ns = max((source.last for source in note.sources.values()), default=0) - note.started
         attributes: dict[str, Value] = {
             **self._about(note.key, note.version),
             "tensorhub.want": str(note.call.want),
             "tensorhub.attempts": note.attempts,
-            "tensorhub.bytes": sum(reading.got_bytes for reading in readings),
+            "tensorhub.bytes": got,
+            "tensorhub.GBps": round(got / GB * NS_PER_S / reading_ns, 3) if note.started and reading_ns > 0 else 0.0,
+            "tensorhub.round_s": round(max(note.decided - note.began, 0) / NS_PER_S, 6),
             "tensorhub.pieces": sum(reading.got_pieces for reading in readings),
             "tensorhub.retries": sum(reading.retried for reading in readings),
             "tensorhub.kept": note.kept,

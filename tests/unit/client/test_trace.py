@@ -77,6 +77,12 @@ def test_the_table_has_the_latest_first(run: Callable[..., Any]) -> None:
     assert cells[7:] == ["200", "ms", "256.0", "MiB", "1.34", "local,ucxx", "2", "3", "done"]
 
 
+def test_the_wait_for_a_version_is_no_part_of_what_its_transfer_took(hub: Hub, run: Callable[..., Any]) -> None:
+    about = {**ABOUT, "bytes": 10**9, "round_s": 59.5, "GBps": 4.25}
+    hub.spans = [Story().add(16, None, "transfer", "agent agent-1", 0, 60_000, about=about)]
+    assert " 500 ms  953.7 MiB  4.25 " in run().stdout
+
+
 def test_an_id_is_as_long_as_it_must_be_to_be_the_only_one() -> None:
     story = Story()
     spans = [story.add(number << 8, None, "transfer", "agent a", 0, 1) for number in (0x1000_0000_0000_00, 0x1000_0001)]

@@ -48,6 +48,18 @@ def test_other_transfers_of_the_version_are_left_out_or_drawn_together() -> None
     assert "agent-3" in picture(one_lost_source(), {span_id(16), span_id(32)}, 120)
 
 
+def test_a_transfer_below_another_one_s_is_not_left_out_with_it() -> None:
+    story = Story()
+    story.add(1, None, "transfer", "agent agent-1", 0, 9)
+    story.add(2, 1, "round.decided", "registry registry-0", 0, 1)
+    story.add(16, 2, "transfer", "agent agent-2", 0, 9)
+    story.add(17, 16, "read", "agent agent-2", 1, 9)
+    story.add(3, 1, "transfer", "agent agent-3", 0, 9)
+    drawn = picture(story.spans, WANTED, 80)
+    assert "agent-2" in drawn
+    assert "agent-3" not in drawn
+
+
 def test_what_was_lost_is_red_and_nothing_is_colored_in_a_pipe() -> None:
     lines = draw(forest(one_lost_source()), WANTED, 100)
     (lost,) = [line for line in lines if "✗" in line.plain]

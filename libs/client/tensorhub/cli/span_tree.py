@@ -62,16 +62,37 @@ def rows(roots: Sequence[Node]) -> Iterator[tuple[int, Span]]:
 
 
 def without_other_transfers(roots: Sequence[Node], wanted: Collection[str]) -> list[Node]:
-    """Leave out the transfers, with all below them, that are not of these ids: other shards of the same version."""
-    kept = [root for root in roots if root.span.name != TRANSFER or root.span.span in wanted]
+    """Leave out the transfers, with all below them, that are not of these ids: other shards of the same version.
+
+    One that a wanted one stands below is kept: it belongs to the shard that joined the round last.
+    """
+    led = _leading_to(roots, wanted)
+
+    def is_kept(node: Node) -> bool:
+        return node.span.name != TRANSFER or _place(node.span) in led
+
+    kept = [root for root in roots if is_kept(root)]
     pending = list(kept)
     while pending:
         node = pending.pop()
-        node.children[:] = [
-            child for child in node.children if child.span.name != TRANSFER or child.span.span in wanted
-        ]
+        node.children[:] = [child for child in node.children if is_kept(child)]
         pending.extend(node.children)
     return kept
+
+
+def _leading_to(roots: Sequence[Node], wanted: Collection[str]) -> set[_Place]:
+    """Return the places of the wanted spans, and of all that they stand below."""
+    above: dict[_Place, _Place] = {}
+    led: set[_Place] = set()
+    for _, span in rows(roots):
+        if span.parent is not None:
+            above[_place(span)] = (span.trace, span.parent)
+        if span.span in wanted:
+            place: _Place | None = _place(span)
+            while place is not None and place not in led:
+                led.add(place)
+                place = above.get(place)
+    return led
 
 
 def _place(span: Span) -> _Place:

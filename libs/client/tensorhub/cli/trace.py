@@ -163,7 +163,9 @@ def _list(transfers: list[Span], job: str, limit: int, *, json: bool) -> None:
 def row(span: Span, beside: Sequence[Span]) -> tuple[object, ...]:
     """Return the cells of one transfer; `beside` are the others of the table."""
     get = span.attributes.get
-    nbytes, seconds = number(get("tensorhub.bytes")), (span.end_ns - span.start_ns) / _NS_PER_S
+    # What it took once the version was decided: an engine may have waited for it for an hour.
+    seconds = max((span.end_ns - span.start_ns) / _NS_PER_S - number(get("tensorhub.round_s")), 0.0)
+    nbytes = number(get("tensorhub.bytes"))
     rate = number(get("tensorhub.GBps")) or (nbytes / 1e9 / seconds if seconds > 0 else 0)
     transports = get("tensorhub.transports")
     return (
@@ -173,7 +175,7 @@ def row(span: Span, beside: Sequence[Span]) -> tuple[object, ...]:
         get("tensorhub.replica"),
         get("tensorhub.shard"),
         when(span.start_ns / _NS_PER_S),
-        took(span.end_ns - span.start_ns),
+        took(round(seconds * _NS_PER_S)),
         size(nbytes),
         f"{rate:.2f}",
         ",".join(map(str, transports)) if isinstance(transports, tuple) else transports,
