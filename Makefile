@@ -15,7 +15,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim bench chaos late-bytes partition docs
+.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ format: $(READY) ## put the code into its format, and mend what ruff can mend
 
 sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
 	@$(BIN)/python -m tensorhub_simulator --seeds $(SEEDS)
+
+compose: $(READY) ## docker-compose.yml in the Docker engine of this machine: built, up, the demo, down and up again
+	@$(BIN)/python -m pytest tests/deployment/test_compose.py -s
+
+systemd: $(READY) ## the units in a booted copy of this machine: killed, hung, stopped during a read (as root)
+	@$(BIN)/python -m pytest tests/deployment/test_systemd.py -s
 
 bench: $(READY) ## TensorHub and the physical limit, from one run
 	@$(BIN)/python -m benchmarks

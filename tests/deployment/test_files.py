@@ -1,0 +1,89 @@
+"""What can be said of the deployment's files without running them: they name what the code has, and hold together."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tensorhub_common.settings import VARIABLES, load
+
+ROOT = Path(__file__).parents[2]
+ENV_SAMPLES = sorted((ROOT / "systemd/env").glob("*.env"))
+UNITS = sorted((ROOT / "systemd").glob("*.service"))
+COMPOSE = ROOT / "docker-compose.yml"
+OF_COMPOSE = {"TENSORHUB_NATS_PASSWORD", "TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"}
+"""What docker-compose.yml itself reads, and no process of the hub."""
+
+OF_NATS = {"TENSORHUB_NATS_PASSWORD"}
+"""What the configuration of NATS reads."""
+
+
+def assignments(text: str) -> dict[str, str]:
+    """Read an env file, with the settings that it shows as comments."""
+    return dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", text, re.MULTILINE))
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"TENSORHUB_[A-Z0-9_]+", text))
+
+
+@pytest.mark.parametrize("sample", ENV_SAMPLES, ids=lambda path: path.name)
+def test_an_env_sample_sets_what_there_is_to_what_it_can_be(sample: Path) -> None:
+    ours = {key: value for key, value in assignments(sample.read_text()).items() if key.startswith("TENSORHUB_")}
+    assert set(ours) - OF_NATS <= set(VARIABLES)
+    load(ours)
+
+
+@pytest.mark.parametrize("file", [COMPOSE, ROOT / "docker/Dockerfile", *UNITS], ids=lambda path: path.name)
+def test_only_variables_that_there_are_are_named(file: Path) -> None:
+    assert named(file.read_text()) <= set(VARIABLES) | OF_COMPOSE
+
+
+def test_each_file_of_settings_that_a_unit_reads_has_a_sample() -> None:
+    read = {each for unit in UNITS for each in re.findall(r"^EnvironmentFile=-?(\S+)$", unit.read_text(), re.MULTILINE)}
+    names = {Path(each).name.replace("%i", "0") for each in read}
+    assert names == {sample.name for sample in ENV_SAMPLES}
+
+
+def test_the_two_configurations_of_nats_say_the_same_of_its_store() -> None:
+    """What an acknowledgement promises must not depend on how NATS was started."""
+    for config in (ROOT / "docker/nats.conf", ROOT / "systemd/nats.conf"):
+        assert re.search(r"^\s*sync_interval: always$", config.read_text(), re.MULTILINE)
+        assert named(config.read_text()) == OF_NATS
+
+
+def test_an_agents_memory_outlives_it() -> None:
+    """No option of its unit may take its segments away, or hide the real /dev/shm."""
+    agent = (ROOT / "systemd/tensorhub-agent@.service").read_text()
+    options = dict(re.findall(r"^([A-Za-z]+)=(.*)$", agent, re.MULTILINE))
+    assert options["RemoveIPC"] == "no"
+    assert "DynamicUser" not in options
+    assert not {"PrivateDevices", "TemporaryFileSystem", "InaccessiblePaths"} & set(options)
+
+
+def test_ports_are_published_on_this_machine_alone() -> None:
+    ports = re.findall(r"^ *ports: \[(.*)\]$", COMPOSE.read_text(), re.MULTILINE)
+    assert ports
+    assert all(port.strip().startswith('"127.0.0.1:') for port in ports)
+
+
+def test_what_the_image_is_built_from_is_there() -> None:
+    """The list names what may come in; a folder that moves would otherwise be missing from the wheel."""
+    ignore = (ROOT / "docker/Dockerfile.dockerignore").read_text()
+    for allowed in re.findall(r"^!(\S+)$", ignore, re.MULTILINE):
+        assert (ROOT / allowed).exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_understood(unit: Path, tmp_path: Path) -> None:
+    """It returns 0 for unknown keys too, so what it writes is what counts. The programs need not be installed here."""
+    text = unit.read_text()
+    program = re.search(r"^ExecStart=(\S+)", text, re.MULTILINE)
+    assert program is not None
+    copy = tmp_path / unit.name
+    copy.write_text(text.replace(program[1], shutil.which("true") or "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", copy], check=False, capture_output=True, text=True)
+    assert done.stderr + done.stdout == ""

@@ -1,0 +1,84 @@
+"""A worker in a booted machine: `worker.py publish VERSION`, `pull`, or `pull-stopping PID`.
+
+It ends without a release, so what it holds stays with the agent. Each prints one line: a digest of what it holds, or
+the name of the error that it got.
+"""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+import torch
+
+from tensorhub import AsyncHub, AsyncShard, TensorHubError, connect_async
+from tensorhub.specs import TensorSpec
+
+MODEL: Final = "policy"
+NBYTES: Final = 512 << 20
+"""Long enough under way to be stopped there."""
+READ_S: Final = 30.0
+
+
+async def register(hub: AsyncHub, replica: str) -> AsyncShard:
+    return await hub.register(MODEL, {"w": TensorSpec((NBYTES,), torch.uint8)}, replica=replica)
+
+
+def digest_of(shard: AsyncShard) -> str:
+    return hashlib.blake2b(shard.tensors["w"].numpy().data, digest_size=16).hexdigest()
+
+
+async def publish(hub: AsyncHub, version: int) -> str:
+    shard = await register(hub, "trainer")
+    if shard.version is not None:
+        await shard.unpublish()
+    generator = torch.Generator().manual_seed(version)
+    shard.tensors["w"].random_(0, 256, generator=generator)
+    await shard.publish(version)
+    return digest_of(shard)
+
+
+async def pull(hub: AsyncHub, stopped: int | None) -> str:
+    shard = await register(hub, "rollout-0")
+    stopping = asyncio.create_task(stop_in_mid_read(hub, stopped)) if stopped is not None else None
+    try:
+        await shard.replicate("latest", timeout_s=READ_S)
+        return digest_of(shard)
+    except TensorHubError as error:
+        return type(error).__name__
+    finally:
+        if stopping is not None:
+            stopping.cancel()
+            with suppress(asyncio.CancelledError):
+                await stopping
+
+
+async def stop_in_mid_read(hub: AsyncHub, pid: int) -> None:
+    """Stop a process as soon as the log says that the read begins."""
+    async for event in hub.watch(MODEL, kinds=()):
+        if event.kind == "round.started" and event.replica == "rollout-0":
+            os.kill(pid, signal.SIGSTOP)
+            say("STOPPED")
+            return
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def main() -> None:
+    command, *arguments = sys.argv[1:]
+    hub = await connect_async()
+    if command == "publish":
+        say(await publish(hub, int(arguments[0])))
+    else:
+        say(await pull(hub, int(arguments[0]) if arguments else None))
+    # Without a release: the next worker finds the shard.
+    os._exit(0)
+
+
+asyncio.run(main())
