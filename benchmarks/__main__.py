@@ -22,7 +22,7 @@ from benchmarks.fleet import Fleet
 from benchmarks.llama import MIB
 from benchmarks.memcpy import Memcpy
 from benchmarks.ours import HOSTS
-from benchmarks.plan import PARTS, PartSpec, contenders, hub_environment
+from benchmarks.plan import PARTS, PartSpec, contenders
 from benchmarks.results import Part, Result, Small
 from benchmarks.rounds import TROUBLE, measure
 from tensorhub_common.settings import load
@@ -42,7 +42,7 @@ MEMORY_PAYLOADS: Final = 18
 async def run(options: argparse.Namespace, environment: dict[str, str]) -> Result:
     """Measure all, and print it as it comes."""
     began, others = time.monotonic(), machine.Others()
-    result = Result(machine=machine.facts(hub_environment(environment)), mib=options.mib, parts=[])
+    result = Result(machine=machine.facts(environment), mib=options.mib, parts=[])
     print(report.of_machine(result.machine))
     made = await _environments(options.peers)
     seconds = 60 * (options.minutes or (MINUTES_PEERS if options.peers else MINUTES))
@@ -73,7 +73,7 @@ async def _small(spec: PartSpec, fleet: Fleet, environment: dict[str, str], coun
     """Measure the small model on a hub of its own, whose log holds nothing else."""
     print(f"{spec.transport}: 1 MiB, {count} publications", file=sys.stderr)
     try:
-        return await small.on_new_hub(fleet, HOSTS[spec.transport], spec.transport, hub_environment(environment), count)
+        return await small.on_new_hub(fleet, HOSTS[spec.transport], spec.transport, environment, count)
     except TROUBLE as why:
         print(f"the small model is left out: {why}", file=sys.stderr)
         return None

@@ -1,4 +1,4 @@
-"""One trainer and its readers: five processes on five agents of one hub, told what to do by lines."""
+"""One trainer and its readers, each a process with an agent of its own on one hub, told what to do by lines."""
 
 import asyncio
 import json
@@ -68,10 +68,10 @@ class Fleet:
     readers: list[Process]
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str]) -> Self:
+    async def start(cls, environment: Mapping[str, str], readers: int = READERS) -> Self:
         """Start all."""
-        trainer, *readers = [await Process.start(environment) for _ in range(1 + READERS)]
-        return cls(environment, trainer, readers)
+        trainer, *others = [await Process.start(environment) for _ in range(1 + readers)]
+        return cls(environment, trainer, others)
 
     @property
     def pids(self) -> dict[str, int]:

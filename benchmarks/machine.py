@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks import perftest
 from tensorhub_common.settings import load
 
 
@@ -24,7 +25,7 @@ def facts(environment: Mapping[str, str]) -> dict[str, str]:
         "digests": "xxh3_128 of each piece, taken in the destination",
         "copy threads": f"{settings.copy_threads or 'one for each core, at most 4'}, in each agent",
         "window": f"{settings.window_bytes // 2**20} MiB of one read in flight",
-        "UCX": f"{_ucx()}; {_ucx_settings(environment)} (in our agents and in ucx_perftest)",
+        "UCX": f"{_ucx()}; ucx_perftest with {_in_words(perftest.settings(environment))}, our agents likewise",
         "memory of the peers": "as the segments, but for ucx_perftest's own and Ray's store; no digests on any peer",
         "load at the start": f"{os.getloadavg()[0]:.2f}",
     }
@@ -47,9 +48,8 @@ def _ucx() -> str:
     return "not installed"
 
 
-def _ucx_settings(environment: Mapping[str, str]) -> str:
-    found = [f"{name}={value}" for name, value in sorted(environment.items()) if name.startswith("UCX_")]
-    return ", ".join(found) or "its defaults"
+def _in_words(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
 def _processor() -> str:

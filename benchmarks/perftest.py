@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.contender import Failed, Took
+from tensorhub_agent import ucxx_library
 
 LISTEN: Final = "127.0.0.1"
 TIMED: Final = 2
@@ -33,7 +34,8 @@ class Perftest:
         self._nbytes = nbytes
         folder = Path(sysconfig.get_path("purelib")) / "libucx"
         self._program = folder / "bin" / "ucx_perftest"
-        self._environment = dict(environment) | {"LD_LIBRARY_PATH": str(folder / "lib"), "UCX_LOG_LEVEL": "error"}
+        own = {"LD_LIBRARY_PATH": str(folder / "lib"), "UCX_LOG_LEVEL": "error"}
+        self._environment = dict(environment) | own | settings(environment)
 
     async def start(self) -> None:
         """See that it is there."""
@@ -122,3 +124,10 @@ def _sockets() -> list[str]:
 def _kill(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
+
+
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return UCX's settings for it: our agents' own, which a user's come before, and never anything but TCP."""
+    ours = {f"UCX_{name}": value for name, value in ucxx_library.CONTEXT_DEFAULTS.items()}
+    users = {name: value for name, value in environment.items() if name.startswith("UCX_")}
+    return ours | {"UCX_TLS": "tcp"} | users

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
+import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -29,17 +30,25 @@ def draw(result: Result, path: Path) -> None:
     for axes, name in zip(grid, transports, strict=True):
         for one, readers in zip(axes, COUNTS, strict=True):
             _draw(one, rows[name], readers, f"{result.mib} MiB {NAMES[name]}, 1→{readers}")
-    figure.supxlabel("time in memcpys of the same bytes by one thread (median; the line is from the least to the most)")
-    FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None, "Creator": None})
+    figure.supxlabel(
+        "time in memcpys of the same bytes by one thread (median; the line is from the least to the most)", fontsize=9
+    )
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write an SVG file with text as text: the same figure gives the same file."""
+    with mpl.rc_context({"svg.hashsalt": "tensorhub", "svg.fonttype": "none"}):
+        FigureCanvasSVG(figure).print_svg(path, metadata={"Date": None, "Creator": None})
 
 
 def _lines(result: Result, transport: str) -> list[tuple[str, Line]]:
-    """Return everybody by name, the fastest first; the peers stand in one part only."""
+    """Return everybody by name, the fastest first; who stands in both parts is shown beside digests off."""
     found: dict[str, Line] = {}
     for part in result.parts:
         if part.transport == transport:
             for line in measured(part.lines):
-                found.setdefault(_name(part, line), line)
+                found[_name(part, line)] = line
     return sorted(found.items(), key=lambda each: -each[1].in_memcpys(1))
 
 

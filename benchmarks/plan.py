@@ -11,9 +11,6 @@ from benchmarks.fleet import Fleet
 from benchmarks.ours import Ours
 from benchmarks.perftest import Perftest
 
-UCX_DEFAULTS: Final = {"UCX_TCP_TX_SEG_SIZE": "512k", "UCX_TCP_RX_SEG_SIZE": "512k", "UCX_TLS": "tcp"}
-"""UCX's settings for our agents and for `ucx_perftest` alike; those in the environment of the run come first."""
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -72,11 +69,6 @@ PARTS: Final = (
 )
 
 
-def hub_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what our agents and `ucx_perftest` see."""
-    return UCX_DEFAULTS | dict(environment)
-
-
 def contenders(
     spec: PartSpec,
     fleet: Fleet,
@@ -86,10 +78,9 @@ def contenders(
     environment: Mapping[str, str],
 ) -> list[Contender]:
     """Return everybody in this part for whom there is an environment, ourselves first."""
-    hub = hub_environment(environment)
     title = f"TensorHub, {spec.transport}"
-    ours = Ours(title, fleet, mib, transport=spec.transport, digests=spec.digests, environment=hub)
-    beside: list[Contender] = [Perftest(arena.nbytes, hub)] if spec.perftest else []
+    ours = Ours(title, fleet, mib, transport=spec.transport, digests=spec.digests, environment=environment)
+    beside: list[Contender] = [Perftest(arena.nbytes, environment)] if spec.perftest else []
     for peer in spec.peers:
         if peer.environment is None:
             beside.append(PeerProgram(peer.title, peer.program, arena, how=peer.how, environment=settled(environment)))

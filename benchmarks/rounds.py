@@ -87,7 +87,7 @@ async def _or_failed(line: Line, doing: Awaitable[None]) -> None:
 
 
 def _fail(line: Line, why: BaseException) -> None:
-    line.failed = str(why) or type(why).__name__
+    line.failed = str(why).partition("\n")[0] or type(why).__name__
     _say(f"{line.title} is left out: {line.failed}")
 
 
