@@ -69,7 +69,7 @@ class Draining(ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_news(self, news: ShardNews, now: float) -> None:
+    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: B027 (nothing is what each of them does)
         """Nothing is asked for, so nothing comes."""
 
     def tick(self, now: float) -> None:
@@ -94,7 +94,7 @@ class Draining(ABC):
         """Say when `tick` is wanted."""
         return self._deadline
 
-    def abandon(self, now: float) -> None:
+    def abandon(self, now: float) -> None:  # noqa: B027 (the same)
         """Never called: draining goes on."""
 
 
