@@ -79,13 +79,16 @@ def test_a_figure_is_read_when_somebody_looks(shown: Shown) -> None:
     assert found["tensorhub_agent_workers", frozenset()] == 2
 
 
-def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(shown: Shown) -> None:
+def test_a_figure_that_can_t_be_read_just_now_costs_itself_alone(
+    shown: Shown, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> float:
         raise RuntimeError("dictionary changed size during iteration")
 
     observe(shown.meter, "tensorhub.agent.workers", one(fail))
     observe(shown.meter, "tensorhub.agent.segments.used", one(lambda: 3))
     assert [name for name, _ in shown.samples()] == ["target_info", "tensorhub_agent_segments_used_bytes"]
+    assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_a_duration_is_recorded(shown: Shown) -> None:
