@@ -5,6 +5,7 @@ sentence "TENSORHUB_X is … and …", which `settings.load` completes. It looks
 be right in form and still lead nowhere.
 """
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable
@@ -99,6 +100,16 @@ def path(text: str) -> Path:
 def optional_path(text: str) -> Path | None:
     """Take a path, or none."""
     return path(text) if text else None
+
+
+def optional_ip(text: str) -> str | None:
+    """Take an IP address, or none."""
+    if not text:
+        return None
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError("must be an IP address") from None
 
 
 def agent(text: str) -> str | None:

@@ -148,6 +148,20 @@ class Settings:
         example="64GiB",
         meaning="How much memory an agent's segments may take together. 0: 80 % of what the file system has.",
     )
+    address: str | None = _variable(
+        values.optional_ip,
+        "",
+        unit="IP",
+        example="10.0.0.12",
+        meaning="Where agents of other hosts reach this one. By default the IP from which it reaches NATS.",
+    )
+    ucxx: bool = _variable(
+        values.switch,
+        "on",
+        unit="on, off",
+        example="off",
+        meaning="Whether an agent loads UCX, which brings bytes between hosts. UCX's own `UCX_*` variables hold.",
+    )
     copy_threads: int = _variable(
         values.count,
         "0",

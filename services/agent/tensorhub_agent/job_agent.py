@@ -61,7 +61,7 @@ from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import Error, OpenJob
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
-from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, PlanAnswer, Refusal, SourceId
+from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, LeaseRefusal, PlanAnswer, Refusal, SourceId
 
 OPEN_ASK_S: Final = 5.0
 JOIN_S_MAX: Final = 10.0
@@ -91,7 +91,7 @@ class JobAgent:
         self.shelf: Shelf = around.shelf_of(job)
         self._joblog = JobLog(around.bus, job)
         self._lanes = Lanes(self._joblog, self._open_job)
-        self.sources = Sources(job, around.bus, around.transport, self._news)
+        self.sources = Sources(job, around.bus, around.transports, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=SpanMaker.of())
         self._timer: asyncio.TimerHandle | None = None
@@ -220,7 +220,7 @@ class JobAgent:
             case CloseSource():
                 self.sources.close(effect)
             case BreakLease():
-                self._around.transport.break_lease(effect.lease, effect.reason)
+                self._around.transports.break_lease(effect.lease, effect.reason)
             case Free():
                 self.shelf.free(effect.key)
             case Rejoin():
@@ -323,11 +323,17 @@ class JobAgent:
     ) -> LeaseAnswer:
         """Answer a reader's agent."""
         began_ns = time.time_ns()
-        endpoint = self._around.transport.endpoint
-        answer = self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        answer = self._grant(question, name, ticket)
         self._tracing.lease_asked(question, answer, headers, began_ns)
         self._set_timer()
         return answer
+
+    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer:
+        transports = self._around.transports
+        endpoint = transports.endpoint(question.transport)
+        if endpoint is None:
+            return LeaseRefusal(reason=transports.lack(question.transport))
+        return self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
 
     def redeem(self, ticket: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once."""

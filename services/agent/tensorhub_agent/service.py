@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent import metrics
+from tensorhub_agent.address import own_address
 from tensorhub_agent.beat import BeatThread
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
@@ -21,6 +22,9 @@ from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused
 from tensorhub_agent.transport_local import LocalTransport
+from tensorhub_agent.transport_ucxx import UcxxTransport
+from tensorhub_agent.transports import Transports
+from tensorhub_agent.ucxx_serving import Book
 from tensorhub_agent.workers import WorkerServer
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
@@ -76,8 +80,8 @@ class AgentService:
             desk = Desk(self._job, self._attached)
             around.tell_holds = lambda number, _job, key, version: desk.holds(number, key, version)
             self._around = around
-            await around.transport.start()
-            stack.push_async_callback(around.transport.stop)
+            await around.transports.start()
+            stack.push_async_callback(around.transports.stop)
             stack.push_async_callback(self._stop_jobs)
             around.incarnation.next()
             for job, adopted in (await shelves.adopt(pool)).items():
@@ -117,15 +121,6 @@ class AgentService:
         settings = self._settings
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
         shelves = Shelves(store)
-        transport = LocalTransport(
-            socket=settings.socket.with_suffix(".peers"),
-            agent=self.agent,
-            pool=pool,
-            redeem=self.redeem,
-            renew=self.renew,
-            holds=self.holds,
-            ended=self.ended,
-        )
         limits = Limits(
             digests=settings.digests,
             window_bytes=settings.window_bytes,
@@ -145,7 +140,7 @@ class AgentService:
             bus=bus,
             blobs=Blobs(bus),
             pool=pool,
-            transport=transport,
+            transports=self._transports(pool),
             limits=limits,
             incarnation=Incarnation(settings.state_dir),
             shelf_of=shelves.of,
@@ -155,6 +150,25 @@ class AgentService:
             fault=self._on_fault,
         )
         return around, shelves
+
+    def _transports(self, pool: CopyPool) -> Transports:
+        settings = self._settings
+        book = Book(redeem=self.redeem, renew=self.renew, holds=self.holds, ended=self.ended)
+        local = LocalTransport(
+            socket=settings.socket.with_suffix(".peers"),
+            agent=self.agent,
+            pool=pool,
+            redeem=self.redeem,
+            renew=self.renew,
+            holds=self.holds,
+            ended=self.ended,
+        )
+        if not settings.ucxx:
+            return Transports(local, None)
+        address = own_address(settings.address, str(settings.nats))
+        return Transports(
+            local, UcxxTransport(address=address, agent=self.agent, pool=pool, book=book, fault=self._on_fault)
+        )
 
     async def _turn(self, beat: BeatThread) -> None:
         while not self._ending.is_set():

@@ -26,7 +26,8 @@ from tensorhub_agent.effects import (
     SourceOpened,
 )
 from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import SourceSession, Transport, TransportLost
+from tensorhub_agent.transport import SourceSession, TransportLost
+from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
@@ -71,9 +72,9 @@ class Source:
 class Sources:
     """All sources that one job's reads on this agent have open, by (shard, number)."""
 
-    def __init__(self, job: str, bus: Bus, transport: Transport, tell: News) -> None:
+    def __init__(self, job: str, bus: Bus, transports: Transports, tell: News) -> None:
         """Report what comes of everything to `tell`."""
-        self._job, self._bus, self._transport, self._tell = job, bus, transport, tell
+        self._job, self._bus, self._transports, self._tell = job, bus, transports, tell
         self._open: dict[tuple[Key, int], Source] = {}
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
@@ -92,7 +93,8 @@ class Sources:
         try:
             grant = await self._lease(effect, reader, headers)
             digests = await self._digests(effect.share.source.agent, grant, headers)
-            session = await self._transport.open(
+            session = await self._transports.open(
+                effect.share.transport,
                 grant,
                 reader=reader.agent,
                 on_lost=lambda reason: self._lost(key, number, reason),
@@ -115,6 +117,7 @@ class Sources:
             version=effect.version,
             root=effect.root,
             reader=reader,
+            transport=effect.share.transport,
         )
         subject = agent_ask(effect.share.source.agent, "lease")
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)

@@ -1,4 +1,4 @@
-"""What the agent's jobs share: one memory, one pool of threads, one connection, one transport."""
+"""What the agent's jobs share: one memory, one pool of threads, one connection, the same transports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.shard import Limits
 from tensorhub_agent.shelf import Shelf
-from tensorhub_agent.transport import Transport
+from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 
@@ -23,7 +23,7 @@ class Surroundings:
     bus: Bus
     blobs: Blobs
     pool: CopyPool
-    transport: Transport
+    transports: Transports
     limits: Limits
     incarnation: Incarnation
     shelf_of: Callable[[str], Shelf]

@@ -187,6 +187,8 @@ class Up:
             "TENSORHUB_SITE": self._site,
             "TENSORHUB_SOCKET": str(self._directory.socket(agent)),
             "TENSORHUB_STATE_DIR": str(state),
+            # Loading UCX takes its time, and agents of one host have no use for it.
+            "TENSORHUB_UCXX": self._environment.get("TENSORHUB_UCXX") or ("on" if self._hosts > 1 else "off"),
         }
 
     async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:

@@ -83,6 +83,7 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     root: str | None
     reader: SourceId
+    transport: Transport = "local"
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -92,7 +93,7 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     ticket: str
     ticket_s: float
     endpoint: str
-    """Where the transport listens: a socket's path for "local"."""
+    """Where the transport listens: a socket's path for "local", address:port for "ucxx"."""
     pieces: int
     digests: bytes
 

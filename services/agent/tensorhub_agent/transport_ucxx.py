@@ -1,0 +1,113 @@
+"""The transport between agents of different hosts: UCX, over RDMA where the host's UCX has it, else over TCP.
+
+The source listens; a reader connects, shows its ticket, posts its receives and asks for what should go into them. Each
+lease has a connection of its own, so closing one touches no other read, and closing is what ends the receives that a
+stopped or unreachable source will never complete: one writer, always.
+`ucxx_engine.py` is the thread that UCX lives in, `ucxx_session.py` the reader, `ucxx_serving.py` the source.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.lease_frames import Hello
+from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
+from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_agent.ucxx_engine import Engine
+from tensorhub_agent.ucxx_frames import COUNT_BITS, TAG_BITS, encode
+from tensorhub_agent.ucxx_link import Link
+from tensorhub_agent.ucxx_serving import Book, Served
+from tensorhub_agent.ucxx_session import UcxxSession
+from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.transfer import LeaseGrant
+
+OPEN_S: Final = 1.8
+"""A source that doesn't let a reader in within this is left out. It takes some milliseconds."""
+
+
+class UcxxTransport:
+    """Both sides of the ucxx transport of one agent. See `Transport`."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        agent: str,
+        pool: CopyPool,
+        book: Book,
+        fault: Callable[[str], None],
+    ) -> None:
+        """Be reached at `address`, an IP, and ask `book` about leases.
+
+        `fault` is called when bytes may arrive that nothing but the end of this process can stop.
+        """
+        self._address, self._agent, self._pool, self._book = address, agent, pool, book
+        self._cache = MappingCache(MAPPINGS_MAX)
+        self._engine = Engine(address, self._arrived, fault)
+        self._port = 0
+        self._served: set[Served] = set()
+
+    @property
+    def endpoint(self) -> str:
+        """IP and port, as `address:port`."""
+        return f"{self._address}:{self._port}"
+
+    @property
+    def links(self) -> int:
+        """How many connections stand, of readers and to sources."""
+        return self._engine.links
+
+    async def start(self) -> None:
+        """Load UCX and listen. Raises `UcxxUnavailable`."""
+        self._port = await self._engine.start()
+
+    async def stop(self) -> None:
+        """See `Transport.stop`."""
+        served = list(self._served)
+        for each in served:
+            each.end("the agent ends")
+        await asyncio.gather(*(each.ended() for each in served))
+        await self._engine.stop()
+        self._cache.close()
+
+    def break_lease(self, lease: str, reason: str) -> None:
+        """See `Transport.break_lease`."""
+        for served in self._served:
+            if served.lease == lease:
+                served.break_off(reason)
+                return
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> UcxxSession:
+        """See `Transport.open`."""
+        address, _, port = grant.endpoint.rpartition(":")
+        if not address or not port.isdigit():
+            raise TransportLost(f"the source named {grant.endpoint!r}, which is no address of this transport")
+        link = self._engine.connect(address, int(port))
+        opened = False
+
+        def lost(reason: str) -> None:
+            if opened:
+                on_lost(reason)
+
+        session = UcxxSession(link, self._fresh_tag(), self._pool, lost)
+        link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await session.welcomed()
+            opened = True
+        except TimeoutError:
+            raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
+        except TransportLost as why:
+            raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
+        finally:
+            if not opened:
+                await session.close()
+        return session
+
+    def _fresh_tag(self) -> int:
+        return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
+
+    def _arrived(self, link: Link) -> None:
+        self._served.add(Served(link, self._agent, self._book, self._cache, self._served.discard))

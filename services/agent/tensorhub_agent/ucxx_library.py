@@ -1,0 +1,75 @@
+"""UCX as it stands on this host: how it is loaded, with which defaults, and the few calls that we make of it.
+
+A user's own `UCX_*` variables win over every default of ours. With `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true` the
+host's UCX is taken instead of the one that pip has brought, which is built without verbs: RDMA needs that.
+"""
+
+import ipaddress
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+PROCESS_DEFAULTS: Final = {
+    # UCX would print a backtrace of its own in front of Python's, and end the process by itself.
+    "UCX_ERROR_SIGNALS": "",
+    # Whoever runs an agent may share an environment with programs that know other variables.
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+    # That a peer was killed is told by us, with names; UCX would print it once for each socket.
+    "UCX_LOG_LEVEL": "fatal",
+}
+
+CONTEXT_DEFAULTS: Final = {
+    # Segments of TCP as large as a core's cache: +40 % over loopback against UCX's 8 and 64 KiB.
+    "TCP_TX_SEG_SIZE": "512k",
+    "TCP_RX_SEG_SIZE": "512k",
+}
+
+
+def defaults_for(address: str) -> dict[str, str]:
+    """Return what we set for a context that is reached at an IP, by the names that UCX has without its prefix.
+
+    Two network namespaces of one machine look like one host to UCX, which would then try loopback between them: it is
+    left out, unless it is all that there is.
+    """
+    loopback = ipaddress.ip_address(address).is_loopback
+    return {**CONTEXT_DEFAULTS, "NET_DEVICES": "lo" if loopback else "^lo"}
+
+
+class Library:
+    """The calls into ucxx. Loaded once in a process, by the thread that uses it."""
+
+    def __init__(self, address: str) -> None:
+        """Load UCX. Raises ImportError or OSError when it is not there."""
+        for name, value in PROCESS_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        import libucx  # noqa: PLC0415 (most processes never load UCX, and some hosts don't have it)
+
+        # First, or ucxx asks for rmm, which wants CUDA.
+        libucx.load_library()
+        import ucxx._lib.libucxx as ucx  # noqa: PLC0415
+        from ucxx._lib.arr import Array  # noqa: PLC0415
+
+        config = {name: value for name, value in defaults_for(address).items() if f"UCX_{name}" not in os.environ}
+        features = (ucx.Feature.TAG, ucx.Feature.STREAM, ucx.Feature.WAKEUP)
+        self._ucx, self.array = ucx, Array
+        self.tag: Callable[[int], Any] = ucx.UCXXTag
+        self._context = ucx.UCXContext(config, feature_flags=features)
+
+    def worker(self) -> Any:  # noqa: ANN401 (ucxx has no annotations)
+        """Return a worker that wakes an epoll when there is something to do."""
+        worker = self._ucx.UCXWorker(self._context, enable_delayed_submission=False, enable_python_future=False)
+        worker.init_blocking_progress_mode()
+        return worker
+
+    def listen(self, worker: Any, arrived: Callable[[Any], None]) -> Any:  # noqa: ANN401
+        """Let others connect at a free port of every address; `arrived` is given the endpoints."""
+        return self._ucx.UCXListener.create(worker=worker, port=0, cb_func=arrived, cb_args=(), deliver_endpoint=True)
+
+    def connect(self, worker: Any, address: str, port: int) -> Any:  # noqa: ANN401
+        """Begin to connect; with error handling, since a killed peer must be noticed."""
+        return self._ucx.UCXEndpoint.create(worker, address, port, True)  # noqa: FBT003 (takes no names)
+
+
+def load(address: str) -> Library:
+    """Load UCX for an agent that is reached at this IP."""
+    return Library(address)

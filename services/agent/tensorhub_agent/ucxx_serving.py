@@ -1,0 +1,178 @@
+"""The serving side of the ucxx transport: lets readers in that show a ticket, and sends what they have memory for.
+
+Always true:
+- Not a byte is sent before the ticket was good, nor any that lies outside the lease's segment.
+- A lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
+- The segment stays mapped until the last send out of it has ended.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.lease_frames import (
+    REASON_CHARS_MAX,
+    Broken,
+    Confirm,
+    Done,
+    Hello,
+    Holds,
+    No,
+    Renew,
+    Welcome,
+)
+from tensorhub_agent.mappings import Mapping, MappingCache
+from tensorhub_agent.transport import LeaseOpened, Refused
+from tensorhub_agent.ucxx_frames import Want, encode, from_reader
+from tensorhub_agent.ucxx_link import Link
+from tensorhub_agent.ucxx_messages import MESSAGES_MAX
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.wire.commands import PROTOCOL
+
+HELLO_S: Final = 2.0
+"""A connection that has not shown a ticket within this is closed."""
+
+SILENCE_S: Final = 15.0
+"""A reader that says nothing for this long is gone; it renews each second. The lease's own bound is shorter."""
+
+WANTED_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
+"""A reader has memory waiting for so much at most: far more than any window."""
+
+LAST_WORD_S: Final = 0.05
+"""A reader whose lease is broken gets so long to hear why; then its connection is closed under it."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Book:
+    """Whom the serving side asks about leases: the methods of a `LeaseBook`."""
+
+    def __init__(
+        self,
+        redeem: Callable[[str], LeaseOpened | Refused],
+        renew: Callable[[str], None],
+        holds: Callable[[str], bool],
+        ended: Callable[[str, bool], None],
+    ) -> None:
+        """Take the four of them."""
+        self.redeem, self.renew, self.holds, self.ended = redeem, renew, holds, ended
+
+
+class Served:
+    """One connection of a reader, from its arrival to its end."""
+
+    def __init__(
+        self, link: Link, agent: str, book: Book, cache: MappingCache, gone: Callable[["Served"], None]
+    ) -> None:
+        """Wait for the ticket. `gone` is called when nothing of the connection is left."""
+        self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
+        self.lease: str | None = None
+        self._mapping: Mapping | None = None
+        self._sending_bytes = 0
+        self._is_done = self._is_broken = False
+        self._ending: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._silent = self._loop.call_later(HELLO_S, self.end, "it showed no ticket")
+        link.on_frame, link.on_down = self._took, self.end
+
+    def break_off(self, reason: str) -> None:
+        """Tell the reader that its lease is over, and end the connection. The book is not told."""
+        if self._ending is None:
+            self._is_broken = True
+            self._link.send(encode(Broken(reason[:REASON_CHARS_MAX])))
+            self._ending = asyncio.create_task(self._end(LAST_WORD_S))
+
+    def end(self, why: str) -> None:
+        """End the connection, because of what is said."""
+        if self._ending is None:
+            if not self._is_done:
+                _log.info("a reader's connection ends: %s", why)
+            self._ending = asyncio.create_task(self._end(0))
+
+    async def ended(self) -> None:
+        """Wait for the end that was begun."""
+        if self._ending is not None:
+            await asyncio.gather(self._ending, return_exceptions=True)
+
+    async def _end(self, after_s: float) -> None:
+        self._silent.cancel()
+        if self.lease is not None and not self._is_broken:
+            self._book.ended(self.lease, self._is_done)
+        if after_s:
+            await asyncio.sleep(after_s)
+        await self._link.close()
+        if self._mapping is not None:
+            self._cache.release(self._mapping)
+        self._gone(self)
+
+    def _took(self, data: bytes) -> None:
+        if self._ending is not None:
+            return
+        self._silent.cancel()
+        self._silent = self._loop.call_later(SILENCE_S, self.end, "it was silent for too long")
+        try:
+            frame = from_reader(data)
+            if self.lease is None:
+                self._let_in(frame)
+            else:
+                self._answer(self.lease, frame)
+        except (TensorHubError, msgspec.MsgspecError, OSError) as why:
+            _log.warning("the connection of a reader ends: %s", why)
+            self.end(str(why))
+
+    def _let_in(self, hello: object) -> None:
+        if not isinstance(hello, Hello):
+            raise BadCommand(f"the first frame must be Hello and was {type(hello).__name__}")
+        opened = self._opened(hello)
+        if isinstance(opened, Refused):
+            self._link.send(encode(No(opened.reason[:REASON_CHARS_MAX])))
+            self._ending = asyncio.create_task(self._end(LAST_WORD_S))
+            return
+        self.lease = opened.lease
+        segment = opened.segment
+        self._mapping = self._cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
+        self._link.send(encode(Welcome(segment.name, segment.nbytes)))
+
+    def _opened(self, hello: Hello) -> LeaseOpened | Refused:
+        if hello.protocol != PROTOCOL:
+            return Refused(
+                f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
+                "install the same version of tensorhub on both"
+            )
+        return self._book.redeem(hello.ticket)
+
+    def _answer(self, lease: str, frame: object) -> None:
+        match frame:
+            case Want():
+                self._send(frame)
+            case Renew():
+                self._book.renew(lease)
+            case Confirm(number):
+                self._link.send(encode(Holds(number, self._book.holds(lease))))
+            case Done():
+                self._is_done = True
+                self.end("it is done")
+            case other:
+                raise BadCommand(f"{type(other).__name__} may not be said on an open lease")
+
+    def _send(self, want: Want) -> None:
+        assert self._mapping is not None
+        view = self._mapping.view
+        if not 0 < len(want.nbytes) == len(want.origin) <= MESSAGES_MAX:
+            raise BadCommand(f"{len(want.nbytes)} messages from {len(want.origin)} places can't be sent")
+        for origin, nbytes in zip(want.origin, want.nbytes, strict=True):
+            if origin < 0 or nbytes <= 0 or nbytes > len(view) - origin:
+                raise BadCommand(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(view)}")
+        total = sum(want.nbytes)
+        if self._sending_bytes + total > WANTED_BYTES_MAX:
+            raise BadCommand(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
+        views = [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)]
+        batch = self._link.transmit(views, want.tag)
+        self._sending_bytes += total
+        batch.ended.add_done_callback(lambda _: self._sent(total))
+
+    def _sent(self, nbytes: int) -> None:
+        self._sending_bytes -= nbytes

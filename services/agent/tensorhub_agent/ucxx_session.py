@@ -1,0 +1,212 @@
+"""The reading side of the ucxx transport: one open lease, and the messages that bring its bytes.
+
+A read posts its receives straight into the destination, tells the source what to send, and when the last message has
+come has the copy pool hash what stands there. Tiny pieces come packed, and are copied from the transport's own memory.
+
+Always true:
+- `read` and `close` come back only when no receive is under way into their destination: completed, or the link closed
+  by force and every cancellation seen.
+- The owner hears of a loss once, and not after it has called `close`.
+- A tag is used once: the session's part of it is random, and the count goes up.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, No, Renew, Welcome
+from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_agent.ucxx_frames import COUNT_BITS, Want, encode, from_source
+from tensorhub_agent.ucxx_link import Batch, Link, LinkDown, settled
+from tensorhub_agent.ucxx_messages import Messages, messages_of
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.errors import BadCommand, TensorHubError
+
+_log: Final = logging.getLogger(__name__)
+
+
+class UcxxSession:
+    """One open lease. `UcxxTransport.open` makes it; see `SourceSession`."""
+
+    def __init__(self, link: Link, tag: int, pool: CopyPool, on_lost: OnLost) -> None:
+        """Take over a link. `tag` is the session's, with a count of zero."""
+        self._link, self._pool, self._on_lost = link, pool, on_lost
+        self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
+        self._nbytes = 0
+        self._over: str | None = None
+        self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._confirming: dict[int, asyncio.Future[bool]] = {}
+        self._confirmed = 0
+        self._closing: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        link.on_frame, link.on_down = self._took, self._lose
+
+    async def welcomed(self) -> None:
+        """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
+        await self._welcomed
+        self._renewing = asyncio.create_task(self._renew())
+
+    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+        """See `SourceSession.read`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        messages = messages_of(spans.to, spans.origin, spans.nbytes)
+        bounce = memoryview(bytearray(messages.bounce_bytes))
+        await self._bring(destination, bounce, messages)
+        return await self._settle(destination, bounce, spans, messages, digests=digests)
+
+    async def _bring(self, destination: memoryview, bounce: memoryview, messages: Messages) -> None:
+        count = len(messages.nbytes)
+        if not count:
+            return
+        tag = self._take_tags(count)
+        batch = self._link.receive(_views(destination, bounce, messages), tag)
+        self._link.send(encode(Want(tag, messages.origin, messages.nbytes)))
+        await self._ended(batch)
+        try:
+            batch.check()
+        except LinkDown as why:
+            self._lose(f"the source's bytes did not come: {why}")
+            raise TransportLost(str(self._over)) from None
+
+    async def _ended(self, batch: Batch) -> None:
+        """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
+        try:
+            await asyncio.shield(batch.ended)
+        except asyncio.CancelledError:
+            self._over = self._over or "a read of the session was cancelled"
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._link.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await settled(batch.ended)
+            raise
+
+    def _take_tags(self, count: int) -> int:
+        tag = self._tag
+        if tag + count > self._tags_end:
+            self._lose("the session has used up its tags")
+            raise TransportLost(str(self._over))
+        self._tag += count
+        return tag
+
+    async def _settle(
+        self, destination: memoryview, bounce: memoryview, spans: Spans, messages: Messages, *, digests: bool
+    ) -> bytes:
+        """Copy what came packed to where it belongs, and hash everything there."""
+        packed = messages.packed
+        if not packed:
+            return await self._pool.digest(destination, spans).result() if digests else b""
+        part = Spans(
+            [spans.to[number] for number in packed], list(packed.values()), [spans.nbytes[number] for number in packed]
+        )
+        found = await self._pool.copy_and_digest(destination, bounce, part, digests=digests).result()
+        if not digests:
+            return b""
+        others = [number for number in range(len(spans.nbytes)) if number not in packed]
+        rest = Spans([spans.to[each] for each in others], [], [spans.nbytes[each] for each in others])
+        rest = Spans(rest.to, rest.to, rest.nbytes)
+        found_rest = await self._pool.digest(destination, rest).result()
+        return _woven(len(spans.nbytes), (list(packed), found), (others, found_rest))
+
+    async def still_holds(self) -> bool:
+        """See `SourceSession.still_holds`."""
+        if self._over is not None:
+            return False
+        self._confirmed = number = self._confirmed + 1
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._confirming[number] = answer
+        self._link.send(encode(Confirm(number)))
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                return await answer
+        except TimeoutError:
+            self._lose(f"the source has not said within {CONFIRM_S:g} s whether the lease holds")
+        finally:
+            self._confirming.pop(number, None)
+        return False
+
+    async def close(self) -> None:
+        """See `SourceSession.close`."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        cancelled: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as why:
+                cancelled = why
+        if cancelled is not None:
+            raise cancelled
+        self._closing.result()
+
+    async def _close(self) -> None:
+        if self._over is None:
+            self._link.send(encode(Done()))
+        self._over = self._over or "the session was closed"
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._end_waiting()
+        await self._link.close()
+
+    # What the source says.
+
+    def _took(self, data: bytes) -> None:
+        try:
+            match from_source(data):
+                case Welcome(_, nbytes) if not self._welcomed.done():
+                    self._nbytes = nbytes
+                    self._welcomed.set_result(None)
+                case No(reason):
+                    self._lose(f"the source refused: {reason}")
+                case Holds(number, holds):
+                    answer = self._confirming.get(number)
+                    if answer is not None and not answer.done():
+                        answer.set_result(holds)
+                case Broken(reason):
+                    self._lose(f"the source has broken the lease: {reason}")
+                case other:
+                    raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
+        except (TensorHubError, msgspec.MsgspecError) as why:
+            _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
+            self._lose(f"the source sent what can't be read: {why}")
+
+    def _lose(self, reason: str) -> None:
+        if self._over is None:
+            self._over = reason
+            self._end_waiting()
+            self._on_lost(reason)
+
+    def _end_waiting(self) -> None:
+        if not self._welcomed.done():
+            self._welcomed.set_exception(TransportLost(str(self._over)))
+            self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
+        for answer in self._confirming.values():
+            if not answer.done():
+                answer.set_result(False)
+
+    async def _renew(self) -> None:
+        while self._over is None:
+            await asyncio.sleep(RENEW_S)
+            self._link.send(encode(Renew()))
+
+
+def _views(destination: memoryview, bounce: memoryview, messages: Messages) -> list[memoryview]:
+    views = []
+    for number, (to, nbytes) in enumerate(zip(messages.to, messages.nbytes, strict=True)):
+        memory = destination if number < messages.bounced else bounce
+        views.append(memory[to : to + nbytes])
+    return views
+
+
+def _woven(count: int, *parts: tuple[list[int], bytes]) -> bytes:
+    """Put the digests of several jobs into the order of the pieces; each part names its pieces."""
+    digests = bytearray(count * PIECE_DIGEST_BYTES)
+    for numbers, found in parts:
+        for place, number in enumerate(numbers):
+            cut = found[place * PIECE_DIGEST_BYTES : (place + 1) * PIECE_DIGEST_BYTES]
+            digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = cut
+    return bytes(digests)
