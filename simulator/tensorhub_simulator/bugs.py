@@ -117,6 +117,20 @@ def _late_receive() -> list[Replacement]:
     return [(Link, "close", close)]
 
 
+def _close_waits() -> list[Replacement]:
+    """A transport's close waits until its peer answers, so a source that is stopped for ever holds the call up."""
+
+    def close(self: Any) -> None:
+        away = not self.is_local and (self.is_cut or not self.source.runs)
+        if away:
+            self.clock.after(0.1, self.reader, self.close, self.reader_life)
+        elif not self.closing:
+            self.closing = True
+            self.clock.after(self.clock.lag(), self.reader, self._closed, self.reader_life)
+
+    return [(Link, "close", close)]
+
+
 def _window_hogged() -> list[Replacement]:
     """The window is one for all sources: one that has stopped with all of it under way keeps the others waiting."""
 
@@ -152,6 +166,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "digest-not-checked": _digest_not_checked,
     "second-writer": _second_writer,
     "late-receive": _late_receive,
+    "close-waits": _close_waits,
     "window-hogged": _window_hogged,
     "outcome-twice": _outcome_twice,
 }

@@ -174,7 +174,7 @@ class Settings:
         "64MiB",
         unit="bytes",
         example="256MiB",
-        meaning="How much of one read may be in flight at a time.",
+        meaning="How much of one read is in flight at a time, shared by its sources; each has two batches in any case.",
     )
     digests: bool = _variable(
         values.switch,
@@ -209,7 +209,7 @@ class Settings:
         "5.0",
         unit="s",
         example="2",
-        meaning="A source without progress for this long is left out of the read, which is planned again.",
+        meaning="A source without progress for this long is left out of the read. One that was fast is left sooner.",
     )
     refill_drain_s: float = _variable(
         values.seconds(0),
