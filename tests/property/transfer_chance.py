@@ -22,6 +22,8 @@ CONFIRM_S: Final = 2.0
 ENDS_WITHIN_S: Final = 600.0
 STEPS_MAX: Final = 20_000
 FOREVER: Final = 1e6
+LOCAL_BATCH_BYTES: Final = 16
+"""As the simulation scales it down; the largest there is."""
 WRONG: Final = b"wrong"
 
 
@@ -93,13 +95,14 @@ class World:
                 self.memory[piece] = right(piece) if done[piece] else b""
         self.kept_bytes = sum(size for piece, size in enumerate(self.sizes) if self.memory[piece])
         self.peers = [self._peer(number) for number in range(rng.randint(1, 5))]
+        self.window_bytes = rng.choice((8, 32, 1000))
         self.silent_planner = 0.1 if rng.random() < 0.3 else 0.0
         self.transfer = Transfer(
             version=3,
             root=root_digest(digests) if self.verify else NO_ROOT,
             nbytes=self.sizes,
             verify=self.verify,
-            window_bytes=rng.choice((8, 32, 1000)),
+            window_bytes=self.window_bytes,
             stall_s=STALL_S,
             sources_lost_s=1.2,
             first_number=1,
@@ -183,6 +186,8 @@ class World:
         for number, batch, ranges in todo.post:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
+        flying = [source.flying_bytes for source in self.transfer.sources.values() if source.flying]
+        assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
     # The planner.
 
