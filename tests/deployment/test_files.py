@@ -54,12 +54,21 @@ def test_the_two_configurations_of_nats_say_the_same_of_its_store() -> None:
         assert named(config.read_text()) == OF_NATS
 
 
-def test_an_agents_memory_outlives_it() -> None:
-    """No option of its unit may take its segments away, or hide the real /dev/shm."""
-    agent = (ROOT / "systemd/tensorhub-agent@.service").read_text()
-    options = dict(re.findall(r"^([A-Za-z]+)=(.*)$", agent, re.MULTILINE))
-    assert options["RemoveIPC"] == "no"
+def options_of(unit: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([A-Za-z]+)=(.*)$", unit.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_no_unit_takes_an_agents_memory_away(unit: Path) -> None:
+    """What is removed is all that the user has in /dev/shm, whichever of its units says so and stops last."""
+    options = options_of(unit)
+    assert options["User"] == "tensorhub"
+    assert options.get("RemoveIPC", "no") == "no"
     assert "DynamicUser" not in options
+
+
+def test_an_agent_sees_the_real_memory() -> None:
+    options = options_of(ROOT / "systemd/tensorhub-agent@.service")
     assert not {"PrivateDevices", "TemporaryFileSystem", "InaccessiblePaths"} & set(options)
 
 

@@ -133,6 +133,17 @@ def test_a_stop_during_a_read_is_bounded_and_gives_no_wrong_bytes(machine: Machi
     assert machine.run(*worker(1, "pull"), user=USER) == published
 
 
+def test_memory_and_catalog_stay_when_all_units_stop(machine: Machine) -> None:
+    """The last unit of a user that stops is the one with which systemd would remove what the user has in memory."""
+    published = machine.run(*worker(0, "publish", "3"), user=USER)
+    before = segments(machine)
+    machine.run("systemctl", "stop", *UNITS)
+    assert before
+    assert segments(machine) == before
+    machine.run("systemctl", "start", *UNITS)
+    assert machine.run(*worker(1, "pull"), user=USER) == published
+
+
 def test_a_worker_of_another_user_is_refused(machine: Machine) -> None:
     with pytest.raises(AssertionError, match=r"PermissionError|Permission denied|AgentUnavailable"):
         machine.run(*worker(0, "pull"), user="nobody")
