@@ -41,10 +41,10 @@ async def ping(bus: Bus, process: str, timeout_s: float = PING_TIMEOUT_S) -> Pon
 
 async def _main(process: str) -> str | None:
     """Ping once and return what is wrong."""
-    settings = load(os.environ)
-    if settings.nats is None:
-        return "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
     try:
+        settings = load(os.environ)
+        if settings.nats is None:
+            return "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
         bus = await connect(settings.nats, name=f"ping {process}", credentials=settings.credentials)
         async with bus:
             pong = await ping(bus, check_name("process", process))

@@ -1,0 +1,49 @@
+"""`python -m tensorhub_common.bus.pings`, which health checks run."""
+
+import asyncio
+import os
+import sys
+
+import pytest
+from tests.integration.conftest import RunningNats
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.pings import answer_pings
+
+
+async def ping(*processes: str, **environ: str) -> tuple[int | None, str]:
+    """Run it and return its exit code and what it wrote."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TENSORHUB_")}
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tensorhub_common.bus.pings", *processes),
+        env=inherited | environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await started.communicate()
+    return started.returncode, out.decode()
+
+
+async def test_it_tells_who_serves_from_who_does_not(bus: Bus, nats_server: RunningNats) -> None:
+    await answer_pings(bus, "agent-7", "agent")
+    assert await ping("agent-7", TENSORHUB_NATS=nats_server.url) == (0, "")
+    code, said = await ping("agent-8", TENSORHUB_NATS=nats_server.url)
+    assert (code, said) == (1, "agent-8 does not answer within 1 s: look into its log\n")
+
+
+@pytest.mark.parametrize(
+    ("processes", "environ", "said"),
+    [
+        ((), {}, "name one process"),
+        (("agent-7",), {}, "TENSORHUB_NATS is not set"),
+        (("agent-7",), {"TENSORHUB_NATS": "nats://127.0.0.1:1"}, "can't be reached"),
+        (("agent-7",), {"TENSORHUB_NATS": "http://somewhere"}, "must be the address of a NATS server"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_one_line(
+    processes: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    code, out = await ping(*processes, **environ)
+    assert code == 1
+    assert said in out
+    assert out.count("\n") == 1
