@@ -1,8 +1,10 @@
 """What a reader holds is, byte for byte, what a trainer published: every dtype, shape, stride, name and bit pattern.
 
-Trainer and reader stand on two agents of one real hub, so the bytes go through the memory of both.
+One reader stands on another agent of the trainer's host, and one on another host, so the same bytes go by shared memory
+and over ucxx. Once more with digests off, where pieces count by the source's word.
 """
 
+import importlib.util
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
@@ -20,12 +22,22 @@ from tensorhub.specs import DTYPES
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MIB = 1024 * 1024
+HOSTS = 2 if importlib.util.find_spec("ucxx") else 1
+"""Agents 0 and 2 stand on one host, agent 1 on the other, if there is a way between them."""
+
+TRANSPORTS = ("ucxx" if HOSTS == 2 else "local", "local")
 Given = Mapping[str, torch.Tensor]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=HOSTS) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undigested(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=HOSTS, TENSORHUB_DIGESTS="off") as running:
         yield running
 
 
@@ -38,14 +50,17 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> to
     return octets.view(dtype).reshape(shape)
 
 
-async def brought(hub: RunningHub, given: Given) -> tuple[Given, Given]:
-    """Publish from one agent, replicate to the other; return the reader's tensors and the trainer's, as copies."""
-    async with hub.connected() as (here, there):
+async def brought(hub: RunningHub, given: Given) -> tuple[Given, ...]:
+    """Publish, and replicate to the other host, then within this one; return the tensors of all as copies."""
+    async with hub.connected(agents=3) as (here, there, beside):
         trainer = await here.register("m", given, replica="trainer")
-        reader = await there.register("m", specs_of(given), replica="reader")
+        readers = [await at.register("m", specs_of(given), replica=name) for name, at in (("r", there), ("l", beside))]
         assert await trainer.publish() == 1
-        assert await reader.replicate() == 1
-        return copies(reader.tensors), copies(trainer.tensors)
+        for reader, transport in zip(readers, TRANSPORTS, strict=True):
+            assert await reader.replicate() == 1
+            assert reader.last_read is not None
+            assert {source.transport for source in reader.last_read.sources} <= {transport}
+        return tuple(copies(shard.tensors) for shard in (*readers, trainer))
 
 
 def specs_of(given: Given) -> dict[str, tensorhub.TensorSpec]:
@@ -56,23 +71,28 @@ def copies(tensors: Given) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-async def test_every_dense_dtype(hub: RunningHub) -> None:
-    """All dtypes of torch that have whole bytes arrive with the random bits that they left with."""
+def of_every_dtype() -> Given:
+    """Return random bits of all dtypes of torch that have whole bytes."""
     shapes = [(1,), (3,), (5, 7), (1001,)]
-    given = {
+    return {
         f"{name}-{number}": random_bits(shape, getattr(torch, name), seed=number)
         for name in DTYPES
         for number, shape in enumerate(shapes)
     }
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+async def test_every_dense_dtype(hub: RunningHub) -> None:
+    """All dtypes of torch that have whole bytes arrive with the random bits that they left with."""
+    given = of_every_dtype()
     for found in await brought(hub, given):
         assert_same_bytes(found, given)
 
 
-async def test_shapes_of_all_sorts(hub: RunningHub) -> None:
-    """Tensors without dimensions, without elements, with odd sizes, and sizes around those of a page and a piece."""
+def of_all_shapes() -> Given:
+    """Return tensors with odd shapes and sizes."""
     piece = 4 * MIB
-    given = {
+    return {
         "no dimension": torch.tensor(-0.0),
         "no dimension, one byte": torch.tensor(7, dtype=torch.uint8),
         "empty": torch.empty(0),
@@ -83,6 +103,11 @@ async def test_shapes_of_all_sorts(hub: RunningHub) -> None:
         "rows over pieces": random_bits((3, 5, 333_333), torch.bfloat16),
         "last": torch.empty(0, dtype=torch.bool),
     }
+
+
+async def test_shapes_of_all_sorts(hub: RunningHub) -> None:
+    """Tensors without dimensions, without elements, with odd sizes, and sizes around those of a page and a piece."""
+    given = of_all_shapes()
     for found in await brought(hub, given):
         assert_same_bytes(found, given)
 
@@ -94,11 +119,11 @@ async def test_nothing_but_empty_tensors(hub: RunningHub) -> None:
         assert_same_bytes(found, given)
 
 
-async def test_strides_of_all_sorts(hub: RunningHub) -> None:
-    """What is not contiguous is published as the values that it shows."""
+def of_all_strides() -> Given:
+    """Return tensors that are not contiguous."""
     base = random_bits((12, 10, 8), torch.float32)
     wave = random_bits((40,), torch.complex64)
-    given = {
+    return {
         "transposed": base.transpose(0, 2),
         "every third": base[::3, 1::2],
         "expanded": base[0, 0].expand(5, 8),
@@ -107,6 +132,11 @@ async def test_strides_of_all_sorts(hub: RunningHub) -> None:
         "conjugated": wave.conj(),
         "negated": wave.conj().imag,
     }
+
+
+async def test_strides_of_all_sorts(hub: RunningHub) -> None:
+    """What is not contiguous is published as the values that it shows."""
+    given = of_all_strides()
     for found in await brought(hub, given):
         assert_same_bytes(found, given)
 
@@ -174,14 +204,21 @@ async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
         f"{number}.{random.bytes(400).hex()}": random_bits((1 + number % 7,), torch.int16, number)
         for number in range(5_000)
     }
-    async with hub.connected() as (here, there):
-        trainer = await here.register("m", given, replica="trainer")
-        packed = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(trainer.layout))
+    async with hub.connected(agents=1) as (here,):
+        shard = await here.register("m", given, replica="trainer")
+        packed = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(shard.layout))
         assert len(packed) > MIB, "the layout is too small for this test"
-        reader = await there.register("m", specs_of(given), replica="reader")
-        await trainer.publish()
-        await reader.replicate()
-        assert_same_bytes(reader.tensors, given)
+    for found in await brought(hub, given):
+        assert_same_bytes(found, given)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
+    """Every dtype, shape and stride, and many tiny tensors, in one model."""
+    tiny = {f"tiny {number}": random_bits((1 + number % 7,), torch.int16, number) for number in range(2_000)}
+    given = {**of_every_dtype(), **of_all_shapes(), **of_all_strides(), **tiny}
+    for found in await brought(undigested, given):
+        assert_same_bytes(found, given)
 
 
 @pytest.mark.slow
