@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 HUB = ["nats", "registry", "planner", "agent-0", "agent-1"]
 JAEGER = "jaeger"
 COMMAND_S_MAX = 1200.0
+SHORT = ("--seconds", "20")
 HEAVY = ("torch", "numpy", "cupy", "ucxx", "libucx")
 
 
@@ -106,7 +107,7 @@ def test_nothing_runs_as_root(compose: Compose, service: str) -> None:
 
 def test_the_demo_comes_to_its_summary_and_the_catalog_stays(compose: Compose) -> None:
     arguments = json.loads(compose("--profile", "demo", "config", "--format", "json"))["services"]["demo"]["command"]
-    out = compose("--profile", "demo", "run", "--rm", "--no-deps", "-T", "demo", *arguments, "--json")
+    out = compose("--profile", "demo", "run", "--rm", "--no-deps", "-T", "demo", *arguments, *SHORT, "--json")
     told = [json.loads(line) for line in out.splitlines()]
     summary = told[-1]
     assert (summary["kind"], summary["faults"], summary["differences"]) == ("summary", [], 0)
@@ -129,5 +130,5 @@ def test_the_demo_comes_to_its_summary_and_the_catalog_stays(compose: Compose) -
 def test_a_killed_agent_is_back_and_the_hub_is_healthy(compose: Compose) -> None:
     compose("kill", "--signal", "SIGKILL", "agent-1")
     compose("up", "--detach", "--wait", *compose.services)
-    (status,) = compose.hub("status", "--job", "never-opened")
-    assert status["registry"] == "registry-0"
+    for process in ("registry-0", "planner-0", "agent-0", "agent-1"):
+        compose("exec", "-T", "registry", "python3", "-m", "tensorhub_common.bus.pings", process)
