@@ -8,6 +8,7 @@ ended `on_end` has been called once, unless this side ended it, and nothing more
 """
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +73,7 @@ class Connection:
                 body = await self._unsent.get()
                 await self._framed.send(body)
                 self._unsent_bytes -= len(body)
+                self._unsent.task_done()
         except TensorHubError as error:
             self._end(str(error))
 
@@ -90,6 +92,13 @@ class Connection:
         if self._open:
             self.close()
             self._on_end(reason)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what was sent go out, for at most so long."""
+        if self._open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._unsent.join()
 
     def close(self) -> None:
         """End the connection without a word to `on_end`. A second call does nothing."""

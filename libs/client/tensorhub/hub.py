@@ -214,7 +214,6 @@ class AsyncHub:
         bound_s = arguments.seconds("timeout_s", timeout_s)
         if not self._session.is_connected:
             bound_s = min(bound_s, CLOSE_AWAY_S)
-        self._session.tracing.flush()
         try:
             releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards) if release]
             outcomes = await asyncio.gather(*releases, return_exceptions=True)

@@ -21,6 +21,9 @@ from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import Attach, Attached, Frame, FromAgent, Refused
 
 ATTACH_S: Final = 5.0
+DRAIN_S: Final = 0.2
+"""How long the end of a link waits for what was sent before it to go out: spans, which nobody answers."""
+
 RECONNECT_WAIT_S: Final = 0.05
 RECONNECT_WAIT_MAX_S: Final = 0.5
 
@@ -198,6 +201,8 @@ class Link:
     async def close(self) -> None:
         """End the connection and whatever runs beside it. A second call does nothing."""
         self._closed = True
+        if self._connection is not None:
+            await self._connection.drain(DRAIN_S)
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -92,6 +92,7 @@ class Session:
             if not each.answer.done():
                 each.answer.set_exception(closed_error())
         self._attachments.close()
+        self.tracing.flush()
         await self._link.close()
 
     # -------------------------------------------------------------------------------------------------- shards

@@ -58,6 +58,16 @@ WISHES_MAX: Final = 256
 NOTED: Final = frozenset({Say, Answer, Raise, Digest, AskPlan, OpenSource})
 """The effects that are noted; of the others, which are the many, the time need not be taken."""
 
+NOTED_EVENTS: Final = (
+    RoundEvent,
+    PublishWished,
+    VersionPublished,
+    ReplicaReady,
+    PublishFailed,
+    PublishWithdrawn,
+    CommandRejected,
+)
+
 GIVEN_UP: Final = "given up"
 
 

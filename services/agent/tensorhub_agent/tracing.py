@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tensorhub_agent.chronicle import NOTED, Chronicle
+from tensorhub_agent.chronicle import NOTED, NOTED_EVENTS, Chronicle
 from tensorhub_agent.effects import AnyCall, AnyEffect, Key, OpenSource, ShardNews
 from tensorhub_agent.notes import Note
 from tensorhub_agent.op_read import ReadOperation
@@ -57,7 +57,7 @@ class Tracing:
     def event(self, event: AnyEvent, headers: Mapping[str, str]) -> None:
         """Note an event of the log before the core takes it."""
         chronicle = self._chronicle
-        if chronicle is not None:
+        if chronicle is not None and isinstance(event, NOTED_EVENTS):
             chronicle.event(event, headers, time.time_ns())
             if chronicle.finished:
                 self._finished(chronicle)
@@ -74,7 +74,8 @@ class Tracing:
 
     def lease_asked(self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int) -> None:
         """Tell that a reader's agent asked this one for a lease, if it said what for."""
-        if self._later is not None and headers:
+        if self._later is not None:
+            # The headers are read later too.
             self._later.add(partial(self._tell_lease, ask, answer, headers, (began_ns, time.time_ns())))
 
     def _tell_lease(
