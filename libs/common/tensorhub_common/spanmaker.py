@@ -1,7 +1,7 @@
 """Makes OpenTelemetry's spans of what is over: from records with times and ids, a little after the fact.
 
-A span that is opened and ended by `start_span` takes about 23 µs; one that is made of a record takes 2 µs, and it can
-have an id that was given out before (docs/adr/0004-one-trace-per-version.md). So nothing here is called while anybody
+A span that is opened and ended by `start_span` takes about 23 µs; one that is made of a record takes 2 µs, and can have
+an id that was given out before (docs/adr/0004-one-trace-per-version.md). So nothing here is called while anybody
 waits: `SpansLater` makes the spans of finished stories some at a time, between the turns of the event loop.
 
 Always true: with telemetry off (`OTEL_SDK_DISABLED`, or no provider) there is no `SpanMaker`, and who has none notes
