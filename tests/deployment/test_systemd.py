@@ -14,7 +14,14 @@ from tests.deployment.machine import ROOT, Machine, install_programs, missing, w
 PROGRAMS = "/opt/tensorhub"
 WORKER = ROOT / "tests/deployment/worker.py"
 USER = "tensorhub"
-UNITS = ["tensorhub-nats", "tensorhub-registry", "tensorhub-planner", "tensorhub-agent@0", "tensorhub-agent@1"]
+UNITS = [
+    "tensorhub-nats",
+    "tensorhub-registry",
+    "tensorhub-planner",
+    "tensorhub-agent@0",
+    "tensorhub-agent@1",
+    "tensorhub-agent@2",
+]
 WATCHDOG_S = 20.0
 STOP_S_MAX = 20.0
 BACK_S_MAX = 30.0
@@ -41,6 +48,8 @@ def install(machine: Machine) -> None:
     etc.mkdir()
     for source in (*sorted((ROOT / "systemd/env").glob("*.env")), ROOT / "systemd/nats.conf"):
         (etc / source.name).write_text(source.read_text())
+    # The second agent pretends another host: what goes there goes by UCXX. The third is beside the first.
+    (etc / "agent-1.env").write_text("TENSORHUB_HOST=elsewhere\n")
     (etc / "nats.creds").write_text("tensorhub:change-me\n")
     (machine.root / "usr/lib/sysusers.d/tensorhub.conf").write_text((ROOT / "systemd/tensorhub.sysusers").read_text())
     for unit in (ROOT / "systemd").glob("*.service"):
@@ -69,6 +78,10 @@ def worker(agent: int, *command: str) -> tuple[str, ...]:
     return ("env", socket, "TENSORHUB_JOB=units", f"{PROGRAMS}/bin/python", "-P", str(WORKER), *command)
 
 
+def pull(agent: int, *stopped: str) -> tuple[str, ...]:
+    return worker(agent, "pull", f"rollout-{agent}", *stopped)
+
+
 def segments(machine: Machine) -> list[str]:
     return machine.run("find", "/dev/shm", "-name", "*.seg", "-printf", "%f %i\n").splitlines()  # noqa: S108
 
@@ -95,7 +108,7 @@ def test_a_killed_agent_comes_back_with_its_memory(machine: Machine) -> None:
     wait_until(lambda: is_active_again(machine, "tensorhub-agent@0", old), BACK_S_MAX)
     assert before
     assert segments(machine) == before
-    assert machine.run(*worker(1, "pull"), user=USER) == published
+    assert machine.run(*pull(1), user=USER) == published
 
 
 @pytest.mark.parametrize("unit", ["tensorhub-registry", "tensorhub-planner", "tensorhub-agent@1"])
@@ -109,11 +122,12 @@ def test_a_service_that_hangs_is_ended_and_started_again(machine: Machine, unit:
     assert time.monotonic() - began > WATCHDOG_S / 2, "something else than the watchdog ended it"
 
 
-def test_a_stop_during_a_read_is_bounded_and_gives_no_wrong_bytes(machine: Machine) -> None:
-    published = machine.run(*worker(0, "publish", "2"), user=USER)
-    before, reader = segments(machine), pid_of(machine, "tensorhub-agent@1")
+@pytest.mark.parametrize(("agent", "version"), [(1, "2"), (2, "3")], ids=["ucxx", "local"])
+def test_a_stop_during_a_read_is_bounded_and_gives_no_wrong_bytes(machine: Machine, agent: int, version: str) -> None:
+    published = machine.run(*worker(0, "publish", version), user=USER)
+    before, reader = segments(machine), pid_of(machine, f"tensorhub-agent@{agent}")
     # The reader's agent is stopped in the middle of its read, so the read stays open however fast this machine is.
-    with machine.start(*worker(1, "pull-stopping", str(reader)), user=USER) as pulling:
+    with machine.start(*pull(agent, str(reader)), user=USER) as pulling:
         try:
             assert pulling.stdout is not None
             assert pulling.stdout.readline() == "STOPPED\n"
@@ -130,23 +144,23 @@ def test_a_stop_during_a_read_is_bounded_and_gives_no_wrong_bytes(machine: Machi
     # What it served stands there still, and is served again.
     assert set(before) <= set(segments(machine))
     machine.run("systemctl", "start", "tensorhub-agent@0")
-    assert machine.run(*worker(1, "pull"), user=USER) == published
+    assert machine.run(*pull(agent), user=USER) == published
 
 
 def test_memory_and_catalog_stay_when_all_units_stop(machine: Machine) -> None:
     """The last unit of a user that stops is the one with which systemd would remove what the user has in memory."""
-    published = machine.run(*worker(0, "publish", "3"), user=USER)
+    published = machine.run(*worker(0, "publish", "4"), user=USER)
     before = segments(machine)
     machine.run("systemctl", "stop", *UNITS)
     assert before
     assert segments(machine) == before
     machine.run("systemctl", "start", *UNITS)
-    assert machine.run(*worker(1, "pull"), user=USER) == published
+    assert machine.run(*pull(1), user=USER) == published
 
 
 def test_a_worker_of_another_user_is_refused(machine: Machine) -> None:
     with pytest.raises(AssertionError, match=r"PermissionError|Permission denied|AgentUnavailable"):
-        machine.run(*worker(0, "pull"), user="nobody")
+        machine.run(*pull(0), user="nobody")
 
 
 def test_settings_that_can_not_be_are_told_once(machine: Machine) -> None:
