@@ -49,6 +49,14 @@ _ROWS: Final = (
     Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
     Metric(
         "agent",
+        "tensorhub.agent.served",
+        "counter",
+        "By",
+        "Weights that were read from here. On the local transport readers say so at their end.",
+        ("transport",),
+    ),
+    Metric(
+        "agent",
         "tensorhub.agent.pieces.retried",
         "counter",
         "{piece}",

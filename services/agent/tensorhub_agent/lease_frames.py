@@ -69,7 +69,9 @@ class Holds(Frame, frozen=True, tag="holds"):
 
 
 class Done(Frame, frozen=True, tag="done"):
-    """The reader has all that it wants."""
+    """The reader has all that it wants. `nbytes`: how much it took, where the source can't see that itself."""
+
+    nbytes: int = 0
 
 
 class Broken(Frame, frozen=True, tag="broken"):

@@ -35,6 +35,7 @@ class LocalSession:
         self._jobs: set[CopyJob] = set()
         self._confirming: dict[int, asyncio.Future[bool]] = {}
         self._confirmed = 0
+        self._read_bytes = 0
         self._closing: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
 
@@ -48,7 +49,9 @@ class LocalSession:
             raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
         self._jobs.add(job)
         try:
-            return await job.result()
+            found = await job.result()
+            self._read_bytes += sum(spans.nbytes)
+            return found
         except CopyStopped:
             # Only `close` stops a copy whose caller still waits, and it says why before it does.
             raise TransportLost(str(self._over)) from None
@@ -100,7 +103,7 @@ class LocalSession:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not lost:
             with contextlib.suppress(PeerGone):
-                await send(self._framed, Done())
+                await send(self._framed, Done(self._read_bytes))
         self._end_confirming()
         self._framed.close()
         self._cache.release(self._mapping)

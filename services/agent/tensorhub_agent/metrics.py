@@ -13,11 +13,18 @@ from opentelemetry.metrics import Meter
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.serving import LeaseState
+from tensorhub_agent.transports import Transports
 from tensorhub_agent.workers import WorkerServer
 from tensorhub_common.metrics import METER, by, observe, one
 
 
-def watch(jobs: Mapping[str, JobAgent], store: SegmentStore, workers: WorkerServer, meter: Meter | None = None) -> None:
+def watch(
+    jobs: Mapping[str, JobAgent],
+    store: SegmentStore,
+    workers: WorkerServer,
+    transports: Transports,
+    meter: Meter | None = None,
+) -> None:
     """Have an agent's metrics read from here on; once in a process."""
     meter = meter or api.get_meter(METER)
 
@@ -43,6 +50,7 @@ def watch(jobs: Mapping[str, JobAgent], store: SegmentStore, workers: WorkerServ
         return states
 
     observe(meter, "tensorhub.agent.read", by("transport", read_bytes))
+    observe(meter, "tensorhub.agent.served", by("transport", transports.served_bytes))
     observe(meter, "tensorhub.agent.pieces.retried", one(retried))
     observe(meter, "tensorhub.agent.reads", by("outcome", reads))
     observe(meter, "tensorhub.agent.leases", by("state", leases))

@@ -93,7 +93,7 @@ class AgentService:
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
-            metrics.watch(self._jobs, shelves.store, workers)
+            metrics.watch(self._jobs, shelves.store, workers, around.transports)
             beat.start()
             await answer_traces(bus, self.agent)
             await answer_pings(bus, self.agent, "agent")

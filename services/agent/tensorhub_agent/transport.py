@@ -92,6 +92,9 @@ class Transport(Protocol):
     def endpoint(self) -> str:
         """Where readers find the serving side; it travels in the grant."""
 
+    served_bytes: int
+    """What readers took from here, as far as is known; it only grows."""
+
     async def start(self) -> None:
         """Begin to let readers in."""
 

@@ -94,6 +94,8 @@ class LocalTransport:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._served: dict[str, _Served] = {}
+        self.served_bytes = 0
+        """What the readers that are done say that they took."""
 
     @property
     def endpoint(self) -> str:
@@ -228,7 +230,8 @@ class LocalTransport:
                     self._renew(served.lease)
                 case Confirm(number):
                     await send(served.framed, Holds(number, self._holds(served.lease)))
-                case Done():
+                case Done(nbytes):
+                    self.served_bytes += nbytes
                     return True
                 case Hello():
                     raise BadCommand("Hello may be said once only")

@@ -48,6 +48,8 @@ class UcxxTransport:
         self._engine = Engine(address, self._arrived, fault)
         self._port = 0
         self._served: set[Served] = set()
+        self.served_bytes = 0
+        """What was sent to readers."""
 
     @property
     def endpoint(self) -> str:
@@ -110,4 +112,7 @@ class UcxxTransport:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
 
     def _arrived(self, link: Link) -> None:
-        self._served.add(Served(link, self._agent, self._book, self._cache, self._served.discard))
+        self._served.add(Served(link, self._agent, self._book, self._cache, self._served.discard, self._sent))
+
+    def _sent(self, nbytes: int) -> None:
+        self.served_bytes += nbytes

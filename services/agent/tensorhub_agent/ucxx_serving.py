@@ -65,9 +65,16 @@ class Served:
     """One connection of a reader, from its arrival to its end."""
 
     def __init__(
-        self, link: Link, agent: str, book: Book, cache: MappingCache, gone: Callable[["Served"], None]
+        self,
+        link: Link,
+        agent: str,
+        book: Book,
+        cache: MappingCache,
+        gone: Callable[["Served"], None],
+        count: Callable[[int], None],
     ) -> None:
-        """Wait for the ticket. `gone` is called when nothing of the connection is left."""
+        """Wait for the ticket. `gone` is called when nothing of the connection is left, `count` with what was sent."""
+        self._count = count
         self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
         self.lease: str | None = None
         self._mapping: Mapping | None = None
@@ -176,3 +183,4 @@ class Served:
 
     def _sent(self, nbytes: int) -> None:
         self._sending_bytes -= nbytes
+        self._count(nbytes)
