@@ -58,39 +58,31 @@ class Perftest:
         server = await self._start("-p", port)
         try:
             await _listening(int(port))
-            client = await self._start(
-                LISTEN,
-                "-p",
-                port,
-                "-t",
-                "tag_bw",
-                "-s",
-                str(self._nbytes),
-                "-O",
-                "1",
-                "-n",
-                str(TIMED),
-                "-w",
-                "1",
-                "-fv",
-            )
+            message = ("-t", "tag_bw", "-s", str(self._nbytes), "-O", "1", "-n", str(TIMED), "-w", "1", "-fv")
+            client = await self._start(LISTEN, "-p", port, *message)
             try:
-                async with asyncio.timeout(RUN_S):
-                    out, why = await client.communicate()
+                out, why = await _said(client)
             finally:
                 _kill(client)
-        except TimeoutError:
-            raise Failed(f"it has not ended within {RUN_S:g} s") from None
+            await _said(server)  # It ends with its client.
         finally:
             _kill(server)
-            await server.communicate()
-        return _seconds(out.decode(), why.decode())
+        return _seconds(out, why)
 
     async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(
             str(self._program), *arguments, stdout=pipe, stderr=pipe, env=self._environment
         )
+
+
+async def _said(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    try:
+        async with asyncio.timeout(RUN_S):
+            out, why = await process.communicate()
+    except TimeoutError:
+        raise Failed(f"it has not ended within {RUN_S:g} s") from None
+    return out.decode(), why.decode()
 
 
 def _seconds(out: str, why: str) -> float:
