@@ -130,7 +130,7 @@ def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixt
 
 
 def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
         assert metrics_page.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
     assert "Address already in use" in caplog.text
     assert "TENSORHUB_METRICS=0" in caplog.text
