@@ -74,6 +74,11 @@ class _Wire:
         self.is_closed = False
         """Its endpoint is; what was under way may not have ended yet."""
 
+    @property
+    def is_fit(self) -> bool:
+        """Whether anything may be posted. UCX never comes back from posting to an endpoint that has failed."""
+        return self.closing_since is None and not self.broken and self.endpoint.alive
+
 
 class Engine:
     """UCX for one agent. Its methods belong to the event loop; the thread talks back by way of that loop."""
@@ -195,6 +200,7 @@ class Engine:
                 self._close_endpoint(wire)
         until = time.monotonic() + CLOSE_S_MAX
         while any(wire.requests for wire in self._wires.values()) and time.monotonic() < until:
+            self._worker.cancel_inflight_requests()
             self._worker.progress_once()
             self._harvest()
         self._tell()
@@ -240,7 +246,7 @@ class Engine:
     def post_frame(self, link: Link, data: bytes) -> None:
         """Send a frame. For `Link`, in the thread."""
         wire = self._wires.get(link)
-        if wire is None or wire.closing_since is not None:
+        if wire is None or not wire.is_fit:
             return
         memory = len(data).to_bytes(LENGTH_BYTES, "big") + data
         try:
@@ -251,7 +257,7 @@ class Engine:
     def post_batch(self, link: Link, batch: Batch, tag: int) -> None:
         """Post a batch's sends or receives; view i goes by tag + i. For `Link`, in the thread."""
         wire = self._wires.get(link)
-        if wire is None or wire.closing_since is not None or wire.broken:
+        if wire is None or not wire.is_fit:
             batch.fail("the connection has ended")
         else:
             post = wire.endpoint.tag_recv if batch.receives else wire.endpoint.tag_send
@@ -314,7 +320,10 @@ class Engine:
             self._news.append((wire.link.took_frame, (bytes(wire.part),)))
             nbytes = LENGTH_BYTES
         wire.is_length = not wire.is_length
-        self._listen(wire, nbytes)
+        if wire.is_fit:
+            self._listen(wire, nbytes)
+        else:
+            wire.listening = None
 
     def _take_ended(self, wire: _Wire) -> None:
         left = []
@@ -340,6 +349,9 @@ class Engine:
         elif not wire.requests:
             del self._wires[wire.link]
             self._news.append((wire.link.has_closed, ()))
+        elif self._worker.cancel_inflight_requests():
+            # Receives of an endpoint that the other side ended outlive our close; ucxx leaves them to this call.
+            pass
         elif time.monotonic() > wire.closing_since + CLOSE_S_MAX:
             wire.closing_since = float("inf")
             why = f"UCX has not ended {len(wire.requests)} requests of a closed connection within {CLOSE_S_MAX:g} s"

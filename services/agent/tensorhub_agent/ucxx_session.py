@@ -26,6 +26,9 @@ from tensorhub_agent.ucxx_messages import Messages, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
 
+DONE_S: Final = 0.1
+"""A source that was told that all is done closes the connection within this, or it is closed by force."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -36,7 +39,8 @@ class UcxxSession:
         """Take over a link. `tag` is the session's, with a count of zero."""
         self._link, self._pool, self._on_lost = link, pool, on_lost
         self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
-        self._nbytes = 0
+        self._reading = 0
+        """Batches under way."""
         self._over: str | None = None
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._confirming: dict[int, asyncio.Future[bool]] = {}
@@ -66,7 +70,11 @@ class UcxxSession:
         tag = self._take_tags(count)
         batch = self._link.receive(_views(destination, bounce, messages), tag)
         self._link.send(encode(Want(tag, messages.origin, messages.nbytes)))
-        await self._ended(batch)
+        self._reading += 1
+        try:
+            await self._ended(batch)
+        finally:
+            self._reading -= 1
         try:
             batch.check()
         except LinkDown as why:
@@ -144,12 +152,15 @@ class UcxxSession:
         self._closing.result()
 
     async def _close(self) -> None:
-        if self._over is None:
-            self._link.send(encode(Done()))
+        is_done = self._over is None
         self._over = self._over or "the session was closed"
         if self._renewing is not None:
             self._renewing.cancel()
         self._end_waiting()
+        if is_done and not self._reading:
+            # A close by force may overtake the word before it; so the source closes, if it does so soon.
+            self._link.send(encode(Done()))
+            await self._link.down(DONE_S)
         await self._link.close()
 
     # What the source says.
@@ -157,8 +168,7 @@ class UcxxSession:
     def _took(self, data: bytes) -> None:
         try:
             match from_source(data):
-                case Welcome(_, nbytes) if not self._welcomed.done():
-                    self._nbytes = nbytes
+                case Welcome() if not self._welcomed.done():
                     self._welcomed.set_result(None)
                 case No(reason):
                     self._lose(f"the source refused: {reason}")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
 
 from tensorhub_agent import copying, local_session, transport_local
 from tensorhub_agent.copying import CopyPool, Spans
@@ -21,72 +22,13 @@ from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
 from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_agent.transport import LeaseOpened, Refused, Transport, TransportLost
+from tensorhub_agent.transport import Transport, TransportLost
 from tensorhub_agent.transport_local import LocalTransport
 from tensorhub_common.framed import Framed, PeerGone, connect
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import LeaseGrant
 
 MIB = 1024 * 1024
-GIVE_UP_S = 10.0
-
-
-class Book:
-    """A LeaseBook: tickets are good once, and what is told is written down."""
-
-    def __init__(self) -> None:
-        self.tickets: dict[str, LeaseOpened] = {}
-        self.open: set[str] = set()
-        self.told: list[tuple[str, str]] = []
-        self.news = asyncio.Event()
-
-    def offer(self, lease: str, segment: Segment) -> None:
-        self.tickets[f"ticket-{lease}"] = LeaseOpened(lease, segment)
-
-    def redeem(self, ticket: str) -> LeaseOpened | Refused:
-        opened = self.tickets.pop(ticket, None)
-        if opened is None:
-            return Refused("the ticket is unknown, used or too old")
-        self.open.add(opened.lease)
-        return opened
-
-    def renew(self, lease: str) -> None:
-        self._tell("renewed", lease)
-
-    def holds(self, lease: str) -> bool:
-        return lease in self.open
-
-    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (as LeaseBook has it)
-        self.open.discard(lease)
-        self._tell("done" if done else "gone", lease)
-
-    def _tell(self, what: str, lease: str) -> None:
-        self.told.append((what, lease))
-        self.news.set()
-
-    async def until(self, what: str, lease: str) -> None:
-        async with asyncio.timeout(GIVE_UP_S):
-            while (what, lease) not in self.told:
-                self.news.clear()
-                await self.news.wait()
-
-
-class Lost:
-    """An on_lost that can be waited for."""
-
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
-        self._event = asyncio.Event()
-
-    def __call__(self, reason: str) -> None:
-        self.reasons.append(reason)
-        self._event.set()
-
-    async def wait(self) -> str:
-        async with asyncio.timeout(GIVE_UP_S):
-            await self._event.wait()
-        (reason,) = self.reasons
-        return reason
 
 
 class Hub:
