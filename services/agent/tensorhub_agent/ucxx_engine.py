@@ -352,10 +352,7 @@ class Engine:
         elif self._worker.cancel_inflight_requests():
             # Receives of an endpoint that the other side ended outlive our close; ucxx leaves them to this call.
             pass
-        elif time.monotonic() <= wire.closing_since + CLOSE_S_MAX:
-            # An endpoint that had failed before its close leaves receives that nothing matched to its worker.
-            self._worker.cancel_inflight_requests()
-        elif wire.closing_since < float("inf"):
+        elif time.monotonic() > wire.closing_since + CLOSE_S_MAX:
             wire.closing_since = float("inf")
             why = f"UCX has not ended {len(wire.requests)} requests of a closed connection within {CLOSE_S_MAX:g} s"
             self._news.append((self._on_fault, (why,)))
