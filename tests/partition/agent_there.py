@@ -14,5 +14,4 @@ if __name__ == "__main__":
         enter(os.environ["PARTITION_THERE"])
     # Bytes have a link of their own.
     os.environ["TENSORHUB_ADDRESS"] = LINKS["bytes"].address(side)
-    os.environ["UCX_NET_DEVICES"] = LINKS["bytes"].device(side)
     main()

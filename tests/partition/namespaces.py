@@ -15,6 +15,10 @@ from types import TracebackType
 from typing import Final, Self
 
 CLONE_NEWNET: Final = 0x40000000
+CLONE_NEWNS: Final = 0x00020000
+MS_REC: Final = 0x4000
+MS_SLAVE: Final = 0x80000
+MNT_DETACH: Final = 2
 NETNS: Final = Path("/run/netns")
 NOBODY: Final = "02:00:00:00:00:ff"
 COMMAND_S: Final = 10.0
@@ -101,14 +105,26 @@ class Net:
 
 
 def enter(name: str) -> None:
-    """Move this thread, and whatever it starts, into a namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Move this process, and whatever it starts, into a namespace. Call it while there is one thread alone.
+
+    /sys is mounted anew, in a mount namespace of its own: UCX takes its devices from there, and the old one goes on
+    showing those of the namespace that was left.
+    """
     fd = os.open(NETNS / name, os.O_RDONLY)
     try:
-        if libc.setns(fd, CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"network namespace {name} can't be entered")
+        _libc("setns", fd, CLONE_NEWNET)
     finally:
         os.close(fd)
+    _libc("unshare", CLONE_NEWNS)
+    _libc("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+    _libc("umount2", b"/sys", MNT_DETACH)
+    _libc("mount", b"sysfs", b"/sys", b"sysfs", 0, None)
+
+
+def _libc(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{name}{arguments}: {os.strerror(ctypes.get_errno())}")
 
 
 def why_not() -> str | None:
