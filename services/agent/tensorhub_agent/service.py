@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
+import threading
 from typing import Final
 
 import msgspec
@@ -42,6 +44,9 @@ from tensorhub_common.wire.worker import Attached
 CONNECT_AGAIN_S: Final = 0.2
 TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
+
+FAULT_END_S_MAX: Final = 5.0
+"""After a fault the process has so long for an orderly end; then it ends as it is, and nothing more can be written."""
 
 JOBS_MAX: Final = 100
 """One agent serves at most so many jobs."""
@@ -186,6 +191,10 @@ class AgentService:
     def _on_fault(self, why: str) -> None:
         self._fault = TensorHubError(f"{why}; it ends, and takes its segments back when it is started again")
         self._ending.set()
+        # Whatever has failed may be what an orderly end waits for.
+        end = threading.Timer(FAULT_END_S_MAX, os._exit, (os.EX_SOFTWARE,))
+        end.daemon = True
+        end.start()
 
     # Jobs.
 

@@ -1,12 +1,14 @@
 """The transport between agents of different hosts: UCX, over RDMA where the host's UCX has it, else over TCP.
 
 The source listens; a reader connects, shows its ticket, posts its receives and asks for what should go into them. Each
-lease has a connection of its own, so closing one touches no other read, and closing is what ends the receives that a
-stopped or unreachable source will never complete: one writer, always.
+open lease has a connection of its own, so closing one touches no other read, and closing is what ends the receives that
+a stopped or unreachable source will never complete: one writer, always. A lease that ends in order leaves its
+connection to the next one, since making one costs more than reading a small model.
 `ucxx_engine.py` is the thread that UCX lives in, `ucxx_session.py` the reader, `ucxx_serving.py` the source.
 """
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Callable
 from typing import Final
@@ -17,6 +19,7 @@ from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transport import OnLost, TransportLost
 from tensorhub_agent.ucxx_engine import Engine
 from tensorhub_agent.ucxx_frames import COUNT_BITS, TAG_BITS, encode
+from tensorhub_agent.ucxx_idle import IdleLinks
 from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_serving import Book, Served
 from tensorhub_agent.ucxx_session import UcxxSession
@@ -25,6 +28,17 @@ from tensorhub_common.wire.transfer import LeaseGrant
 
 OPEN_S: Final = 1.8
 """A source that doesn't let a reader in within this is left out. It takes some milliseconds."""
+
+
+class _Gate:
+    """Lets a loss through only once the session was opened: before, `open` itself tells."""
+
+    def __init__(self, on_lost: OnLost) -> None:
+        self._on_lost, self.is_open = on_lost, False
+
+    def lost(self, reason: str) -> None:
+        if self.is_open:
+            self._on_lost(reason)
 
 
 class UcxxTransport:
@@ -46,6 +60,7 @@ class UcxxTransport:
         self._address, self._agent, self._pool, self._book = address, agent, pool, book
         self._cache = MappingCache(MAPPINGS_MAX)
         self._engine = Engine(address, self._arrived, fault)
+        self._idle = IdleLinks()
         self._port = 0
         self._served: set[Served] = set()
         self.served_bytes = 0
@@ -71,6 +86,7 @@ class UcxxTransport:
         for each in served:
             each.end("the agent ends")
         await asyncio.gather(*(each.ended() for each in served))
+        await self._idle.close()
         await self._engine.stop()
         self._cache.close()
 
@@ -86,27 +102,38 @@ class UcxxTransport:
         address, _, port = grant.endpoint.rpartition(":")
         if not address or not port.isdigit():
             raise TransportLost(f"the source named {grant.endpoint!r}, which is no address of this transport")
-        link = self._engine.connect(address, int(port))
-        opened = False
-
-        def lost(reason: str) -> None:
-            if opened:
-                on_lost(reason)
-
-        session = UcxxSession(link, self._fresh_tag(), self._pool, lost)
-        link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
         try:
             async with asyncio.timeout(OPEN_S):
-                await session.welcomed()
-            opened = True
+                return await self._opened(grant, address, int(port), reader, on_lost)
         except TimeoutError:
             raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
         except TransportLost as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
-        finally:
-            if not opened:
-                await session.close()
-        return session
+
+    async def _opened(self, grant: LeaseGrant, address: str, port: int, reader: str, on_lost: OnLost) -> UcxxSession:
+        """Show the ticket on a connection that stands, or on a new one.
+
+        A connection that the source has closed meanwhile has not taken the ticket, so it is shown again.
+        """
+        while True:
+            link = self._idle.take(grant.endpoint)
+            is_new = link is None
+            link = link or self._engine.connect(address, port)
+            gate = _Gate(on_lost)
+            keep = functools.partial(self._idle.put, grant.endpoint)
+            session = UcxxSession(link, self._fresh_tag(), self._pool, gate.lost, keep)
+            link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
+            try:
+                await session.welcomed()
+            except TransportLost:
+                if is_new or not session.unanswered:
+                    raise
+            else:
+                gate.is_open = True
+                return session
+            finally:
+                if not gate.is_open:
+                    await session.close()
 
     def _fresh_tag(self) -> int:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS

@@ -8,6 +8,8 @@ same address sends.)
       receives are posted, then
       Want(tag, origin, nbytes)        →
                                        ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
+      Done                             →
+                                       ←   Idle: the lease has ended; the connection may open another one
 
 A source sends only what an open lease's reader has asked for and has memory waiting for. What it can't read, or what
 reaches beyond the segment, ends the connection.
@@ -36,9 +38,13 @@ class Want(Frame, frozen=True, tag="want"):
     nbytes: list[int]
 
 
+class Idle(Frame, frozen=True, tag="idle"):
+    """The lease has ended in order, and nothing of it is under way: the connection may show another ticket."""
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
 _from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want)
-_from_source: Final = msgspec.msgpack.Decoder(FromSource)
+_from_source: Final = msgspec.msgpack.Decoder(FromSource | Idle)
 
 
 def from_reader(data: bytes) -> FromReader | Want:
@@ -47,7 +53,7 @@ def from_reader(data: bytes) -> FromReader | Want:
     return frame
 
 
-def from_source(data: bytes) -> FromSource:
+def from_source(data: bytes) -> FromSource | Idle:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromSource = _from_source.decode(data)
+    frame: FromSource | Idle = _from_source.decode(data)
     return frame

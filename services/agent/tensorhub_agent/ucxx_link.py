@@ -1,7 +1,6 @@
 """One connection of UCX as the event loop sees it: frames, batches of bytes, and an end that can be waited for."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -70,7 +69,6 @@ class Link:
         self.over: str | None = None
         self.on_frame: Callable[[bytes], None] = lambda _: None
         self.on_down: Callable[[str], None] = lambda _: None
-        self._down = asyncio.Event()
         self._closed: asyncio.Future[None] | None = None
 
     def send(self, data: bytes) -> None:
@@ -90,12 +88,6 @@ class Link:
         self._engine.do(self._engine.post_batch, self, batch, tag)
         return batch
 
-    async def down(self, timeout_s: float) -> None:
-        """Wait until the other side has ended the connection, or the bound is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._down.wait()
-
     async def close(self) -> None:
         """Close the connection by force; returns when nothing of it is under way. A cancelled caller waits as well."""
         if self._closed is None:
@@ -113,7 +105,6 @@ class Link:
 
     def went_down(self, why: str) -> None:
         """Nothing more comes. The link has to be closed all the same."""
-        self._down.set()
         if self.over is None:
             self.over = why
             self.on_down(why)

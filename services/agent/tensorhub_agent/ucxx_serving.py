@@ -26,7 +26,7 @@ from tensorhub_agent.lease_frames import (
 )
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.transport import LeaseOpened, Refused
-from tensorhub_agent.ucxx_frames import Want, encode, from_reader
+from tensorhub_agent.ucxx_frames import Idle, Want, encode, from_reader
 from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX
 from tensorhub_common.errors import BadCommand, TensorHubError
@@ -40,6 +40,9 @@ SILENCE_S: Final = 15.0
 
 WANTED_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 """A reader has memory waiting for so much at most: far more than any window."""
+
+IDLE_S: Final = 120.0
+"""A connection that opens no other lease for this long is closed."""
 
 LAST_WORD_S: Final = 0.05
 """A reader whose lease is broken gets so long to hear why; then its connection is closed under it."""
@@ -95,7 +98,7 @@ class Served:
     def end(self, why: str) -> None:
         """End the connection, because of what is said."""
         if self._ending is None:
-            if not self._is_done:
+            if self.lease is not None:
                 _log.info("a reader's connection ends: %s", why)
             self._ending = asyncio.create_task(self._end(0))
 
@@ -107,7 +110,7 @@ class Served:
     async def _end(self, after_s: float) -> None:
         self._silent.cancel()
         if self.lease is not None and not self._is_broken:
-            self._book.ended(self.lease, self._is_done)
+            self._book.ended(self.lease, False)  # noqa: FBT003 (as LeaseBook has it)
         if after_s:
             await asyncio.sleep(after_s)
         await self._link.close()
@@ -124,6 +127,8 @@ class Served:
             frame = from_reader(data)
             if self.lease is None:
                 self._let_in(frame)
+            elif self._is_done:
+                raise BadCommand(f"{type(frame).__name__} may not be said after Done")
             else:
                 self._answer(self.lease, frame)
         except (TensorHubError, msgspec.MsgspecError, OSError) as why:
@@ -161,7 +166,7 @@ class Served:
                 self._link.send(encode(Holds(number, self._book.holds(lease))))
             case Done():
                 self._is_done = True
-                self.end("it is done")
+                self._settle()
             case other:
                 raise BadCommand(f"{type(other).__name__} may not be said on an open lease")
 
@@ -184,3 +189,18 @@ class Served:
     def _sent(self, nbytes: int) -> None:
         self._sending_bytes -= nbytes
         self._count(nbytes)
+        self._settle()
+
+    def _settle(self) -> None:
+        """End a lease that is done, once the last send has ended, and wait for another ticket."""
+        if not self._is_done or self._sending_bytes or self._ending is not None:
+            return
+        assert self.lease is not None
+        assert self._mapping is not None
+        self._book.ended(self.lease, True)  # noqa: FBT003 (as LeaseBook has it)
+        self._cache.release(self._mapping)
+        self.lease = self._mapping = None
+        self._is_done = False
+        self._silent.cancel()
+        self._silent = self._loop.call_later(IDLE_S, self.end, "it opened no other lease")
+        self._link.send(encode(Idle()))

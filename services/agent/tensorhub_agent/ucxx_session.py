@@ -13,6 +13,7 @@ Always true:
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -20,14 +21,14 @@ import msgspec
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, No, Renew, Welcome
 from tensorhub_agent.transport import OnLost, TransportLost
-from tensorhub_agent.ucxx_frames import COUNT_BITS, Want, encode, from_source
+from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown, settled
 from tensorhub_agent.ucxx_messages import Messages, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
 
-DONE_S: Final = 0.1
-"""A source that was told that all is done closes the connection within this, or it is closed by force."""
+DONE_S: Final = 0.5
+"""A source that was told that all is done says so within this, or the connection is closed by force."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -35,8 +36,16 @@ _log: Final = logging.getLogger(__name__)
 class UcxxSession:
     """One open lease. `UcxxTransport.open` makes it; see `SourceSession`."""
 
-    def __init__(self, link: Link, tag: int, pool: CopyPool, on_lost: OnLost) -> None:
-        """Take over a link. `tag` is the session's, with a count of zero."""
+    def __init__(self, link: Link, tag: int, pool: CopyPool, on_lost: OnLost, on_idle: Callable[[Link], None]) -> None:
+        """Take over a link. `tag` is the session's, with a count of zero.
+
+        `on_idle` is given the link back if the session ends in order; else the session closes it.
+        """
+        self._on_idle = on_idle
+        self._idle = asyncio.Event()
+        self._is_open = False
+        self.unanswered = True
+        """Whether the source has said nothing at all yet."""
         self._link, self._pool, self._on_lost = link, pool, on_lost
         self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
         self._reading = 0
@@ -52,6 +61,7 @@ class UcxxSession:
     async def welcomed(self) -> None:
         """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
         await self._welcomed
+        self._is_open = True
         self._renewing = asyncio.create_task(self._renew())
 
     async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
@@ -152,20 +162,28 @@ class UcxxSession:
         self._closing.result()
 
     async def _close(self) -> None:
-        is_done = self._over is None
+        is_done = self._is_open and self._over is None and not self._reading and not self._confirming
         self._over = self._over or "the session was closed"
         if self._renewing is not None:
             self._renewing.cancel()
         self._end_waiting()
-        if is_done and not self._reading:
-            # A close by force may overtake the word before it; so the source closes, if it does so soon.
-            self._link.send(encode(Done()))
-            await self._link.down(DONE_S)
-        await self._link.close()
+        if is_done and await self._hand_back():
+            self._on_idle(self._link)
+        else:
+            await self._link.close()
+
+    async def _hand_back(self) -> bool:
+        """Say that all is done; tells whether the source has said that nothing of the lease is left."""
+        self._link.send(encode(Done()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DONE_S):
+                await self._idle.wait()
+        return self._idle.is_set() and self._link.over is None
 
     # What the source says.
 
     def _took(self, data: bytes) -> None:
+        self.unanswered = False
         try:
             match from_source(data):
                 case Welcome() if not self._welcomed.done():
@@ -176,6 +194,8 @@ class UcxxSession:
                     answer = self._confirming.get(number)
                     if answer is not None and not answer.done():
                         answer.set_result(holds)
+                case Idle():
+                    self._idle.set()
                 case Broken(reason):
                     self._lose(f"the source has broken the lease: {reason}")
                 case other:

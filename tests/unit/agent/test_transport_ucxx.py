@@ -13,7 +13,7 @@ import pytest
 import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
 
-from tensorhub_agent import transport_ucxx, ucxx_serving, ucxx_session
+from tensorhub_agent import transport_ucxx, ucxx_idle, ucxx_serving, ucxx_session
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import Done, Frame, Hello, Welcome
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
@@ -59,9 +59,9 @@ class Hub:
     async def open(self, segment: Segment, lost: Lost, lease: str = "lease") -> UcxxSession:
         return await self.reader.open(self.grant(lease, segment), reader="reader", on_lost=lost)
 
-    async def until_no_links(self) -> None:
+    async def until_links(self, source: int, reader: int) -> None:
         async with asyncio.timeout(GIVE_UP_S):
-            while self.source.links or self.reader.links:  # noqa: ASYNC110 (the threads tell nobody)
+            while (self.source.links, self.reader.links) != (source, reader):  # noqa: ASYNC110 (the threads tell nobody)
                 await asyncio.sleep(0.005)
 
 
@@ -110,7 +110,7 @@ async def test_a_read_brings_the_sources_bytes(hub: Hub, each: int, digests: boo
     assert await session.still_holds()
     await session.close()
     await hub.book.until("done", "lease")
-    await hub.until_no_links()
+    await hub.until_links(1, 1)
 
 
 async def test_pieces_of_all_sizes_go_where_they_belong_and_nowhere_else(hub: Hub) -> None:
@@ -152,7 +152,52 @@ async def test_a_ticket_is_good_once_and_a_wrong_one_never(hub: Hub) -> None:
     with pytest.raises(TransportLost, match="unknown, used or too old"):
         await hub.reader.open(grant, reader="reader", on_lost=Lost())
     await session.close()
-    await hub.until_no_links()
+    await hub.until_links(1, 1)
+
+
+async def test_the_next_lease_goes_over_the_same_connection(hub: Hub) -> None:
+    segment = hub.segment(MIB)
+    for number in range(5):
+        session = await hub.open(segment, Lost(), f"lease-{number}")
+        memory = memoryview(bytearray(segment.nbytes))
+        await session.read(memory, cut(segment.nbytes, MIB), digests=True)
+        assert memory == segment.view
+        await session.close()
+        assert hub.reader.links == 1
+    assert [what for what, _ in hub.book.told] == ["done"] * 5
+
+
+async def test_an_idle_connection_that_the_source_has_closed_is_replaced(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucxx_serving, "IDLE_S", 0.02)
+    segment = hub.segment(MIB)
+    for number in range(5):
+        session = await hub.open(segment, Lost(), f"lease-{number}")
+        await session.close()
+        await hub.book.until("done", f"lease-{number}")
+        if number % 2:
+            await hub.until_links(0, 0)
+
+
+async def test_idle_connections_are_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucxx_idle, "IDLE_LINKS_MAX", 2)
+    segment = hub.segment(MIB)
+    sessions = [await hub.open(segment, Lost(), f"lease-{number}") for number in range(4)]
+    assert hub.reader.links == 4
+    for session in sessions:
+        await session.close()
+    await hub.until_links(2, 2)
+
+
+async def test_a_session_that_is_closed_in_a_read_gives_no_connection_back(hub: Hub) -> None:
+    session = await hub.open(hub.segment(64 * MIB), Lost())
+    read = asyncio.create_task(session.read(memoryview(bytearray(64 * MIB)), cut(64 * MIB, 64 * MIB), digests=False))
+    await asyncio.sleep(0)
+    await session.close()
+    with contextlib.suppress(TransportLost):
+        await read
+    await hub.until_links(0, 0)
 
 
 async def test_a_broken_lease_is_told_with_its_reason_and_not_to_the_book(hub: Hub) -> None:
@@ -164,7 +209,7 @@ async def test_a_broken_lease_is_told_with_its_reason_and_not_to_the_book(hub: H
     with pytest.raises(TransportLost):
         await session.read(memoryview(bytearray(8)), Spans([0], [0], [8]), digests=False)
     await session.close()
-    await hub.until_no_links()
+    await hub.until_links(0, 0)
     assert hub.book.told == []
 
 
@@ -299,7 +344,7 @@ async def test_a_connection_that_says_nothing_is_cut_off(hub: Hub, monkeypatch: 
     stranger = Stranger(hub)
     await stranger.down.wait()
     await stranger.link.close()
-    await hub.until_no_links()
+    await hub.until_links(0, 0)
 
 
 async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
