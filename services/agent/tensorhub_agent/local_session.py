@@ -9,6 +9,7 @@ Always true:
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
 from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, Renew
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
-from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
 
@@ -39,7 +40,14 @@ class LocalSession:
         self._closing: asyncio.Task[None] | None = None
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
 
-    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+    async def read(
+        self,
+        destination: memoryview,
+        spans: Spans,
+        *,
+        digests: bool,
+        progress: Callable[[int], None] = silent,  # noqa: ARG002 (a batch takes milliseconds)
+    ) -> bytes:
         """See `SourceSession.read`."""
         if self._over is not None:
             raise TransportLost(self._over)

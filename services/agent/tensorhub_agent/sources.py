@@ -21,6 +21,7 @@ from tensorhub_agent.effects import (
     Key,
     OpenSource,
     Post,
+    Progressed,
     SourceClosed,
     SourceLost,
     SourceOpened,
@@ -48,7 +49,7 @@ from tensorhub_common.wire.transfer import (
 LEASE_ASK_S: Final = 1.5
 """A source's agent that does not answer within this is left out."""
 
-News = Callable[[SourceOpened | BatchDone | Confirmed | SourceLost | SourceClosed], None]
+News = Callable[[SourceOpened | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None]
 
 _log: Final = logging.getLogger(__name__)
 _grants: Final[msgspec.msgpack.Decoder[LeaseAnswer]] = msgspec.msgpack.Decoder(LeaseAnswer)
@@ -161,12 +162,17 @@ class Sources:
         self, effect: Post, source: Source, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
     ) -> None:
         try:
-            found = await session.read(segment.view, spans, digests=digests)
+            found = await session.read(
+                segment.view, spans, digests=digests, progress=lambda came: self._progressed(effect, came)
+            )
         except TransportLost as why:
             self._lost(effect.key, effect.source, str(why))
         else:
             self.read_bytes[source.transport] += sum(spans.nbytes)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
+
+    def _progressed(self, effect: Post, nbytes: int) -> None:
+        self._tell(Progressed(effect.key, effect.source, nbytes))
 
     def confirm(self, effect: Confirm) -> None:
         """Ask whether the lease still holds."""

@@ -53,11 +53,19 @@ class LeaseBook(Protocol):
         """The reader has finished (`done`) or is gone. Told once for each opened lease that was not broken."""
 
 
+def silent(_: int) -> None:
+    """Want no news of progress."""
+
+
 class SourceSession(Protocol):
     """One open lease, seen from the reader. Its methods belong to the event loop; several reads may be under way."""
 
-    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+    async def read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> bytes:
         """Bring pieces into the destination; return their digests one after another (empty without `digests`).
+
+        Where that may take long, `progress` is told a few times a second how many more bytes have come.
 
         - The digests are taken of what stands in the destination after the last write of this read.
         - It returns or raises only when none of its bytes can be written any more, also when the caller is cancelled.

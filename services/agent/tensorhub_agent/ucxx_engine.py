@@ -66,7 +66,8 @@ class _Wire:
         self.is_length = True
         self.sends: list[tuple[Any, Any]] = []
         """Frames under way, with the memory that they are sent from."""
-        self.requests: list[tuple[Any, Batch]] = []
+        self.requests: list[tuple[Any, Batch, int]] = []
+        """What is under way: request, batch, bytes."""
         self.broken = False
         self.down = False
         """The loop has been told that nothing more comes."""
@@ -264,7 +265,7 @@ class Engine:
             try:
                 for number, view in enumerate(batch.views):
                     request = post(self._library.array(view), self._library.tag(tag + number))
-                    wire.requests.append((request, batch))
+                    wire.requests.append((request, batch, len(view)))
                     batch.left += 1
             except Exception as why:  # noqa: BLE001
                 batch.fail(_said(why))
@@ -328,7 +329,7 @@ class Engine:
     def _take_ended(self, wire: _Wire) -> None:
         left = []
         for each in wire.requests:
-            request, batch = each
+            request, batch, nbytes = each
             if not request.completed:
                 left.append(each)
                 continue
@@ -339,6 +340,8 @@ class Engine:
             batch.left -= 1
             if not batch.left and batch.is_posted:
                 self._news.append((batch.end, ()))
+            elif batch.counts(nbytes, time.monotonic()):
+                self._news.append((batch.progress, (batch.take_count(),)))
         wire.requests = left
 
     def _see_closed(self, wire: _Wire) -> None:

@@ -1,8 +1,9 @@
 """One connection of UCX as the event loop sees it: frames, batches of bytes, and an end that can be waited for."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from tensorhub_common.errors import TensorHubError
 
@@ -27,8 +28,12 @@ class Thread(Protocol):
         """Close, in the thread."""
 
 
+PROGRESS_S: Final = 0.25
+"""Of a batch that is under way for long, news come so often at most."""
+
+
 class Batch:
-    """Messages that were posted together. `left`, `is_posted` and `fail` are the engine's thread's."""
+    """Messages that were posted together. What counts in it is the engine's thread's."""
 
     def __init__(self, views: Sequence[memoryview], *, receives: bool) -> None:
         """Begin with nothing posted. UCX holds none of the memory that it was given, so the batch does."""
@@ -36,12 +41,27 @@ class Batch:
         self.receives = receives
         self.left = 0
         self.is_posted = False
+        self.progress: Callable[[int], None] = lambda _: None
+        """Told in the event loop how many more bytes have come, now and then."""
+        self._count = 0
+        self._told_at = time.monotonic()
         self._failure: str | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(self, why: str) -> None:
         """Remember the first thing that went wrong."""
         self._failure = self._failure or why
+
+    def counts(self, nbytes: int, now: float) -> bool:
+        """Count what has come; tells whether it is time for news."""
+        self._count += nbytes
+        return now >= self._told_at + PROGRESS_S
+
+    def take_count(self) -> int:
+        """Return what has come since the last news."""
+        count, self._count = self._count, 0
+        self._told_at = time.monotonic()
+        return count
 
     def end(self) -> None:
         """No request of the batch is under way any more."""

@@ -20,7 +20,7 @@ import msgspec
 
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, No, Renew, Welcome
-from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown, settled
 from tensorhub_agent.ucxx_messages import Messages, messages_of
@@ -64,21 +64,26 @@ class UcxxSession:
         self._is_open = True
         self._renewing = asyncio.create_task(self._renew())
 
-    async def read(self, destination: memoryview, spans: Spans, *, digests: bool) -> bytes:
+    async def read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> bytes:
         """See `SourceSession.read`."""
         if self._over is not None:
             raise TransportLost(self._over)
         messages = messages_of(spans.to, spans.origin, spans.nbytes)
         bounce = memoryview(bytearray(messages.bounce_bytes))
-        await self._bring(destination, bounce, messages)
+        await self._bring(destination, bounce, messages, progress)
         return await self._settle(destination, bounce, spans, messages, digests=digests)
 
-    async def _bring(self, destination: memoryview, bounce: memoryview, messages: Messages) -> None:
+    async def _bring(
+        self, destination: memoryview, bounce: memoryview, messages: Messages, progress: Callable[[int], None]
+    ) -> None:
         count = len(messages.nbytes)
         if not count:
             return
         tag = self._take_tags(count)
         batch = self._link.receive(_views(destination, bounce, messages), tag)
+        batch.progress = progress
         self._link.send(encode(Want(tag, messages.origin, messages.nbytes)))
         self._reading += 1
         try:
