@@ -55,6 +55,7 @@ def watch(
     observe(meter, "tensorhub.agent.reads", by("outcome", reads))
     observe(meter, "tensorhub.agent.leases", by("state", leases))
     observe(meter, "tensorhub.agent.sources", by("transport", sources))
+    observe(meter, "tensorhub.agent.connections", by("transport", transports.connections))
     observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
     observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
     observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))

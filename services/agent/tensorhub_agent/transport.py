@@ -100,6 +100,10 @@ class Transport(Protocol):
     def endpoint(self) -> str:
         """Where readers find the serving side; it travels in the grant."""
 
+    @property
+    def links(self) -> int:
+        """How many connections stand, idle ones included."""
+
     served_bytes: int
     """What readers took from here, as far as is known; it only grows."""
 

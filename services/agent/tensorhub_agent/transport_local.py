@@ -102,6 +102,11 @@ class LocalTransport:
         """The socket's path."""
         return str(self._path)
 
+    @property
+    def links(self) -> int:
+        """How many readers' connections stand."""
+        return len(self._serving)
+
     async def start(self) -> None:
         """Listen. A socket that an earlier process left there is replaced."""
         self._socket = _listen(self._path)

@@ -51,6 +51,10 @@ class Transports:
         """Return what readers took from here, by transport. It may be called from another thread."""
         return {name: transport.served_bytes for name, transport in list(self._by_name.items())}
 
+    def connections(self) -> dict[str, int]:
+        """Return how many connections stand, by transport. It may be called from another thread."""
+        return {name: transport.links for name, transport in list(self._by_name.items())}
+
     def lack(self, name: Name) -> str:
         """Say why a transport is not there, and what to do."""
         return f"this agent has no transport {name!r}: {self._why_no_ucxx}; 'tensorhub doctor' on its host says more"

@@ -93,7 +93,7 @@ class Engine:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wires: dict[Link, _Wire] = {}
         self._news: list[Command] = []
-        self._ending = False
+        self._ending = self._is_over = False
         self._thread = threading.Thread(target=self._run, name="ucxx", daemon=True)
         self._library: Library
         self._worker: Any = None
@@ -128,7 +128,10 @@ class Engine:
     def do(self, what: Callable[..., None], *args: object) -> None:
         """Have the thread do something, after all that it was told before."""
         self._commands.append((what, args))
-        self._kick()
+        if self._is_over:
+            self._end_commands()
+        else:
+            self._kick()
 
     def _kick(self) -> None:
         with contextlib.suppress(BlockingIOError):  # The thread has been woken often enough.
@@ -204,12 +207,22 @@ class Engine:
             self._worker.cancel_inflight_requests()
             self._worker.progress_once()
             self._harvest()
-        self._tell()
-        self._listener = None
+        links = list(self._wires)
         self._wires.clear()
+        self._listener = None
         self._worker.progress()
         self._poll.close()
         self._worker = None
+        self._is_over = True
+        self._news += [(link.has_closed, ()) for link in links]
+        self._end_commands()
+
+    def _end_commands(self) -> None:
+        """Answer what came too late: without links nothing can be posted, and every close has ended."""
+        while self._commands:
+            what, args = self._commands.popleft()
+            what(*args)
+        self._tell()
 
     # Links.
 
