@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.settled import settled
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
@@ -115,15 +116,7 @@ class CopyJob:
         A cancelled caller stops the job, and is still kept here until the job has ended: that is the whole point. The
         wait is bounded by the tasks under way, which are some milliseconds of computing.
         """
-        cancelled: asyncio.CancelledError | None = None
-        while not self._over.done():
-            try:
-                await asyncio.shield(self._over)
-            except asyncio.CancelledError as why:
-                self.stop()
-                cancelled = why
-        if cancelled is not None:
-            raise cancelled
+        await settled(self._over, self.stop)
 
     async def result(self) -> bytes:
         """Wait for the end; return the pieces' digests one after another (empty with digests off).

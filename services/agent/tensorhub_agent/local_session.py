@@ -18,6 +18,7 @@ from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
 from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, Renew
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
+from tensorhub_agent.settled import settled
 from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
@@ -89,15 +90,7 @@ class LocalSession:
         """See `SourceSession.close`."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        cancelled: asyncio.CancelledError | None = None
-        while not self._closing.done():
-            try:
-                await asyncio.shield(self._closing)
-            except asyncio.CancelledError as why:
-                cancelled = why
-        if cancelled is not None:
-            raise cancelled
-        self._closing.result()
+        await settled(self._closing)
 
     async def _close(self) -> None:
         lost = self._over is not None

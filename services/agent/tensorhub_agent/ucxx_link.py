@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from tensorhub_agent.settled import settled
 from tensorhub_common.errors import TensorHubError
 
 
@@ -133,15 +134,3 @@ class Link:
         """Nothing of the link is under way any more."""
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
-
-
-async def settled(future: asyncio.Future[None]) -> None:
-    """Wait for what must not be left before its end. A cancelled caller is kept until then, and cancelled after."""
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError as why:
-            cancelled = why
-    if cancelled is not None:
-        raise cancelled

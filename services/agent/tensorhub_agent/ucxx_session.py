@@ -20,9 +20,10 @@ import msgspec
 
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, No, Renew, Welcome
+from tensorhub_agent.settled import settled
 from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
-from tensorhub_agent.ucxx_link import Batch, Link, LinkDown, settled
+from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
 from tensorhub_agent.ucxx_messages import Messages, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
@@ -156,15 +157,7 @@ class UcxxSession:
         """See `SourceSession.close`."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        cancelled: asyncio.CancelledError | None = None
-        while not self._closing.done():
-            try:
-                await asyncio.shield(self._closing)
-            except asyncio.CancelledError as why:
-                cancelled = why
-        if cancelled is not None:
-            raise cancelled
-        self._closing.result()
+        await settled(self._closing)
 
     async def _close(self) -> None:
         is_done = self._is_open and self._over is None and not self._reading and not self._confirming

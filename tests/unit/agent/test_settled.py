@@ -1,0 +1,41 @@
+"""Whoever waits for the end of writing stays until then, however often it is cancelled."""
+
+import asyncio
+
+import pytest
+
+from tensorhub_agent.settled import settled
+
+
+def future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_it_returns_at_the_end() -> None:
+    end = future()
+    end.set_result(None)
+    await settled(end)
+
+
+async def test_it_raises_what_the_end_was() -> None:
+    end = future()
+    end.set_exception(ValueError("it went wrong"))
+    with pytest.raises(ValueError, match="it went wrong"):
+        await settled(end)
+
+
+async def test_a_cancelled_caller_is_kept_until_the_end_and_the_end_is_not_cancelled() -> None:
+    end = future()
+    hastened: list[bool] = []
+    waiting = asyncio.create_task(settled(end, lambda: hastened.append(True)))
+    for times in range(1, 4):
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert not end.done()
+        assert len(hastened) == times
+    end.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
