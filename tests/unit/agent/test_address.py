@@ -22,7 +22,9 @@ def test_the_first_of_several_servers_decides() -> None:
     assert own_address(None, "nats://127.0.0.1:4222,nats://192.0.2.1:4222") == "127.0.0.1"
 
 
-@pytest.mark.parametrize(("given", "nats"), [("somewhere", "nats://127.0.0.1"), (None, "nats://no-such-host.invalid:1")])
+@pytest.mark.parametrize(
+    ("given", "nats"), [("somewhere", "nats://127.0.0.1"), (None, "nats://no-such-host.invalid:1")]
+)
 def test_what_can_not_be_found_says_what_to_set(given: str | None, nats: str) -> None:
     with pytest.raises(AgentUnavailable, match="TENSORHUB_ADDRESS"):
         own_address(given, nats)
