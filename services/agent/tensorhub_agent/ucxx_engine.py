@@ -323,7 +323,8 @@ class Engine:
                 wire.listening.check_error()
                 self._take_part(wire)
             except Exception as why:  # noqa: BLE001
-                self._lose(wire, _said(why))
+                # ucxx calls the end of a stream a length that doesn't match.
+                self._lose(wire, _said(why) if wire.endpoint.alive else "the other side has ended the connection")
 
     def _take_part(self, wire: _Wire) -> None:
         if wire.is_length:
