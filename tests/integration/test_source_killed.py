@@ -8,7 +8,7 @@ import pytest
 from tests.chaos import only_holder
 from tests.chaos.content import MIB
 from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, kill, two_holders
-from tests.integration.transports import BOTH, UCXX
+from tests.integration.transports import UCXX, UCXX_AND_SLOWLY_LOCAL
 
 from tensorhub_agent.pace import LOCAL_BATCH_BYTES
 from tensorhub_common.layout import PIECE_BYTES_MAX
@@ -31,7 +31,7 @@ async def struck(stage: Stage, chance: random.Random) -> Read:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("hosts", BOTH)
+@pytest.mark.parametrize("hosts", UCXX_AND_SLOWLY_LOCAL)
 async def test_with_another_holder_only_what_is_missing_is_read_again(tmp_path: Path, hosts: int) -> None:
     """The reader ends with equal bytes, and has asked for no more than all of them and what was under way."""
     chance = random.Random(3)

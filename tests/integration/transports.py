@@ -13,3 +13,6 @@ UCXX: Final = pytest.param(
 )
 BOTH: Final = (LOCAL, UCXX)
 """The number of hosts that the agents pretend to be on."""
+
+UCXX_AND_SLOWLY_LOCAL: Final = (pytest.param(1, id="local", marks=pytest.mark.slow), UCXX)
+"""For tests of seconds: what is shown over ucxx in the default suite is shown over both among the slow ones."""

@@ -73,6 +73,7 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
             "TENSORHUB_DIR": str(tmp_path / "hub"),
             "TENSORHUB_AGENT_ID": "agent-2",
             "TENSORHUB_HOST": "host-0",
+            "TENSORHUB_UCXX": "on",
             "TENSORHUB_SITE": "berlin",
             "TENSORHUB_SOCKET": hub.agents[2].socket,
             "TENSORHUB_STATE_DIR": str(tmp_path / "hub" / "state" / "agent-2"),
