@@ -1,116 +1,29 @@
-"""Real sockets, real segments; both agents in one process."""
+"""The local transport between agents that keep to its rules: what a read brings, what a lease means, how both end."""
 
 import asyncio
-import contextlib
-import logging
 import os
-import socket
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import xxhash
-from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
+from tests.unit.agent.lease_book import GIVE_UP_S, Lost
+from tests.unit.agent.local_hub import MIB, Hub, digests_of, end_of, local_hub, whole
 
 from tensorhub_agent import copying, local_session, transport_local
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
-from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
-from tensorhub_agent.local_session import LocalSession
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.lease_frames import Hello, No, Welcome
+from tensorhub_agent.local_frames import from_source
 from tensorhub_agent.transport import Transport, TransportLost
-from tensorhub_agent.transport_local import LocalTransport
-from tensorhub_common.framed import Framed, PeerGone, connect
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import LeaseGrant
-
-MIB = 1024 * 1024
-
-
-class Hub:
-    """A source and a reader."""
-
-    def __init__(self, folder: Path, pool: CopyPool) -> None:
-        self.store = SegmentStore(folder, segment_prefix("hub1", "source"), 1 << 30)
-        self.book = Book()
-        self.pool = pool
-        self.source = self.transport(folder / "source.peers", "source")
-        self.reader = self.transport(folder / "reader.peers", "reader")
-
-    def transport(self, path: Path, agent: str) -> LocalTransport:
-        book = self.book
-        return LocalTransport(
-            socket=path,
-            agent=agent,
-            pool=self.pool,
-            redeem=book.redeem,
-            renew=book.renew,
-            holds=book.holds,
-            ended=book.ended,
-            mappings_max=2,
-        )
-
-    def published(self, nbytes: int, seed: int = 1) -> Segment:
-        segment = self.store.create(nbytes)
-        segment.view[:] = np.random.default_rng(seed).bytes(segment.nbytes)
-        return segment
-
-    def grant(self, lease: str, endpoint: str | None = None) -> LeaseGrant:
-        return LeaseGrant(
-            lease=lease,
-            ticket=f"ticket-{lease}",
-            ticket_s=5,
-            endpoint=endpoint or self.source.endpoint,
-            pieces=0,
-            digests=b"",
-        )
-
-    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> LocalSession:
-        self.book.offer(lease, segment)
-        return await self.reader.open(self.grant(lease), reader="reader", on_lost=lost)
-
-    async def raw(self, hello: Frame | None = None) -> Framed:
-        framed = await connect(Path(self.source.endpoint), FRAME_BYTES_MAX, GIVE_UP_S)
-        if hello is not None:
-            await send(framed, hello)
-        return framed
 
 
 @pytest.fixture
 async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    pool = CopyPool(2)
-    hub = Hub(tmp_path, pool)
-    await hub.source.start()
-    await hub.reader.start()
-    yield hub
-    await hub.reader.stop()
-    await hub.source.stop()
-    pool.close()
-    hub.store.close()
-    await asyncio.get_running_loop().shutdown_default_executor()
-
-
-def whole(segment: Segment) -> Spans:
-    sizes = [min(MIB, segment.nbytes - at) for at in range(0, segment.nbytes, MIB)]
-    at = [MIB * number for number in range(len(sizes))]
-    return Spans(at, at, sizes)
-
-
-def digests_of(view: memoryview, spans: Spans) -> bytes:
-    return b"".join(
-        xxhash.xxh3_128_digest(view[at : at + nbytes]) for at, nbytes in zip(spans.origin, spans.nbytes, strict=True)
-    )
-
-
-async def end_of(framed: Framed) -> None:
-    async with asyncio.timeout(GIVE_UP_S):
-        with contextlib.suppress(PeerGone):
-            while True:
-                await framed.receive()
+    async with local_hub(tmp_path) as hub:
+        yield hub
 
 
 async def test_it_is_a_transport(hub: Hub) -> None:
@@ -331,155 +244,3 @@ async def test_a_removed_segment_is_let_go(hub: Hub, monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(GIVE_UP_S):
         while len(hub.reader._cache):  # noqa: ASYNC110 (there is nothing to be told by)
             await asyncio.sleep(0.005)
-
-
-@pytest.mark.parametrize("first", [Renew(), Confirm(1), Done()])
-async def test_a_frame_out_of_order_ends_the_connection(
-    hub: Hub, first: Frame, caplog: pytest.LogCaptureFixture
-) -> None:
-    framed = await hub.raw(first)
-    await end_of(framed)
-    framed.close()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "first frame must be Hello" in caplog.text
-
-
-async def test_a_second_hello_ends_the_lease(hub: Hub) -> None:
-    hub.book.offer("L1", hub.published(1))
-    framed = await hub.raw(Hello(PROTOCOL, "ticket-L1", "reader"))
-    await send(framed, Hello(PROTOCOL, "ticket-L1", "reader"))
-    await end_of(framed)
-    framed.close()
-    await hub.book.until("gone", "L1")
-
-
-@pytest.mark.parametrize(
-    "data", [b"\x00\x00\x00\x03abc", b"\xff\xff\xff\xff", b"\x00\x00\x20\x00", b"\x00\x00\x00\x00"]
-)
-async def test_what_is_no_frame_ends_the_connection(hub: Hub, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    framed = await hub.raw()
-    framed._sock.send(data)
-    await end_of(framed)
-    framed.close()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-
-
-async def test_a_connection_that_says_nothing_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "HELLO_S", 0.02)
-    framed = await hub.raw()
-    await end_of(framed)
-    framed.close()
-
-
-async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "SILENCE_S", 0.02)
-    lost = Lost()
-    session = await hub.open("L1", hub.published(1), lost)
-    assert "gone" in await lost.wait()
-    await hub.book.until("gone", "L1")
-    await session.close()
-
-
-async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "CONNECTIONS_MAX", 1)
-    segment = hub.published(1)
-    session = await hub.open("L1", segment)
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await hub.open("L2", segment)
-    await session.close()
-
-
-async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "peer_of", lambda _: (1, os.geteuid() + 1))
-    with pytest.raises(TransportLost):
-        await hub.open("L1", hub.published(1))
-    assert "ticket-L1" in hub.book.tickets
-
-
-async def test_nobody_there_is_lost_at_once(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(TransportLost, match="nobody answers"):
-        await hub.reader.open(hub.grant("L1", str(tmp_path / "no")), reader="reader", on_lost=lambda _: None)
-
-
-class FakeSource:
-    """A source that does what the test says, at a socket of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        self._socket.setblocking(False)  # noqa: FBT003
-
-    async def accept(self) -> Framed:
-        connection, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-        return Framed(connection, FRAME_BYTES_MAX)
-
-    async def welcome(self, segment: Segment) -> Framed:
-        framed = await self.accept()
-        assert isinstance(await from_reader(framed), Hello)
-        await send(framed, Welcome(segment.name, segment.nbytes), segment.fd)
-        return framed
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeSource]:
-    source = FakeSource(tmp_path / "fake.peers")
-    with contextlib.closing(source):
-        yield source
-
-
-async def test_a_source_that_stands_still_holds_nobody_up(
-    hub: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel accepts for it, as for a stopped process, and nothing comes."""
-    monkeypatch.setattr(transport_local, "OPEN_S", 0.05)
-    with pytest.raises(TransportLost, match=r"did not let us in within 0.05 s"):
-        await hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lambda _: None)
-
-
-async def test_a_source_that_stands_still_later_is_lost_when_asked(
-    hub: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_session, "CONFIRM_S", 0.05)
-    segment, lost = hub.published(MIB), Lost()
-    opening = asyncio.create_task(hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lost))
-    framed = await fake.welcome(segment)
-    session = await opening
-    destination = memoryview(bytearray(segment.nbytes))
-    assert await session.read(destination, whole(segment), digests=True) == digests_of(segment.view, whole(segment))
-    assert not await session.still_holds()
-    assert "has not said within" in await lost.wait()
-    await session.close()
-    framed.close()
-
-
-@pytest.mark.parametrize("frame", [Welcome("name", 1), No("too late"), Done()])
-async def test_a_source_that_says_nonsense_is_lost(hub: Hub, fake: FakeSource, frame: Frame) -> None:
-    lost = Lost()
-    opening = asyncio.create_task(hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lost))
-    framed = await fake.welcome(hub.published(1))
-    session = await opening
-    await send(framed, frame)
-    assert "can't be read" in await lost.wait()
-    await session.close()
-    framed.close()
-
-
-@pytest.mark.parametrize("frame", [Broken("too early"), Welcome("name", 1), Welcome("name", 1 << 40), Done()])
-async def test_a_source_that_lets_in_wrongly_is_lost(hub: Hub, fake: FakeSource, frame: Frame) -> None:
-    """Too early, without a descriptor, with a descriptor of less memory than said, in no known words."""
-    segment = hub.published(1)
-    opening = asyncio.create_task(
-        hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lambda _: None)
-    )
-    framed = await fake.accept()
-    await from_reader(framed)
-    await send(framed, frame, segment.fd if frame == Welcome("name", 1 << 40) else None)
-    with pytest.raises(TransportLost, match="can't be read from"):
-        await opening
-    await end_of(framed)
-    framed.close()

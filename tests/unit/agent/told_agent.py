@@ -7,7 +7,7 @@ from typing import Any, Final
 from tests.unit.agent.one_agent import SESSION, OneAgent
 
 from tensorhub_agent.chronicle import Chronicle
-from tensorhub_agent.effects import AnyEffect, CallPublish, CallRead, Key, OpenSource, Say
+from tensorhub_agent.effects import AnyEffect, CallPublish, CallRead, Key, OpenSource, Say, ShardNews
 from tensorhub_agent.notes import Note
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.stories import Teller
@@ -67,6 +67,10 @@ class ToldAgent(OneAgent):
         call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=1e9)
         self.chronicle.called(key, call, engine, self.at)
         return self.read(key, want)
+
+    def hear(self, news: ShardNews) -> None:
+        """Tell it what came of an effect."""
+        self.do(self.core.on_news(news, self.now))
 
     def later(self, seconds: float) -> None:
         self.now += seconds

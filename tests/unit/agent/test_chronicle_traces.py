@@ -1,0 +1,66 @@
+"""Whose trace a read stands in: that of its version, or one of its own where nothing names that or it is long over."""
+
+import pytest
+from tests.unit.agent.told_agent import VERSION, check_tree, names, one
+from tests.unit.agent.told_reads import ENGINE, decided, read_whole, reader
+
+from tensorhub_agent.notes import ReadNote
+from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
+from tensorhub_common.wire.events import RoundDecided
+
+
+@pytest.mark.parametrize("garbage", ["", "nonsense", "00-0-0-00", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", "é" * 60])
+def test_without_a_readable_cause_a_read_has_a_trace_of_its_own(garbage: str) -> None:
+    agent, key = reader()
+    agent.headers["round.decided"] = {TRACEPARENT: garbage}
+    agent.begin_read(key)
+    agent.log()
+    own = agent.causes["Want"]
+    read_whole(agent, key)
+    spans = agent.spans()
+    check_tree(spans)
+    assert one(spans, "transfer").parent is None
+    assert one(spans, "transfer").context == own
+
+
+def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_it() -> None:
+    agent, key = reader()
+    agent.begin_read(key, engine=ENGINE)
+    own = agent.causes["Want"]
+    agent.decided_by(own, **{PUBLISH: VERSION.traceparent})
+    agent.log()
+    read_whole(agent, key)
+    whole = one(agent.spans(), "transfer")
+    assert (whole.context, whole.parent) == (own, None)
+    assert whole.links == (VERSION, ENGINE)
+
+
+def test_another_version_is_another_story() -> None:
+    """What was begun of the first one is told by itself, in the trace that others were told of."""
+    agent, key, _ = decided()
+    agent.later(1.0)
+    agent.plan(key)
+    note = agent.chronicle._now[key]
+    assert isinstance(note, ReadNote)
+    other = TraceContext(0xEEEE, 0xE1)
+    again = RoundDecided(
+        model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=2, roots=("r",), held=()
+    )
+    agent.chronicle.event(again, {TRACEPARENT: other.traceparent}, agent.at)
+    first = agent.spans()
+    assert names(first) == ["transfer", "round", "plan", "lease"]
+    check_tree(first, VERSION)
+    assert one(first, "transfer").error == "the log decided another version"
+    now = agent.chronicle._now[key]
+    assert isinstance(now, ReadNote)
+    assert (now.version, now.parent, now.place.trace_id) == (2, other, other.trace_id)
+    assert now.place.span_id != note.place.span_id
+
+
+def test_an_unsampled_trace_stays_unsampled() -> None:
+    agent, key = reader()
+    agent.decided_by(TraceContext(VERSION.trace_id, VERSION.span_id, sampled=False))
+    agent.begin_read(key)
+    agent.log()
+    read_whole(agent, key)
+    assert {span.context.sampled for span in agent.spans()} == {False}

@@ -1,0 +1,134 @@
+"""The ucxx transport with a source in a process of its own, which is stopped, woken and killed."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.unit.agent.lease_book import GIVE_UP_S, Lost
+from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
+
+from tensorhub_agent import transport_ucxx
+from tensorhub_agent.transport import TransportLost
+from tensorhub_agent.ucxx_session import UcxxSession
+from tensorhub_common.wire.transfer import LeaseGrant
+
+pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
+
+SOURCE_PROGRAM = Path(__file__).parent / "ucxx_source.py"
+CLOSE_S_MAX = 5.0
+"""A close by force takes milliseconds; one that flushes waits for the other side."""
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    async with ucxx_hub(tmp_path) as hub:
+        yield hub
+
+
+class Source:
+    """A process that serves one segment, and can be stopped and killed."""
+
+    def __init__(self, process: asyncio.subprocess.Process, endpoint: str) -> None:
+        self.process, self.endpoint = process, endpoint
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@contextlib.asynccontextmanager
+async def source_process(folder: Path, nbytes: int) -> AsyncIterator[Source]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(SOURCE_PROGRAM),
+        str(folder),
+        str(nbytes),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(GIVE_UP_S * 3):
+            line = (await process.stdout.readline()).decode().strip()
+            while not line.startswith("ready "):
+                line = (await process.stdout.readline()).decode().strip()
+        yield Source(process, line.removeprefix("ready "))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def read_until_stuck(session: UcxxSession, memory: memoryview, source: Source) -> asyncio.Task[bytes]:
+    """Begin to read, and stop the source once the first bytes have come."""
+    read = asyncio.create_task(session.read(memory, cut(len(memory), len(memory)), digests=True))
+    async with asyncio.timeout(GIVE_UP_S):
+        while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
+            await asyncio.sleep(0)
+    source.signal(signal.SIGSTOP)
+    return read
+
+
+async def close_without(source: Source, session: UcxxSession) -> None:
+    """Close while the source is stopped, with a bound: cancelled, a close waits on, so the source is killed for it."""
+    closing = asyncio.create_task(session.close())
+    _, waiting = await asyncio.wait({closing}, timeout=CLOSE_S_MAX)
+    if waiting:
+        source.signal(signal.SIGKILL)
+        await asyncio.wait(waiting, timeout=GIVE_UP_S)
+    assert not waiting, f"close has waited {CLOSE_S_MAX:g} s for a source that is stopped"
+
+
+async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended(hub: Hub, tmp_path: Path) -> None:
+    """Late bytes: whatever the source still had to send when it was stopped must not arrive once close has returned."""
+    nbytes = 256 * MIB
+    async with source_process(tmp_path, nbytes) as source:
+        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
+        session = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        memory = memoryview(bytearray(nbytes))
+        read = await read_until_stuck(session, memory, source)
+        await close_without(source, session)
+        with pytest.raises(TransportLost):
+            await read
+        assert hub.reader.links == 0
+        assert memory[-1] == 0, "all had come before the source was stopped, so the test shows nothing: use more bytes"
+        memory[:] = bytes(nbytes)
+        source.signal(signal.SIGCONT)
+        # Once it serves again, it has done whatever it was stopped in.
+        again = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        other = memoryview(bytearray(MIB))
+        await again.read(other, cut(MIB, MIB), digests=True)
+        await again.close()
+        assert other[0] != 0
+        assert memory == bytes(nbytes)
+
+
+async def test_a_killed_source_is_noticed(hub: Hub, tmp_path: Path) -> None:
+    async with source_process(tmp_path, 64 * MIB) as source:
+        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
+        lost = Lost()
+        session = await hub.reader.open(grant, reader="reader", on_lost=lost)
+        memory = memoryview(bytearray(64 * MIB))
+        read = asyncio.create_task(session.read(memory, cut(len(memory), len(memory)), digests=True))
+        source.signal(signal.SIGKILL)
+        await lost.wait()
+        await session.close()
+        with contextlib.suppress(TransportLost):
+            await read
+        assert hub.reader.links == 0
+
+
+async def test_a_stopped_source_lets_nobody_in_within_the_bound(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_ucxx, "OPEN_S", 0.2)
+    async with source_process(tmp_path, MIB) as source:
+        source.signal(signal.SIGSTOP)
+        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
+        with pytest.raises(TransportLost, match="did not let us in"):
+            await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        assert hub.reader.links == 0
