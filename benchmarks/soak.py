@@ -1,12 +1,14 @@
 """Thousands of updates in a row over each transport: does anything grow? `python -m benchmarks.soak [--updates 2000]`.
 
 One trainer publishes a small model again and again, one engine fetches each version, and now and then each process is
-looked at: memory that is its own, file descriptors, sockets, threads, and what the hub has in shared memory. Ends with
-1 if something grew by more than its slack (benchmarks/growth.py).
+looked at: memory that is its own, file descriptors, sockets, threads, and what the hub has in shared memory. It goes on
+until there were enough updates, and until the longest of `WINDOWS_S` has passed with enough time left to judge. Ends
+with 1 if something grew by more than its slack (benchmarks/growth.py).
 """
 
 import argparse
 import asyncio
+import itertools
 import os
 import sys
 import tempfile
@@ -20,20 +22,35 @@ import psutil
 
 from benchmarks import page, report
 from benchmarks.fleet import Fleet
-from benchmarks.growth import MIB, SAMPLES_MIN, Growth, growth
+from benchmarks.growth import MIB, SAMPLES_MIN, Growth, first_settled, growth
 from benchmarks.llama import shapes
 from benchmarks.ours import HOSTS, check_reads
 from benchmarks.small import of_hub
 from tensorhub.up.up import Up
+from tensorhub_agent import ucxx_serving
+from tensorhub_common.bus.joblog import DUPLICATE_WINDOW_S
 from tensorhub_common.settings import load, segment_beginning
 
 MODEL: Final = "soak"
 AGENTS: Final = 2
 WAIT_S: Final = 30.0
-SAMPLES: Final = 100
-"""So often a soak looks at everything, by default."""
 
-SAID_EVERY: Final = 10
+WINDOWS_S: Final[Mapping[str, float]] = {
+    "NATS's memory of message ids": DUPLICATE_WINDOW_S,
+    "connections that opened no other lease": ucxx_serving.IDLE_S,
+}
+"""For so long somebody keeps what a run brings, and grows."""
+
+SETTLED_S: Final = 60.0
+"""A run goes on for so long after the longest window, however fast its updates are."""
+
+RUN_S_MAX: Final = 3600.0
+"""A run that has not had its updates by then fails."""
+
+SAMPLES: Final = 100
+"""So often the updates that were asked for are interrupted for a look at everything, by default."""
+
+SAID_EVERY: Final = 50
 """Samples between two lines that say how far it is."""
 
 OF_PROCESS: Final = ("uss", "fds", "sockets", "threads")
@@ -44,20 +61,31 @@ HUB: Final = "hub"
 
 @dataclass(slots=True)
 class Samples:
-    """Series by process and metric, and after how many updates each sample was taken."""
+    """Series by process and metric, and after how many updates and seconds each sample was taken."""
 
     updates: list[int] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
     series: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
-    def add(self, updates: int, sample: Mapping[tuple[str, str], float]) -> None:
+    def add(self, updates: int, at_s: float, sample: Mapping[tuple[str, str], float]) -> None:
         """Take one look."""
         self.updates.append(updates)
+        self.at_s.append(at_s)
         for key, value in sample.items():
             self.series.setdefault(key, []).append(value)
 
     def verdict(self) -> list[Growth]:
         """Judge all."""
-        return [growth(process, metric, self.updates, values) for (process, metric), values in self.series.items()]
+        updates = self.updates[self.first_settled :]
+        return [
+            growth(process, metric, updates, values[self.first_settled :])
+            for (process, metric), values in self.series.items()
+        ]
+
+    @property
+    def first_settled(self) -> int:
+        """The number of the first sample that is judged. Raises ValueError when the run was too short."""
+        return first_settled(self.at_s, max(WINDOWS_S.values()))
 
 
 def look(pids: Mapping[str, int], shm_dir: Path, beginning: str) -> dict[tuple[str, str], float]:
@@ -83,24 +111,35 @@ def _is_socket(fd: Path) -> bool:
 
 
 async def soak(transport: str, updates: int, every: int, mib: int, environment: Mapping[str, str]) -> Samples:
-    """Update so often, and return what was seen."""
+    """Update so often, and until the windows have passed; return what was seen."""
     samples, hosts = Samples(), min(HOSTS[transport], AGENTS)
     with tempfile.TemporaryDirectory(prefix="tensorhub-soak-") as folder:
         async with await Fleet.start(environment, readers=1) as fleet, Up(Path(folder), AGENTS, hosts) as up:
             pids = of_hub(up.hub) | fleet.pids
             shm_dir, beginning = load(environment).shm_dir, segment_beginning(Path(folder))
             await fleet.register(up.hub, MODEL, shapes(mib))
-            for number in range(updates + 1):
+            began = time.monotonic()
+            for number in itertools.count():
+                spent_s = time.monotonic() - began
                 if number % every == 0:
-                    samples.add(number, look(pids, shm_dir, beginning))
+                    samples.add(number, spent_s, look(pids, shm_dir, beginning))
                     if len(samples.updates) % SAID_EVERY == 1:
-                        print(f"{transport}: {number} of {updates} updates", file=sys.stderr)
+                        print(f"{transport}: {number} updates in {spent_s:.0f} s", file=sys.stderr)
+                    if is_enough(number, updates, spent_s):
+                        break
                 await _update(fleet, transport, first=number == 0)
             await fleet.check_equal()
             if of_hub(up.hub) | fleet.pids != pids:
                 raise RuntimeError("a process of the hub has died and was started again, so its samples say nothing")
             await fleet.close()
     return samples
+
+
+def is_enough(done: int, updates: int, spent_s: float) -> bool:
+    """Tell whether a run may end. Raises RuntimeError when it takes too long."""
+    if spent_s > RUN_S_MAX:
+        raise RuntimeError(f"{done} of {updates} updates took more than {RUN_S_MAX:g} s: ask for fewer")
+    return done >= updates and spent_s >= max(WINDOWS_S.values()) + SETTLED_S
 
 
 async def _update(fleet: Fleet, transport: str, *, first: bool) -> None:
@@ -113,8 +152,8 @@ async def _update(fleet: Fleet, transport: str, *, first: bool) -> None:
     check_reads([await updating], published["version"], transport)
 
 
-def words(transport: str, updates: int, took_s: float, verdict: Sequence[Growth]) -> str:
-    """Return the verdict as a table: for each process what it had in the middle and at the end."""
+def words(transport: str, samples: Samples, verdict: Sequence[Growth]) -> str:
+    """Return the verdict as a table: for each process what it had once settled and at the end."""
     processes = list(dict.fromkeys(each.process for each in verdict))
     by_key = {(each.process, each.metric): each for each in verdict}
     metrics = [*OF_PROCESS, *OF_HUB]
@@ -125,14 +164,19 @@ def words(transport: str, updates: int, took_s: float, verdict: Sequence[Growth]
         f"{_amount(each.metric, each.slack)}."
         for each in grown
     ]
-    head = f"#### {updates} updates over {transport}, {took_s:.0f} s: {'something grew' if grown else 'nothing grew'}"
-    return "\n\n".join([head, report.table(("middle → end", *metrics), rows), *said])
+    first = samples.first_settled
+    head = (
+        f"#### {samples.updates[-1]} updates over {transport}, {samples.at_s[-1]:.0f} s: "
+        f"{'something grew' if grown else 'nothing grew'}"
+    )
+    told = f"Judged from update {samples.updates[first]} on, {samples.at_s[first]:.0f} s after the first."
+    return "\n\n".join([head, told, report.table(("settled → end", *metrics), rows), *said])
 
 
 def _cell(each: Growth | None) -> str:
     if each is None:
         return ""
-    text = f"{_amount(each.metric, each.middle)} → {_amount(each.metric, each.last)}"
+    text = f"{_amount(each.metric, each.settled)} → {_amount(each.metric, each.last)}"
     return text if each.is_bounded else f"**{text}**"
 
 
@@ -143,9 +187,9 @@ def _amount(metric: str, value: float) -> str:
 def main() -> None:
     """Read the options, soak, and say what grew."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--updates", type=int, default=2000)
+    parser.add_argument("--updates", type=int, default=2000, help="at least so many")
     parser.add_argument("--transport", choices=list(HOSTS), action="append", help="by default one after the other")
-    parser.add_argument("--every", type=int, help=f"updates between two looks; by default {SAMPLES} looks in all")
+    parser.add_argument("--every", type=int, help=f"updates between two looks; by default --updates / {SAMPLES}")
     parser.add_argument("--mib", type=int, default=1, help="size of the model")
     parser.add_argument("--docs", action="store_true", help="write verdict and pictures into docs/")
     options = parser.parse_args()
@@ -155,11 +199,10 @@ def main() -> None:
     found: list[str] = []
     grew = False
     for transport in options.transport or list(HOSTS):
-        began = time.monotonic()
         samples = asyncio.run(soak(transport, options.updates, every, options.mib, dict(os.environ)))
         verdict = samples.verdict()
         grew = grew or not all(each.is_bounded for each in verdict)
-        found.append(words(transport, options.updates, time.monotonic() - began, verdict))
+        found.append(words(transport, samples, verdict))
         print("\n" + found[-1] + "\n", flush=True)
         if options.docs:
             from benchmarks import soak_picture  # noqa: PLC0415 (matplotlib is wanted here alone)
