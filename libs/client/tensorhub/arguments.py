@@ -53,6 +53,15 @@ def published_version(value: object) -> int | None:
     return None if value is None else _version(value, VersionConflict)
 
 
+def overwriting(version: object, *, publish: bool) -> None:
+    """Check what is to be published after an overwrite: a mistake must be told before anything is unpublished."""
+    if not isinstance(publish, bool):
+        raise TypeError(f"publish is True or False; got {publish!r:.80}. A number is given as version=…")
+    if version is not None and not publish:
+        raise ValueError(f"version={version!r:.80} is given without publish=True: nothing would be published")
+    published_version(version)
+
+
 def wanted_version(value: object) -> int | Literal["latest"]:
     """Return the version to replicate."""
     if value == "latest":

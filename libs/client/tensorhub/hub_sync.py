@@ -5,18 +5,19 @@ from any thread, one call at a time for each shard.
 """
 
 from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from tensorhub import arguments
 from tensorhub.background import Background
 from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.registry import ASK_S
 from tensorhub.session import OnProgress
 from tensorhub.shard import AsyncShard
 from tensorhub.watching import Watched
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import NotPublished, TensorHubError
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
 from tensorhub_common.wire.worker import ReadReport
@@ -96,6 +97,23 @@ class Shard:
         Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
         """
         self._background.run(self._shard.unpublish(timeout_s=timeout_s))
+
+    @contextmanager
+    def overwriting(
+        self, *, publish: bool = False, version: int | None = None, timeout_s: float = 60
+    ) -> "Generator[dict[str, torch.Tensor], None, None]":
+        """Unpublish what is published, and let the block overwrite the tensors, which it gets.
+
+        With `publish` the tensors are published at the block's end, as `version` or the next one; without it, and
+        after an exception in the block, they stay unpublished. `timeout_s` bounds each of the two calls. Raises what
+        `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
+        """
+        arguments.overwriting(version, publish=publish)
+        with suppress(NotPublished):
+            self.unpublish(timeout_s=timeout_s)
+        yield self.tensors
+        if publish:
+            self.publish(version, timeout_s=timeout_s)
 
     def replicate(
         self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None

@@ -8,7 +8,8 @@ A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at th
 memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from tensorhub import arguments
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
 from tensorhub.session import OnProgress, Session
+from tensorhub_common.errors import NotPublished
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.worker import ReadReport
 
@@ -99,6 +101,23 @@ class AsyncShard:
         Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
         """
         await self._session.ask(self._attachment, Unpublish(), arguments.seconds("timeout_s", timeout_s))
+
+    @asynccontextmanager
+    async def overwriting(
+        self, *, publish: bool = False, version: int | None = None, timeout_s: float = 60
+    ) -> "AsyncGenerator[dict[str, torch.Tensor], None]":
+        """Unpublish what is published, and let the block overwrite the tensors, which it gets.
+
+        With `publish` the tensors are published at the block's end, as `version` or the next one; without it, and
+        after an exception in the block, they stay unpublished. `timeout_s` bounds each of the two calls. Raises what
+        `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
+        """
+        arguments.overwriting(version, publish=publish)
+        with suppress(NotPublished):
+            await self.unpublish(timeout_s=timeout_s)
+        yield self.tensors
+        if publish:
+            await self.publish(version, timeout_s=timeout_s)
 
     async def replicate(
         self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None
