@@ -8,11 +8,15 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 import xxhash
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 
 import tensorhub
 
@@ -21,12 +25,38 @@ WAIT_S = 60.0
 Answer = dict[str, object]
 
 
+class Switched(Sampler):
+    """Decides about each new trace as it was told last."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    def should_sample(self, *arguments: Any, **named: Any) -> SamplingResult:  # noqa: ANN401 (they are passed on)
+        """Ask the one sampler or the other."""
+        return (ALWAYS_ON if self.is_on else ALWAYS_OFF).should_sample(*arguments, **named)
+
+    def get_description(self) -> str:
+        """Say what it is."""
+        return "as told"
+
+
 class Worker:
     """One shard of one model, and the connection that it was registered through."""
 
     def __init__(self) -> None:
         self.hub: tensorhub.Hub | None = None
         self.shard: tensorhub.Shard | None = None
+        self.sampler = Switched()
+
+    def trace_when_told(self) -> Answer:
+        """Be an application with a provider of its own, whose sampler `trace` switches."""
+        trace.set_tracer_provider(TracerProvider(sampler=self.sampler))
+        return {}
+
+    def trace(self, *, on: bool) -> Answer:
+        """Have the versions from now on traced, or not."""
+        self.sampler.is_on = on
+        return {}
 
     def register(
         self,

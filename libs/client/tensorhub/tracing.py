@@ -24,9 +24,9 @@ from tensorhub.attachment import Attachment, Place
 from tensorhub.link import Broken
 from tensorhub_common import telemetry
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.span_keeper import of_record
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, parse
-from tensorhub_common.wire.traces import Link, Span
 from tensorhub_common.wire.worker import Traced
 
 SERVICE: Final = "tensorhub-sdk"
@@ -104,13 +104,13 @@ class Tracing:
         else:
             above = None if above is None or above.trace_id == call.place.trace_id else above
             place = call.place if above is None else above.beside(call.place.span_id)
-        record = self._record(call, attachment.place, place, above, ended_ns)
-        maker.make(record)
         if not place.sampled:
             return
+        record = self._record(call, attachment.place, place, above, ended_ns)
+        maker.make(record)
         # With the agent away it will not draw this span, and whoever exports has it all the same.
         with suppress(Broken, TensorHubError):
-            self._hand_over(Traced(span=_kept(record)))
+            self._hand_over(Traced(span=of_record(record, SERVICE, str(os.getpid()))))
 
     def _record(
         self, call: TracedCall, where: Place, place: TraceContext, parent: TraceContext | None, ended_ns: int
@@ -140,24 +140,6 @@ def _active() -> TraceContext | None:
     return TraceContext(span.trace_id, span.span_id, span.trace_flags.sampled) if span.is_valid else None
 
 
-def _kept(record: SpanRecord) -> Span:
-    """Return a span in the form in which it is handed over."""
-    place, parent = record.context, record.parent
-    return Span(
-        trace=f"{place.trace_id:032x}",
-        span=f"{place.span_id:016x}",
-        parent=None if parent is None else f"{parent.span_id:016x}",
-        name=record.name,
-        service=SERVICE,
-        instance=str(os.getpid()),
-        start_ns=record.start_ns,
-        end_ns=record.end_ns,
-        error=record.error,
-        attributes=dict(record.attributes),
-        links=tuple(Link(trace=f"{link.trace_id:032x}", span=f"{link.span_id:016x}") for link in record.links),
-    )
-
-
 # --------------------------------------------------------------------------------------------------- our own provider
 
 _makers: Final[list[SpanMaker | None]] = []
@@ -176,10 +158,10 @@ def _private() -> SpanMaker | None:
 def _make_private() -> SpanMaker | None:
     if telemetry.is_disabled(os.environ):
         return None
-    provider = telemetry.make_provider(SERVICE, str(os.getpid()), os.environ)
-    if any(os.environ.get(name) for name in telemetry.ENDPOINTS):
+    provider, exporting = telemetry.make_provider(SERVICE, str(os.getpid()), os.environ)
+    if exporting is not None:
         atexit.register(_export_the_rest, provider.shutdown)
-    return SpanMaker.of(provider)
+    return SpanMaker.own(provider, exporting)
 
 
 def _export_the_rest(shutdown: Callable[[], None]) -> None:

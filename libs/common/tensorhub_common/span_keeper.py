@@ -1,6 +1,6 @@
 """Keeps a process's finished spans, without ever holding up whoever finishes one.
 
-`on_end` only appends to a queue. A thread of the keeper's own turns what is queued into lines and writes them, batch
+`take` only appends to a queue. A thread of the keeper's own turns what is queued into lines and writes them, batch
 after batch. Always true: the queue has a bound, and what finds it full is dropped and counted; a full disk or a
 directory that can't be written costs spans and one warning, and never an error of the service.
 """
@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from tensorhub_common.span_files import SpanFiles
+from tensorhub_common.tracecontext import SpanRecord
 from tensorhub_common.wire.traces import Attribute, Link, Span
 
 QUEUE_SPANS_MAX: Final = 8_192
@@ -36,12 +37,13 @@ _log: Final = logging.getLogger(__name__)
 class SpanKeeper(SpanProcessor):
     """The keeper of one process, from its construction to `shutdown`."""
 
-    def __init__(self, files: SpanFiles) -> None:
-        """Begin to keep spans in these files."""
+    def __init__(self, files: SpanFiles, service: str = "", instance: str = "") -> None:
+        """Begin to keep spans in these files; records are of this service."""
         self.files = files
+        self._service, self._instance = service, instance
         self.dropped = 0
         """How many spans were not kept, for whatever reason."""
-        self._queue: deque[ReadableSpan | Span] = deque()
+        self._queue: deque[ReadableSpan | SpanRecord | Span] = deque()
         self._warned = False
         self._closed = threading.Event()
         self._writing = threading.Lock()
@@ -49,14 +51,11 @@ class SpanKeeper(SpanProcessor):
         self._thread.start()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Take a finished span of this process."""
-        self._take(span)
+        """Take a finished span that somebody made by OpenTelemetry's own means."""
+        self.take(span)
 
-    def keep(self, span: Span) -> None:
-        """Take a finished span of another process."""
-        self._take(_cut(span))
-
-    def _take(self, span: ReadableSpan | Span) -> None:
+    def take(self, span: ReadableSpan | SpanRecord | Span) -> None:
+        """Take a finished span: of this process, as a record, or of another one, in the hub's own form."""
         if len(self._queue) >= QUEUE_SPANS_MAX:
             self.dropped += 1
         else:
@@ -94,7 +93,7 @@ class SpanKeeper(SpanProcessor):
         """Write some of the queue; False when another process is writing just now, and it should be tried again."""
         batch = [self._queue[index] for index in range(min(len(self._queue), BATCH_SPANS_MAX))]
         try:
-            spans = [span if isinstance(span, Span) else span_of(span) for span in batch]
+            spans = [self._in_form(span) for span in batch]
             too_long = self.files.append(spans)
         except Exception as why:  # noqa: BLE001 (whatever a span holds or a disk does, the service goes on)
             too_long = len(batch)
@@ -107,6 +106,31 @@ class SpanKeeper(SpanProcessor):
         for _ in batch:
             self._queue.popleft()
         return True
+
+    def _in_form(self, span: ReadableSpan | SpanRecord | Span) -> Span:
+        if isinstance(span, SpanRecord):
+            return of_record(span, self._service, self._instance)
+        return _cut(span) if isinstance(span, Span) else span_of(span)
+
+
+def of_record(record: SpanRecord, service: str, instance: str) -> Span:
+    """Return the finished span of a record in the hub's own form."""
+    place, parent = record.context, record.parent
+    return Span(
+        trace=f"{place.trace_id:032x}",
+        span=f"{place.span_id:016x}",
+        parent=None if parent is None else f"{parent.span_id:016x}",
+        name=record.name,
+        service=service,
+        instance=instance,
+        start_ns=record.start_ns,
+        end_ns=max(record.end_ns, record.start_ns),
+        error=None if record.error is None else record.error[:TEXT_CHARS_MAX],
+        attributes={
+            key: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for key, value in record.attributes.items()
+        },
+        links=tuple(Link(trace=f"{link.trace_id:032x}", span=f"{link.span_id:016x}") for link in record.links),
+    )
 
 
 def _cut(span: Span) -> Span:

@@ -23,11 +23,12 @@ from typing import Any, Final, TextIO, cast
 import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from tensorhub_common.settings import Settings
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import SpanKeeper
+from tensorhub_common.spanmaker import SpanMaker
 from tensorhub_common.wire.traces import Span
 
 SHUTDOWN_S_MAX: Final = 3.0
@@ -140,26 +141,33 @@ def start_logs(service: str, instance: str, settings: Settings, stream: TextIO |
 # ------------------------------------------------------------------------------------------------------------ traces
 
 
-def make_provider(service: str, instance: str, environ: Mapping[str, str]) -> TracerProvider:
-    """Return a provider of spans that exports them if `environ` names an OTLP endpoint."""
+def make_provider(
+    service: str, instance: str, environ: Mapping[str, str]
+) -> tuple[TracerProvider, SpanProcessor | None]:
+    """Return a provider of spans, and what exports them if `environ` names an OTLP endpoint."""
     attributes = {"service.instance.id": instance}
     if not environ.get("OTEL_SERVICE_NAME"):
         attributes["service.name"] = service
     # Its own handler at exit would wait for the collector without a bound: `shutdown` is called by `main` instead.
     provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
-    if any(environ.get(name) for name in ENDPOINTS):
-        # Imported here since most processes never export, and these two bring an HTTP client and protobuf along.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    if not any(environ.get(name) for name in ENDPOINTS):
+        return provider, None
+    # Imported here since most processes never export, and these two bring an HTTP client and protobuf along.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
+    exporting = BatchSpanProcessor(OTLPSpanExporter())
+    provider.add_span_processor(exporting)
+    return provider, exporting
 
 
 # ----------------------------------------------------------------------------------------------------------- process
 
 _keepers: Final[list[SpanKeeper]] = []
 """The keeper of this process's spans; none before `start`, and none with telemetry off."""
+
+_makers: Final[list[SpanMaker]] = []
+"""The maker of this process's spans; none before `start`, and none with telemetry off."""
 
 _ends: Final[list[Callable[[], object]]] = []
 """What `shutdown` calls."""
@@ -170,10 +178,15 @@ def keeper() -> SpanKeeper | None:
     return _keepers[0] if _keepers else None
 
 
+def span_maker() -> SpanMaker | None:
+    """Return what makes this process's spans, if anything does."""
+    return _makers[0] if _makers else None
+
+
 def keep_foreign(span: Span) -> None:
     """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent."""
     for each in _keepers:
-        each.keep(span)
+        each.take(span)
 
 
 def start(service: str, instance: str, settings: Settings, state_dir: Path) -> None:
@@ -184,18 +197,23 @@ def start(service: str, instance: str, settings: Settings, state_dir: Path) -> N
     start_logs(service, instance, settings)
     if isinstance(trace.get_tracer_provider(), TracerProvider) or is_disabled(os.environ):
         return
-    provider = make_provider(service, instance, os.environ)
-    _keepers.append(SpanKeeper(SpanFiles(state_dir / "spans", settings.spans_bytes_max)))
-    provider.add_span_processor(_keepers[0])
+    provider, exporting = make_provider(service, instance, os.environ)
+    name = str(provider.resource.attributes["service.name"])
+    keeper = SpanKeeper(SpanFiles(state_dir / "spans", settings.spans_bytes_max), name, instance)
+    maker = SpanMaker.own(provider, exporting, keeper.take)
+    _makers.extend([maker] if maker is not None else [])
+    _keepers.append(keeper)
+    # Our own spans go to the keeper as records; this is for those that a library makes.
+    provider.add_span_processor(keeper)
     trace.set_tracer_provider(provider)
     # The keeper by itself too: an exporter that hangs must not keep it from writing what it has.
-    _ends.extend([_keepers[0].shutdown, provider.shutdown])
+    _ends.extend([keeper.shutdown, provider.shutdown])
     if settings.metrics is not None or os.environ.get(METRICS_ENDPOINT):
         # Imported here since most processes have no page, and it brings an HTTP server along.
         from tensorhub_common import metrics_page  # noqa: PLC0415
 
         push = bool(os.environ.get(METRICS_ENDPOINT))
-        _ends.append(metrics_page.start(provider.resource, settings.metrics, _keepers[0], push=push))
+        _ends.append(metrics_page.start(provider.resource, settings.metrics, keeper, push=push))
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:

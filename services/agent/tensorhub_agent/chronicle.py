@@ -4,7 +4,8 @@ It sees the effects and the news that the cores see, notes when they came, and g
 spans that messages name as their cause. A read's place moves into the trace of the version when the log has decided
 it; span ids stay, so what others were told before is right up to its trace (docs/adr/0004-one-trace-per-version.md).
 
-Always true: nothing here is asked for each piece; a call that has ended is in `finished` once and nowhere else.
+Always true: nothing here is asked for each piece; a call that has ended is in `finished` once and nowhere else, unless
+its trace is not sampled: then nothing is noted of it but its place, which says so to others.
 """
 
 from collections.abc import Callable, Mapping
@@ -119,10 +120,12 @@ class Chronicle:
     def news(self, news: ShardNews, at: int) -> None:
         """Note what came of an effect."""
         note = self._now.get(news.key)
+        if note is None or not note.place.sampled:
+            return
         if isinstance(note, PublishNote):
             if isinstance(news, Digested):
                 note.digested = at
-        elif isinstance(note, ReadNote):
+        else:
             self._read_news(note, news, at)
 
     def event(self, event: AnyEvent, headers: Mapping[str, str], at: int) -> None:
@@ -213,13 +216,14 @@ class Chronicle:
         place = self._new_trace("transfer")
         new = ReadNote(old.key, old.call, place, at, old.engine, said_by=old.said_by, round=old.round)
         old.ended, old.error = at, "the log decided another version"
-        self.finished.append(old)
+        if old.place.sampled:
+            self.finished.append(old)
         self._calls[old.call.call] = self._now[old.key] = new
         return new
 
     def _asked_plan(self, effect: AskPlan, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadNote) or len(note.plans) >= PLANS_NOTED_MAX:
+        if not isinstance(note, ReadNote) or not note.place.sampled or len(note.plans) >= PLANS_NOTED_MAX:
             return None
         plan = PlanNote(note.place.beside(self._new_span()), effect.number, at)
         note.plans.append(plan)
@@ -227,7 +231,7 @@ class Chronicle:
 
     def _opening(self, effect: OpenSource, reading: Reading | None, at: int) -> TraceContext | None:
         note = self._now.get(effect.key)
-        if not isinstance(note, ReadNote) or len(note.sources) >= SOURCES_NOTED_MAX:
+        if not isinstance(note, ReadNote) or not note.place.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
             return None
         lease, read = note.place.beside(self._new_span()), note.place.beside(self._new_span())
         note.sources[effect.source] = SourceNote(effect.share, reading, lease, read, at)
@@ -290,7 +294,8 @@ class Chronicle:
             waiting = next((each for each in self._calls.values() if each.key == note.key), None)
             if waiting is not None:
                 self._now[note.key] = waiting
-        self.finished.append(note)
+        if note.place.sampled:
+            self.finished.append(note)
 
     def _reads(self, model: str, replica: str) -> list[ReadNote]:
         return [note for note in self._notes_of(model, replica) if isinstance(note, ReadNote)]

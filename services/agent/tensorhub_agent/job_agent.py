@@ -51,11 +51,11 @@ from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.workers import Worker
+from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.layout import Layout, shared_mismatch
-from tensorhub_common.spanmaker import SpanMaker
 from tensorhub_common.subjects import ask, events_of, hub_ask
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import Error, OpenJob
@@ -93,7 +93,7 @@ class JobAgent:
         self._lanes = Lanes(self._joblog, self._open_job)
         self.sources = Sources(job, around.bus, around.transports, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
-        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=SpanMaker.of())
+        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()

@@ -74,7 +74,7 @@ class Tracing:
 
     def lease_asked(self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], began_ns: int) -> None:
         """Tell that a reader's agent asked this one for a lease, if it said what for."""
-        if self._later is not None:
+        if self._later is not None and headers:
             # The headers are read later too.
             self._later.add(partial(self._tell_lease, ask, answer, headers, (began_ns, time.time_ns())))
 

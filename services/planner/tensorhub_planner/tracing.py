@@ -11,6 +11,7 @@ from functools import partial
 
 from opentelemetry import trace
 
+from tensorhub_common import telemetry
 from tensorhub_common.bus.message import Message
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.subjects import AskSubject, parse
@@ -33,7 +34,7 @@ class Tracing:
 
     def __init__(self) -> None:
         """Make spans if this process makes any."""
-        self._maker = SpanMaker.of()
+        self._maker = telemetry.span_maker()
         self._later = SpansLater()
 
     @contextmanager

@@ -8,6 +8,7 @@ import time
 from functools import partial
 from typing import Final
 
+from tensorhub_common import telemetry
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value
 from tensorhub_common.wire.events import VersionPublished, kind_of
@@ -22,12 +23,12 @@ class Tracing:
     def __init__(self, job: str) -> None:
         """Make spans if this process makes any."""
         self._job = job
-        self._maker = SpanMaker.of()
+        self._maker = telemetry.span_maker()
         self._later = SpansLater()
 
     def stands(self, causes: tuple[Cause, ...]) -> None:
-        """Tell of events that stand in the log now, spoken by this registry."""
-        if self._maker is not None:
+        """Tell of events that stand in the log now, spoken by this registry; of those that somebody traces."""
+        if self._maker is not None and any(each.parent is not None and each.parent.sampled for each in causes):
             self._later.add(partial(self._tell, self._maker, causes, time.time_ns()))
 
     def close(self) -> None:

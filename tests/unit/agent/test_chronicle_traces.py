@@ -1,7 +1,7 @@
 """Whose trace a read stands in: that of its version, or one of its own where nothing names that or it is long over."""
 
 import pytest
-from tests.unit.agent.told_agent import VERSION, check_tree, names, one
+from tests.unit.agent.told_agent import VERSION, WORKER, ToldAgent, check_tree, names, one
 from tests.unit.agent.told_reads import ENGINE, decided, read_whole, reader
 
 from tensorhub_agent.notes import ReadNote
@@ -57,10 +57,31 @@ def test_another_version_is_another_story() -> None:
     assert now.place.span_id != note.place.span_id
 
 
-def test_an_unsampled_trace_stays_unsampled() -> None:
+def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() -> None:
     agent, key = reader()
-    agent.decided_by(TraceContext(VERSION.trace_id, VERSION.span_id, sampled=False))
+    unsampled = TraceContext(VERSION.trace_id, VERSION.span_id, sampled=False)
+    agent.decided_by(unsampled)
     agent.begin_read(key)
     agent.log()
+    note = agent.chronicle._now[key]
+    assert isinstance(note, ReadNote)
     read_whole(agent, key)
-    assert {span.context.sampled for span in agent.spans()} == {False}
+    assert (note.plans, note.sources) == ([], {})
+    assert agent.causes["AskPlan"] is None
+    assert agent.causes["OpenSource"] is None
+    answered = agent.causes["Answer"]
+    assert answered is not None
+    assert (answered.trace_id, answered.sampled) == (VERSION.trace_id, False)
+    assert agent.finished() == []
+
+
+def test_a_publication_that_is_not_sampled_says_so_to_the_log() -> None:
+    agent = ToldAgent()
+    agent.join()
+    key = agent.register("trainer")
+    agent.begin_publish(key, "a", 1, TraceContext(WORKER.trace_id, WORKER.span_id, sampled=False))
+    agent.log()
+    ready = agent.causes["Ready"]
+    assert ready is not None
+    assert not ready.sampled
+    assert agent.finished() == []

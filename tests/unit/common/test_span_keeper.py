@@ -15,6 +15,8 @@ from opentelemetry.util.types import AnyValue
 
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, TEXT_CHARS_MAX, SpanKeeper
+from tensorhub_common.spanmaker import SpanMaker
+from tensorhub_common.tracecontext import SpanRecord, TraceContext
 from tensorhub_common.wire.traces import Link, Span
 
 RESOURCE = Resource.create({"service.name": "tensorhub-agent", "service.instance.id": "agent-0"})
@@ -58,6 +60,30 @@ def provider_of(keeper: SpanKeeper) -> TracerProvider:
     return provider
 
 
+def test_a_record_is_found_as_the_span_that_others_would_make_of_it(tmp_path: Path) -> None:
+    keeper = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20), "agent", "a-0")
+    record = SpanRecord(
+        name="read",
+        context=TraceContext(0xA, 0xB),
+        parent=TraceContext(0xA, 0xC),
+        start_ns=5,
+        end_ns=4,
+        attributes={"tensorhub.bytes": 7, "tensorhub.transports": ("local", "ucxx"), "long": "x" * 5_000},
+        links=(TraceContext(0xD, 0xE),),
+        error="lost: " + "x" * 5_000,
+    )
+    maker = SpanMaker.own(TracerProvider(resource=RESOURCE, shutdown_on_exit=False), keeper, keeper.take)
+    assert maker is not None
+    maker.make(record)
+    kept, made = sorted(everything(keeper), key=lambda span: span.service)
+    keeper.shutdown()
+    assert (kept.service, kept.instance) == ("agent", "a-0")
+    assert kept == structs.replace(made, service="agent", instance="a-0")
+    assert (kept.span, kept.parent, kept.end_ns, len(kept.attributes["long"])) == (  # type: ignore[arg-type]
+        "000000000000000b", "000000000000000c", 5, 1_000,
+    )  # fmt: skip
+
+
 def everything(keeper: SpanKeeper) -> list[Span]:
     return keeper.newest(b"", lambda _: True, 100_000)[0]
 
@@ -89,8 +115,8 @@ def test_a_finished_span_is_found_as_it_was(keeper: SpanKeeper) -> None:
 
 
 def test_a_span_of_another_process_is_kept_beside_ours(keeper: SpanKeeper) -> None:
-    keeper.keep(HANDED)
-    keeper.keep(structs.replace(HANDED, error="x" * 5_000))
+    keeper.take(HANDED)
+    keeper.take(structs.replace(HANDED, error="x" * 5_000))
     cut, whole = everything(keeper)
     assert whole == HANDED
     assert cut.error == "x" * TEXT_CHARS_MAX
@@ -116,7 +142,7 @@ def test_what_is_no_span_can_t_come_over_a_wire(change: dict[str, object]) -> No
 
 
 def test_a_span_that_is_too_long_is_dropped_and_counted(keeper: SpanKeeper) -> None:
-    keeper.keep(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
+    keeper.take(structs.replace(HANDED, attributes={str(key): "x" * 900 for key in range(100)}))
     assert (everything(keeper), keeper.dropped) == ([], 1)
 
 

@@ -73,9 +73,9 @@ def test_the_sampler_decides_about_a_new_trace_and_its_spans_follow() -> None:
 
 def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SpanMaker.of(trace.NoOpTracerProvider()) is None
-    assert SpanMaker.of(make_provider("agent", "a-0", {})) is not None
+    assert SpanMaker.of(make_provider("agent", "a-0", {})[0]) is not None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
-    assert SpanMaker.of(make_provider("agent", "a-0", {})) is None
+    assert SpanMaker.of(make_provider("agent", "a-0", {})[0]) is None
 
 
 async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tensorhub_common import settings, telemetry
 
 @pytest.fixture
 def provider() -> TracerProvider:
-    return telemetry.make_provider("registry", "registry-0", {})
+    return telemetry.make_provider("registry", "registry-0", {})[0]
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogC
 
 
 def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert telemetry.make_provider("agent", "a-0", {}).resource.attributes["service.name"] == "agent"
+    assert telemetry.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    resource = telemetry.make_provider("agent", "a-0", os.environ).resource
+    resource = telemetry.make_provider("agent", "a-0", os.environ)[0].resource
     assert resource.attributes["service.name"] == "mine"
     assert resource.attributes["service.instance.id"] == "a-0"
 
