@@ -12,10 +12,10 @@ from tensorhub_common.wire.events import AgentJoined, AgentLost
 from tensorhub_registry import leader as leading
 from tensorhub_registry import liveness as living
 from tensorhub_registry.liveness import ExpireAgent, Liveness
-from tensorhub_registry.outcomes import (
+from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
-    JobFold,
     LastEvent,
     LogGap,
     Outgoing,

@@ -6,6 +6,8 @@ wildcard or reach another job's subjects. `parse` is the way back: it takes exac
     tensorhub.v1.<job>.cmd.<verb>[.<agent>]          in the job's log
     tensorhub.v1.<job>.event.<model>.<noun>.<what>   in the job's log
     tensorhub.v1.<job>.blob.<digest>.<i>             in the job's blob stream
+    tensorhub.v1.<job>.snapshot.<digest>.<i>         in the job's snapshot stream
+    tensorhub.v1.<job>.snapshot.index                the same: which snapshots there are
     tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
     tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
     tensorhub.v1._hub.agent.<agent>.<what>           request and reply: that agent answers
@@ -26,7 +28,9 @@ HUB: Final = "_hub"
 
 LOG_STREAM_PREFIX: Final = "TENSORHUB_"
 BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
-_JOB_OF_BLOBS: Final = "BLOBS_"
+SNAPSHOT_STREAM_PREFIX: Final = "TENSORHUB_SNAPSHOTS_"
+_TAKEN: Final = ("BLOBS_", "SNAPSHOTS_")
+"""How no job's name may begin: its log would be called as another stream of another job."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
@@ -57,6 +61,14 @@ class BlobSubject(msgspec.Struct, frozen=True):
     index: int
 
 
+class SnapshotSubject(msgspec.Struct, frozen=True):
+    """What the subject of one part of a snapshot says; without a digest it is the index of all."""
+
+    job: str
+    digest: str | None = None
+    index: int = 0
+
+
 class AskSubject(msgspec.Struct, frozen=True):
     """What the subject of a question says. `job` is None where the hub as a whole is asked."""
 
@@ -77,7 +89,7 @@ class BeatSubject(msgspec.Struct, frozen=True):
     agent: str
 
 
-Subject = CommandSubject | EventSubject | BlobSubject | AskSubject | AgentAskSubject | BeatSubject
+Subject = CommandSubject | EventSubject | BlobSubject | SnapshotSubject | AskSubject | AgentAskSubject | BeatSubject
 
 
 def cmd(job: str, verb: str, agent: str | None = None) -> str:
@@ -112,6 +124,21 @@ def blob(job: str, digest: str, index: int) -> str:
 def blobs_of(job: str) -> str:
     """Return the wildcard over all chunks of all blobs of a job."""
     return f"{_job(job)}.blob.>"
+
+
+def snapshot(job: str, digest: str, index: int) -> str:
+    """Return the subject of part number `index` of the snapshot with this digest."""
+    return f"{_job(job)}.snapshot.{check_digest(digest)}.{index:d}"
+
+
+def snapshot_index(job: str) -> str:
+    """Return the subject of the word that says which snapshots a job has."""
+    return f"{_job(job)}.snapshot.index"
+
+
+def snapshots_of(job: str) -> str:
+    """Return the wildcard over all that is kept of a job's snapshots."""
+    return f"{_job(job)}.snapshot.>"
 
 
 def ask(job: str, what: str) -> str:
@@ -159,21 +186,24 @@ def blob_stream(job: str) -> str:
     return f"{BLOB_STREAM_PREFIX}{check_job(job)}"
 
 
+def snapshot_stream(job: str) -> str:
+    """Return the name of the stream that holds the job's snapshots."""
+    return f"{SNAPSHOT_STREAM_PREFIX}{check_job(job)}"
+
+
 def job_of_log(stream: str) -> str | None:
     """Return the job whose log this stream is, or None when it is something else."""
     job = stream.removeprefix(LOG_STREAM_PREFIX)
-    if job == stream or stream.startswith(BLOB_STREAM_PREFIX) or not is_name(job) or job.startswith("_"):
+    if job == stream or job.startswith((*_TAKEN, "_")) or not is_name(job):
         return None
     return job
 
 
 def check_job(job: str) -> str:
     """Return `job` if a job may be called so; raise `InvalidName` otherwise."""
-    if check_name("job", job).startswith(_JOB_OF_BLOBS):
-        # Its log would be called as the blob stream of another job.
-        raise InvalidName(
-            f"job name {job!r} begins with {_JOB_OF_BLOBS!r}, which names a stream of the hub: choose another"
-        )
+    if check_name("job", job).startswith(_TAKEN):
+        taken = next(beginning for beginning in _TAKEN if job.startswith(beginning))
+        raise InvalidName(f"job name {job!r} begins with {taken!r}, which names a stream of the hub: choose another")
     return job
 
 
@@ -203,9 +233,20 @@ def parse(subject: str) -> Subject:
             case ["event", model, noun, what]:
                 token = model if model == HUB else check_name("model", model)
                 return EventSubject(check_job(job), token, _token("noun", noun), _token("event", what))
-            case ["blob", digest, index] if _INDEX.fullmatch(index):
-                return BlobSubject(check_job(job), check_digest(digest), int(index))
+            case [*stored] if (part := _part_of(job, stored)) is not None:
+                return part
     raise InvalidName(f"{subject!r:.200} is no subject of the hub: they begin with {root!r} and a job's name")
+
+
+def _part_of(job: str, tokens: list[str]) -> BlobSubject | SnapshotSubject | None:
+    match tokens:
+        case ["blob", digest, index] if _INDEX.fullmatch(index):
+            return BlobSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", digest, index] if _INDEX.fullmatch(index):
+            return SnapshotSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", "index"]:
+            return SnapshotSubject(check_job(job))
+    return None
 
 
 def _job(job: str) -> str:

@@ -14,7 +14,7 @@ from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import StreamFailure
 from tensorhub_common.subjects import events_of, log_stream
-from tensorhub_registry.outcomes import Publication
+from tensorhub_registry.steps import Publication
 
 BATCH_EVENTS_MIN: Final = 12
 """Fewer events are faster one by one."""

@@ -25,6 +25,8 @@ class History:
     _outcomes: dict[int, tuple[AnyEvent, ...]] = field(default_factory=dict)
     _order: deque[int] = field(default_factory=deque)
     _events: deque[AnyEvent] = field(default_factory=lambda: deque(maxlen=STORY_EVENTS_MAX))
+    _recalled: list[AnyEvent] = field(default_factory=list)
+    """A group from before the snapshot, as far as it was read again."""
 
     def add(self, group: tuple[AnyEvent, ...]) -> None:
         """Keep the outcome of the next command."""
@@ -35,6 +37,16 @@ class History:
         self._outcomes[seq] = group
         self._order.append(seq)
         self._events.extend(group)
+
+    def recall(self, event: AnyEvent) -> None:
+        """Take an event from before the first `add`, in the log's order; the first group may lack its beginning."""
+        if event.i == 1:
+            self._recalled.clear()
+        self._recalled.append(event)
+        if len(self._recalled) == event.i == event.k:
+            if not self._order:
+                self.forgotten = event.cmd - 1
+            self.add(tuple(self._recalled))
 
     def outcome(self, seq: int) -> tuple[AnyEvent, ...] | None:
         """Return the group of the command at `seq`, if it is here."""

@@ -38,10 +38,10 @@ from tensorhub_common.wire.events import AgentJoined, AgentLost
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, Batches
 from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.liveness import Unwatch, Watch
-from tensorhub_registry.outcomes import (
+from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
-    JobFold,
     LastEvent,
     LogGap,
     Outgoing,

@@ -3,8 +3,8 @@
 Commands and events stand in one total order, and the fold decides the same events on every machine. Events are
 published in the order of their commands, each against the sequence of the last event in the log; so the log's last
 event tells, to whoever reads it, where publication stands, and a publisher that is not up to date is refused. A
-registry can therefore be killed between any two of its steps: the next one folds from the beginning, finds in the log
-what was said already, and goes on with the next event, also in the middle of a group.
+registry can therefore be killed between any two of its steps: the next one folds from the beginning, or from a
+snapshot on, finds in the log what was said already, and goes on with the next event, also in the middle of a group.
 
 Always true: the events in the log are a prefix of all that the fold has decided or will decide; what stands in the log
 is compared with what was decided here, and a difference in more than wording stops the fold (`FoldMismatch`); at most
@@ -14,12 +14,13 @@ one publication is under way.
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Final, cast
+from itertools import chain, islice
+from typing import Final, Self, cast
 
 import msgspec
 
 from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.snapshot import Due, Snapshot, Told
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.machine import Tick
 from tensorhub_common.wire.codec import encode
@@ -28,6 +29,19 @@ from tensorhub_common.wire.events import AnyEvent, Event, kind_of
 from tensorhub_registry.causes import Cause, Causes
 from tensorhub_registry.history import History
 from tensorhub_registry.reading import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
+from tensorhub_registry.steps import (
+    Acknowledged,
+    Decided,
+    Input,
+    LastEvent,
+    LogGap,
+    Outgoing,
+    Output,
+    Publication,
+    Refused,
+    Stands,
+    Unanswered,
+)
 
 UNPUBLISHED_MAX: Final = 65_536
 """With so many events unpublished no further command is folded; one group comes on top at most."""
@@ -44,75 +58,6 @@ Position = tuple[int, int]
 
 START: Final[Position] = (0, 0)
 NO_TRACE: Final[Mapping[str, str]] = {}
-
-
-class Acknowledged(msgspec.Struct, frozen=True):
-    """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
-
-    count: int
-    seq: int
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """The publication under way was refused: the log's last event is another one."""
-
-
-class Unanswered(msgspec.Struct, frozen=True):
-    """Nobody knows what became of the publication under way."""
-
-
-class LastEvent(msgspec.Struct, frozen=True):
-    """The log's last event, asked for directly: what stands there although it has not been read in order yet."""
-
-    entry: LogEntry
-
-
-class Decided(msgspec.Struct, frozen=True):
-    """A command was folded. Its events may not stand in the log yet."""
-
-    events: tuple[AnyEvent, ...]
-
-
-class Stands(msgspec.Struct, frozen=True):
-    """A command's whole group stands in the log."""
-
-    events: tuple[AnyEvent, ...]
-    origin: Origin | None
-    causes: tuple[Cause, ...] = ()
-
-
-class LogGap(msgspec.Struct, frozen=True):
-    """The entry that was given is not the next one. Nothing was folded."""
-
-    expected: int
-    found: int
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One event on its way into the log."""
-
-    event: AnyEvent
-    subject: str
-    body: bytes
-    trace: Mapping[str, str]
-
-
-class Publication(msgspec.Struct, frozen=True):
-    """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
-
-    The second may be sent before the first is acknowledged, expecting `ahead`: the sequence that the first one has if
-    nobody else writes meanwhile. That is safe at any time: all before `ahead` is known, so an event at `ahead` can only
-    be the next one after the last, and that is the first of these, whoever published it. A third one would not be safe:
-    with a command at `ahead`, the first event would stand where the third one expects the second.
-    """
-
-    expected: int
-    ahead: int
-    events: tuple[Outgoing, ...]
-
-
-Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
-Output = Decided | Stands | LogGap
 
 
 @dataclass(slots=True)
@@ -140,12 +85,16 @@ class JobFold:
     """The sequence of the last event that is known to stand in the log."""
     _known: Position = field(init=False, default=START)
     """The position of that event."""
-    _read: Event | None = field(init=False, default=None)
-    """The last event that was read in the log's order; it may lie before `_known`."""
+    _read: tuple[int, int, int] | None = field(init=False, default=None)
+    """The last event that was read in the log's order, as (command, i, k); it may lie before `_known`."""
+    _read_seq: int = field(init=False, default=0)
+    """Where that one stands."""
     _unpublished: deque[AnyEvent] = field(init=False, default_factory=deque)
     """Decided, and not known to stand in the log."""
     _unseen: deque[AnyEvent] = field(init=False)
     """Known to stand in the log, and not yet read there."""
+    _forgotten: Position = field(init=False, default=START)
+    """The last event that is no longer among them and may still be unread."""
     _standing: list[AnyEvent] = field(init=False, default_factory=list)
     """The part of the first unfinished group that stands in the log."""
     _origins: dict[int, Origin] = field(init=False, default_factory=dict)
@@ -261,6 +210,8 @@ class JobFold:
         effects: list[Output] = []
         while self._unpublished and _at(self._unpublished[0]) <= self._known:
             event = self._unpublished.popleft()
+            if len(self._unseen) == self._unseen.maxlen:
+                self._forgotten = _at(self._unseen[0])
             self._unseen.append(event)
             self._stand(event, effects)
         return effects
@@ -312,7 +263,7 @@ class JobFold:
             self._known, self.last_event_seq = at, entry.seq
             self._unpublished.popleft()
             self._stand(event, effects)
-        self._read = event
+        self._read, self._read_seq = (event.cmd, event.i, event.k), entry.seq
         return effects
 
     def _compare(self, entry: LogEntry, event: AnyEvent, decided: deque[AnyEvent]) -> None:
@@ -324,13 +275,8 @@ class JobFold:
 
     def _check_order(self, entry: LogEntry, event: AnyEvent) -> None:
         """Check that the event follows the one before it, also where nothing is left to compare it with."""
-        last = self._read
-        if last is not None and last.i < last.k:
-            follows = (event.cmd, event.i, event.k) == (last.cmd, last.i + 1, last.k)
-        else:
-            follows = event.i == 1 and event.cmd > (0 if last is None else last.cmd)
-        if not follows or event.cmd > self.catalog.seq or not 1 <= event.i <= event.k:
-            before = "nothing" if last is None else f"{last.cmd}.{last.i}/{last.k}"
+        if not _follows(self._read, event) or event.cmd > self.catalog.seq or not 1 <= event.i <= event.k:
+            before = "nothing" if self._read is None else "{}.{}/{}".format(*self._read)
             raise self._mismatch(entry, event, f"what follows {before}")
 
     def _mismatch(self, entry: LogEntry, event: AnyEvent, expected: str) -> FoldMismatch:
@@ -340,6 +286,52 @@ class JobFold:
             "version of the registry has spoken, or somebody else may write events. Run one version of it, and look at "
             "NATS's permissions"
         )
+
+    # ------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the job as it is after the last entry, or None while this fold has forgotten what stands beyond it.
+
+        The catalog in it is the fold's own: write it down before anything else is folded.
+        """
+        if self._forgotten > (START if self._read is None else self._read[:2]):
+            return None
+        due = tuple(self._due(event) for event in chain(self._unseen, self._unpublished))
+        return Snapshot(self.seq, self.time, self.catalog, Told(self._read_seq, self._read, self._begun(), due))
+
+    def _due(self, event: AnyEvent) -> Due:
+        origin = self._origins.get(event.cmd)
+        return Due(event) if origin is None else Due(event, origin.trace, origin.reply_to)
+
+    def _begun(self) -> tuple[AnyEvent, ...]:
+        """Return what was read of a group that was not read to its end."""
+        if self._read is None or self._read[1] == self._read[2]:
+            return ()
+        cmd, i, _ = self._read
+        whole = self.history.outcome(cmd)
+        return tuple(self._standing if whole is None else whole)[:i]
+
+    @classmethod
+    def restored(cls, snapshot: Snapshot) -> Self:
+        """Go on from a snapshot, with the entry after it."""
+        fold, told = cls(snapshot.catalog.job), snapshot.told
+        fold.catalog, fold.seq, fold.time = snapshot.catalog, snapshot.seq, snapshot.time
+        fold.last_event_seq = fold._read_seq = told.last_event_seq
+        fold._read = told.last_event
+        fold._known = START if told.last_event is None else told.last_event[:2]
+        fold._standing.extend(told.begun)
+        for due in told.due:
+            fold._unpublished.append(due.event)
+            if due.trace or due.reply_to is not None:
+                fold._origins[due.event.cmd] = Origin(due.trace, due.reply_to)
+        fold.history.forgotten = snapshot.catalog.seq
+        return fold
+
+    def recall(self, entry: LogEntry) -> None:
+        """Take an entry from before the snapshot, so that what it tells can be asked for."""
+        said = read(self.job, entry)
+        if isinstance(said, Event):
+            self.history.recall(said)
 
     # ------------------------------------------------------------------------------------------- invariants
 
@@ -352,13 +344,20 @@ class JobFold:
             assert self._unpublished[-1].cmd <= self.catalog.seq
         if self._unseen:
             assert _at(self._unseen[-1]) <= self._known
-            assert self._read is None or _at(self._read) < _at(self._unseen[0])
+            assert self._read is None or self._read[:2] < _at(self._unseen[0])
         assert self.catalog.seq <= self.seq
         if self._standing:
             assert self._unpublished, "a group that stands half in the log has lost its other half"
             assert self._unpublished[0].cmd == self._standing[0].cmd
         assert self._under_way is None or self._under_way.expected <= self.last_event_seq
         self.history.check()
+
+
+def _follows(last: tuple[int, int, int] | None, event: AnyEvent) -> bool:
+    """Tell whether the event may come right after the one at (command, i, k)."""
+    if last is not None and last[1] < last[2]:
+        return (event.cmd, event.i, event.k) == (last[0], last[1] + 1, last[2])
+    return event.i == 1 and event.cmd > (0 if last is None else last[0])
 
 
 def _differ_in_words(one: AnyEvent, other: AnyEvent) -> bool:

@@ -15,10 +15,13 @@ from tensorhub_common.subjects import (
     BlobSubject,
     CommandSubject,
     EventSubject,
+    SnapshotSubject,
     parse,
 )
 
-names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(lambda n: not n.startswith("BLOBS_"))
+names = st.from_regex(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}", fullmatch=True).filter(
+    lambda n: not n.startswith(("BLOBS_", "SNAPSHOTS_"))
+)
 digests = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 
 BAD = ["", "a.b", "*", ">", "a b", "a\r\nPUB x 0", "é", "x" * 65, "_x", "a\x00"]
@@ -44,6 +47,10 @@ def test_subjects_are_as_the_protocol_says() -> None:
     assert subjects.beats() == "tensorhub.v1._hub.beat.*"
     assert subjects.blob("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.blob.{DIGEST}.3"
     assert subjects.blobs_of("run-7") == "tensorhub.v1.run-7.blob.>"
+    assert subjects.snapshot("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.snapshot.{DIGEST}.3"
+    assert subjects.snapshot_index("run-7") == "tensorhub.v1.run-7.snapshot.index"
+    assert subjects.snapshots_of("run-7") == "tensorhub.v1.run-7.snapshot.>"
+    assert subjects.snapshot_stream("run-7") == "TENSORHUB_SNAPSHOTS_run-7"
     assert subjects.log_stream("run-7") == "TENSORHUB_run-7"
     assert subjects.blob_stream("run-7") == "TENSORHUB_BLOBS_run-7"
 
@@ -55,6 +62,8 @@ def test_parse_undoes_every_function(job: str, one: str, two: str, three: str, d
     assert parse(subjects.event(job, one, two, three)) == EventSubject(job, one, two, three)
     assert parse(subjects.event(job, subjects.HUB, two, three)) == EventSubject(job, "_hub", two, three)
     assert parse(subjects.blob(job, digest, index)) == BlobSubject(job, digest, index)
+    assert parse(subjects.snapshot(job, digest, index)) == SnapshotSubject(job, digest, index)
+    assert parse(subjects.snapshot_index(job)) == SnapshotSubject(job)
     assert parse(subjects.ask(job, f"{one}.{two}")) == AskSubject(job, f"{one}.{two}")
     assert parse(subjects.hub_ask(one)) == AskSubject(None, one)
     assert parse(subjects.ping(one)) == AskSubject(None, f"ping.{one}")

@@ -7,18 +7,9 @@ from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Join, Publish, Register, Sender
 from tensorhub_common.wire.events import AgentJoined, CommandRejected, ShardRegistered
-from tensorhub_registry.outcomes import (
-    Acknowledged,
-    Decided,
-    JobFold,
-    LastEvent,
-    LogGap,
-    Publication,
-    Refused,
-    Stands,
-    Unanswered,
-)
+from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.reading import FoldMismatch
+from tensorhub_registry.steps import Acknowledged, Decided, LastEvent, LogGap, Publication, Refused, Stands, Unanswered
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
 LOOSE_WISH = Publish(model="m", replica="r")

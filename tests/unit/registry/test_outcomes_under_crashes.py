@@ -1,9 +1,11 @@
 """Exactly one whole group of events per command, whatever becomes of the registries that publish them.
 
 Two registries read one modelled log and both believe that they lead. They are killed between any two steps; what they
-had sent may still arrive after their death, or never; acknowledgements get lost; commands come in between.
+had sent may still arrive after their death, or never; acknowledgements get lost; commands come in between. Each makes
+snapshots at any entry; the log is trimmed behind one, and who comes up begins with one of those that still reach.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.registry.modelled_log import JOB, ModelledLog, decided
 
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.wire.commands import (
     Command,
     Drained,
@@ -27,15 +30,8 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_registry.outcomes import (
-    Acknowledged,
-    JobFold,
-    LastEvent,
-    Outgoing,
-    Refused,
-    Stands,
-    Unanswered,
-)
+from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.steps import Acknowledged, LastEvent, Outgoing, Refused, Stands, Unanswered
 
 AGENTS = ("a", "b")
 ROOT = "a" * 32
@@ -94,6 +90,16 @@ class Registry:
     sent: list[Message] = field(default_factory=list)
     stood: list[int] = field(default_factory=list)
 
+    @classmethod
+    def begin(cls, body: bytes | None) -> "Registry":
+        """Start from this snapshot, or without one from the log's beginning."""
+        if body is None:
+            return cls()
+        fold = JobFold.restored(decode(JOB, body))
+        fold.unpublished_max, fold.unseen_max = UNPUBLISHED_MAX, UNSEEN_MAX
+        fold._unseen = deque(maxlen=UNSEEN_MAX)
+        return cls(fold)
+
     def take(self, effects: list[object]) -> None:
         self.stood += [effect.events[0].cmd for effect in effects if isinstance(effect, Stands)]
 
@@ -131,6 +137,12 @@ class Registry:
             self.take([*self.fold.handle(Acknowledged(counts[0], answers[0]), 0.0)])
 
 
+def events_in(snapshot: Snapshot) -> tuple[object, ...]:
+    """Return what a snapshot says of outcomes, without what the commands' headers asked for."""
+    told = snapshot.told
+    return (told.last_event_seq, told.last_event, told.begun, [due.event for due in told.due])
+
+
 class Crashes(RuleBasedStateMachine):
     """Random commands, and two registries that die and come back."""
 
@@ -139,6 +151,7 @@ class Crashes(RuleBasedStateMachine):
         self.log = ModelledLog()
         self.registries = [Registry(), Registry()]
         self.network: list[Message] = []
+        self.snapshots: dict[int, bytes] = {}
 
     which = st.integers(0, 1)
 
@@ -210,8 +223,37 @@ class Crashes(RuleBasedStateMachine):
             registry.hear()
 
     @rule(which=which)
-    def die(self, which: int) -> None:
-        self.registries[which] = Registry()
+    def snapshot(self, which: int) -> None:
+        """It follows from the log alone: whoever folds as far makes the same."""
+        fold = self.registries[which].fold
+        snapshot = fold.snapshot()
+        if snapshot is None:
+            return
+        body = encode(snapshot)
+        self.snapshots[snapshot.seq] = body
+        other = JobFold(JOB)
+        for entry in self.log.entries[: snapshot.seq]:
+            other.handle(entry, 0.0)
+        same = other.snapshot()
+        assert same is not None
+        assert (same.catalog, events_in(same)) == (decode(JOB, body).catalog, events_in(snapshot))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(which=st.integers(0, 9))
+    def trim(self, which: int) -> None:
+        """Behind a snapshot, but never behind the last event."""
+        seq = list(self.snapshots)[which % len(self.snapshots)]
+        self.log.trim(min(seq + 1, self.log.last_event_seq))
+        self.snapshots = {seq: body for seq, body in self.snapshots.items() if seq + 1 >= self.log.first}
+        for behind in (0, 1):
+            if self.registries[behind].fold.seq + 1 < self.log.first:
+                self.die(behind, 0)
+
+    @rule(which=which, start=st.integers(0, 9))
+    def die(self, which: int, start: int) -> None:
+        bodies = [None] if self.log.first == 1 else []
+        bodies += self.snapshots.values()
+        self.registries[which] = Registry.begin(bodies[start % len(bodies)])
 
     @invariant()
     def each_command_has_at_most_its_group(self) -> None:
@@ -226,7 +268,10 @@ class Crashes(RuleBasedStateMachine):
         """Once the faults end, a registry that comes up brings every group to its end."""
         while self.network:
             self.arrive(0)
-        last = Registry()
+        last = Registry.begin(list(self.snapshots.values())[-1] if self.log.first > 1 else None)
+        begun = last.fold.snapshot()
+        assert begun is not None
+        before = 0 if begun.told.last_event is None else begun.told.last_event[0] - (1 if begun.told.begun else 0)
         for _ in range(STEPS_MAX):
             last.read(self.log, 10**6)
             if last.fold.is_full:
@@ -239,7 +284,8 @@ class Crashes(RuleBasedStateMachine):
             if last.sent:
                 last.hear()
         assert self.log.events() == decided(self.log.entries)
-        assert last.stood == [entry.seq for entry in self.log.entries if ".cmd." in entry.subject]
+        said = [entry.seq for entry in self.log.entries if ".cmd." in entry.subject]
+        assert last.stood == [seq for seq in said if seq > before]
         last.fold.check()
 
 

@@ -12,7 +12,7 @@ than `CHUNK_BYTES_MAX` and nothing inflates beyond its stated length, whatever w
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import zstandard
@@ -20,6 +20,7 @@ import zstandard
 from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import BlobMissing, BlobTooLarge, NoResponder
+from tensorhub_common.bus.together import each
 from tensorhub_common.errors import IntegrityError
 from tensorhub_common.subjects import blob, blob_stream, blobs_of, check_digest
 
@@ -30,7 +31,6 @@ CHUNK_INFLATED_BYTES: Final = CHUNK_BYTES_MAX - 4096
 
 STORE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
-CHUNKS_UNDER_WAY_MAX: Final = 8
 ATTEMPT_S: Final = 5.0
 ZSTD_LEVEL: Final = 3
 
@@ -90,7 +90,7 @@ class Blobs:
         if (job, digest) in self._cache or await self._chunk(job, digest, 0) is not None:
             self._keep(job, digest, data)
             return digest
-        await _each(range(1, chunks_of(len(data))), lambda index: self._write(job, digest, index, data))
+        await each(range(1, chunks_of(len(data))), lambda index: self._write(job, digest, index, data))
         await self._write(job, digest, 0, data)
         self._keep(job, digest, data)
         return digest
@@ -119,7 +119,7 @@ class Blobs:
                 chunk.data, digest, min(length - index * CHUNK_INFLATED_BYTES, CHUNK_INFLATED_BYTES)
             )
 
-        await _each(range(1, len(parts)), read)
+        await each(range(1, len(parts)), read)
         data = b"".join(parts)
         if await asyncio.to_thread(digest_of, data) != digest:
             raise _spoilt(digest, "its bytes have another digest")
@@ -153,22 +153,6 @@ class Blobs:
         self._cache.move_to_end((job, digest))
         while self._cache_bytes > self._cache_bytes_max:
             self._cache_bytes -= len(self._cache.popitem(last=False)[1])
-
-
-async def _each(indices: Iterable[int], work: Callable[[int], Awaitable[None]]) -> None:
-    """Do the work for every index, a few at a time; at the first failure stop all and raise it."""
-    room = asyncio.Semaphore(CHUNKS_UNDER_WAY_MAX)
-
-    async def one(index: int) -> None:
-        async with room:
-            await work(index)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index in indices:
-                group.create_task(one(index))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
 
 
 def _inflate(chunk: bytes, digest: str, length: int) -> bytes:

@@ -60,6 +60,10 @@ class LogShorter(TensorHubError):
     """The log ends before what was read from it: it is not the log that it was. Stop, and don't go on folding."""
 
 
+class SnapshotBroken(TensorHubError):
+    """A snapshot is not whole, or its bytes are not what the index says."""
+
+
 class StreamMismatch(TensorHubError):
     """A stream of the expected name exists, but with other properties than the hub relies on."""
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus
@@ -103,6 +105,15 @@ async def jobs(bus: Bus) -> list[str]:
     return sorted(found)
 
 
+class Extent(msgspec.Struct, frozen=True):
+    """From where to where a log goes. `created` tells it from one that was made anew; `fullness` is from 0 to 1."""
+
+    first: int
+    last: int
+    created: str
+    fullness: float
+
+
 class JobLog:
     """One job's log, for reading and writing. Making it asks nothing of NATS and needs no `open_job` of its own."""
 
@@ -174,11 +185,26 @@ class JobLog:
 
     async def last_seq(self) -> int:
         """Return the number of the last entry, 0 when there is none: who has read up to it has caught up."""
+        return (await self.extent()).last
+
+    async def extent(self) -> Extent:
+        """Return what stands in the log now. Raises `LogMissing`."""
         try:
             info = await jetstream.insist(lambda: jetstream.api(self._bus, f"STREAM.INFO.{self.stream}"))
         except StreamFailure as failure:
             raise self._missing(failure) from None
-        return int(info["state"]["last_seq"])
+        state, bytes_max = info["state"], int(info["config"].get("max_bytes", -1))
+        return Extent(
+            first=int(state["first_seq"]),
+            last=int(state["last_seq"]),
+            created=str(info["created"]),
+            fullness=int(state["bytes"]) / bytes_max if bytes_max > 0 else 0.0,
+        )
+
+    async def trim(self, first: int) -> None:
+        """Remove all entries before number `first`. Whoever folds from there must have their sum elsewhere."""
+        verb = f"STREAM.PURGE.{self.stream}"
+        await jetstream.insist(lambda: jetstream.api(self._bus, verb, {"seq": first}))
 
     async def last_event(self) -> Entry | None:
         """Return the job's last event, or None."""

@@ -1,0 +1,123 @@
+"""A job's whole state as bytes and back: what a fold begins with that does not begin at the log's first entry.
+
+A snapshot at `seq` follows from the entries up to `seq` alone, whoever makes it. It holds the catalog, with the lanes'
+table by which repeats are recognised, and how far the commands' outcomes stand in the log: so a command may be trimmed
+whose outcome is still to be said, and none is said twice.
+
+It is generic: what the state grows comes along, by the annotations of its dataclasses. Always true: `decode(encode(x))`
+equals `x`; a field that an older release did not write has its default; a snapshot with a field that this release does
+not know is refused, since to leave it out would be to fold differently.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.events import AnyEvent
+
+FORMAT: Final = 1
+"""Raised when what stands in a field means something else than before."""
+
+Fields = dict[str, tuple[str, ...]]
+NO_TRACE: Final[Mapping[str, str]] = {}
+
+
+class SnapshotUnreadable(TensorHubError):
+    """These bytes are no snapshot that this release can go on from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An event that was decided and did not stand in the log, and what its command's headers asked of it."""
+
+    event: AnyEvent
+    trace: Mapping[str, str] = field(default_factory=dict)
+    reply_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """How far the outcomes stood in the log."""
+
+    last_event_seq: int = 0
+    """Where the last event stood, 0: there was none."""
+    last_event: tuple[int, int, int] | None = None
+    """Its command, and which of how many it was."""
+    begun: tuple[AnyEvent, ...] = ()
+    """The events of the last group that stood there, if the group was not whole."""
+    due: tuple[Due, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A job after every entry of its log up to number `seq`, which JetStream stored at `time`."""
+
+    seq: int
+    time: float
+    catalog: Catalog
+    told: Told = Told()
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: int
+    fields: Fields
+    state: msgspec.Raw
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Return the snapshot as bytes."""
+    state = msgspec.Raw(msgspec.msgpack.encode(snapshot))
+    return msgspec.msgpack.encode(_Envelope(FORMAT, FIELDS, state))
+
+
+def decode(job: str, body: bytes) -> Snapshot:
+    """Read a snapshot of this job. Raises `SnapshotUnreadable`."""
+    try:
+        envelope = msgspec.msgpack.decode(body, type=_Envelope)
+        _check_known(job, envelope)
+        snapshot = msgspec.msgpack.decode(envelope.state, type=Snapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        raise SnapshotUnreadable(f"a snapshot of job {job!r} can't be read: {why}"[:500]) from None
+    if snapshot.catalog.job != job:
+        raise SnapshotUnreadable(
+            f"a snapshot of job {snapshot.catalog.job!r:.80} stands where job {job!r} keeps its own"
+        )
+    return snapshot
+
+
+def _check_known(job: str, envelope: _Envelope) -> None:
+    unknown = [
+        f"{name}.{each}"
+        for name, written in envelope.fields.items()
+        for each in written
+        if each not in FIELDS.get(name, ())
+    ]
+    if envelope.format > FORMAT or unknown:
+        what = f"format {envelope.format}" if envelope.format > FORMAT else ", ".join(unknown)[:300]
+        raise SnapshotUnreadable(
+            f"a snapshot of job {job!r} was written by a newer release (this one does not know {what}): run that one"
+        )
+
+
+def fields_of(root: type) -> Fields:
+    """Return the fields of a dataclass and of all dataclasses in it, by the classes' names."""
+    found: Fields = {}
+    waiting: list[Any] = [root]
+    while waiting:
+        kind = waiting.pop()
+        if is_dataclass(kind) and isinstance(kind, type):
+            if kind.__name__ not in found:
+                found[kind.__name__] = tuple(each.name for each in fields(kind))
+                waiting += get_type_hints(kind).values()
+        elif get_origin(kind) is not None or isinstance(kind, types.UnionType):
+            waiting += get_args(kind)
+    return found
+
+
+FIELDS: Final[Fields] = fields_of(Snapshot)
+"""What this release knows of a job's state."""

@@ -1,0 +1,79 @@
+"""What goes into a job's fold and what comes out of it: the inputs and outputs of `outcomes.JobFold`."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.wire.events import AnyEvent
+from tensorhub_registry.causes import Cause
+from tensorhub_registry.reading import LogEntry, Origin
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """The first `count` events of the publication under way stand in the log; the last of them has this sequence."""
+
+    count: int
+    seq: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The publication under way was refused: the log's last event is another one."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """Nobody knows what became of the publication under way."""
+
+
+class LastEvent(msgspec.Struct, frozen=True):
+    """The log's last event, asked for directly: what stands there although it has not been read in order yet."""
+
+    entry: LogEntry
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """A command was folded. Its events may not stand in the log yet."""
+
+    events: tuple[AnyEvent, ...]
+
+
+class Stands(msgspec.Struct, frozen=True):
+    """A command's whole group stands in the log."""
+
+    events: tuple[AnyEvent, ...]
+    origin: Origin | None
+    causes: tuple[Cause, ...] = ()
+
+
+class LogGap(msgspec.Struct, frozen=True):
+    """The entry that was given is not the next one. Nothing was folded."""
+
+    expected: int
+    found: int
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One event on its way into the log."""
+
+    event: AnyEvent
+    subject: str
+    body: bytes
+    trace: Mapping[str, str]
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
+
+    The second may be sent before the first is acknowledged, expecting `ahead`: the sequence that the first one has if
+    nobody else writes meanwhile. That is safe at any time: all before `ahead` is known, so an event at `ahead` can only
+    be the next one after the last, and that is the first of these, whoever published it. A third one would not be safe:
+    with a command at `ahead`, the first event would stand where the third one expects the second.
+    """
+
+    expected: int
+    ahead: int
+    events: tuple[Outgoing, ...]
+
+
+Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
+Output = Decided | Stands | LogGap
