@@ -214,7 +214,7 @@ class Chance:
         about, _ = self._shard()
         last = self._version()
         wish = self.pick(("latest", "latest", "latest", "newer", "newer", 0 if last is None else last))
-        return Want(**about, want=wish, patient=self.pick((True, False)))
+        return Want(**about, want=wish, patient=self.pick((True, False)), staged=self.pick((False, False, True)))
 
     def _filled(self) -> Filled:
         about, shard = self._shard()

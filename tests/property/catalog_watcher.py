@@ -59,6 +59,8 @@ class Watcher:
         match event:
             case ReplicaReady():
                 self.holds[event.model, event.replica] = event.version
+            case RoundStarted() if event.stands:
+                pass
             case ReplicaLost() | RoundStarted() | ShardDraining():
                 self.holds.pop((event.model, event.replica), None)
 

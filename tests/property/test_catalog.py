@@ -25,7 +25,7 @@ from tensorhub_common.wire.commands import VERSION_MAX, Unreadable
 from tensorhub_common.wire.events import Event, ReplicaReady, VersionPublished
 
 STEPS = 60
-SEEDED_RUNS = 60
+SEEDED_RUNS = 150
 SEEDED_STEPS = 300
 
 
@@ -96,7 +96,9 @@ def test_no_state_is_a_trap(seed: int) -> None:
     end_all_calls(world)
     stand_all_shards(world)
     last = world.catalog.models[MODEL].last
-    if last is not None and last >= VERSION_MAX - 1:
+    spent = any(agent.incarnation >= VERSION_MAX for agent in world.catalog.agents.values())
+    if spent or (last is not None and last >= VERSION_MAX - 1):
+        # Chance has used up all numbers, of versions or of an agent that is lost and can't return.
         return
     assert isinstance(world.publish("trainer", None)[0], VersionPublished)
     for replica in ("engine", "copy"):

@@ -224,9 +224,13 @@ class World:
 
     # Rounds.
 
-    def want(self, replica: str, wish: Wish, shard: int = 0, *, patient: bool = True) -> tuple[Event, ...]:
+    def want(
+        self, replica: str, wish: Wish, shard: int = 0, *, patient: bool = True, staged: bool = False
+    ) -> tuple[Event, ...]:
         by = self._shard_by(replica, shard)
-        return self.say(Want(by=by, model=MODEL, replica=replica, shard=shard, want=wish, patient=patient))
+        return self.say(
+            Want(by=by, model=MODEL, replica=replica, shard=shard, want=wish, patient=patient, staged=staged)
+        )
 
     def settle(self, replica: str, shard: int = 0, number: int | None = None) -> tuple[Event, ...]:
         by, which = self._shard_by(replica, shard), self.round(replica) if number is None else number

@@ -67,6 +67,7 @@ def _check_round(model: Model, replica: Replica) -> None:
     assert set(current.wants) == set(current.patient)
     assert set(current.wants) <= set(replica.members), f"round {current.number} has a shard that is not registered"
     assert current.granted <= set(current.wants)
+    assert set(current.staged) <= set(current.wants)
     assert current.attempt <= ATTEMPTS_MAX
     assert (replica.name in model.waiting) == (current.state is RoundState.JOINING)
     if current.state is RoundState.JOINING:
@@ -79,4 +80,8 @@ def _check_round(model: Model, replica: Replica) -> None:
     assert current.version is not None
     if current.state is RoundState.STARTED:
         rest = set(range(replica.shards)) - filling
-        assert rest == current.filled, f"round {current.number}: {rest} are not filling, {current.filled} are filled"
+        waiting = {index for index in current.staged if index not in current.filled}
+        assert not filling & set(current.staged), f"round {current.number}: a staged shard is filled in place"
+        assert rest - waiting == current.filled, (
+            f"round {current.number}: {rest} are not filling, {current.filled} are filled"
+        )

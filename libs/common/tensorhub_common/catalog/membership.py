@@ -143,8 +143,7 @@ def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) 
     current = replica.round
     if current is not None:
         if current.state is RoundState.JOINING and shard.index in current.wants and len(current.wants) > 1:
-            del current.wants[shard.index]
-            del current.patient[shard.index]
+            current.leave(shard.index)
         elif current.state is not RoundState.JOINING or shard.index in current.wants:
             rounds.interrupt(model, replica, why, out)
 

@@ -123,6 +123,8 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     current.state = move(ROUND_MOVES, current.state, RoundMove.JOINED)
     current.wants[shard.index] = command.want
     current.patient[shard.index] = command.patient
+    if command.staged:
+        current.staged[shard.index] = None
     out.append(
         RoundJoined(
             model=model.name,
@@ -164,6 +166,7 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
     current.attempt += 1
     current.version = version
     current.granted.clear()
+    current.staged = dict.fromkeys(current.staged)
     current.filled = {index for index in range(replica.shards) if holds(model, replica, index, version)}
     model.waiting.pop(replica.name, None)
     if len(current.filled) == replica.shards:
@@ -186,6 +189,10 @@ def _complete(model: Model, replica: Replica, current: Round, version: int, out:
     number = current.number
     current.state = move(ROUND_MOVES, current.state, RoundMove.COMPLETED)
     replica.round = None
+    for index, root in current.staged.items():
+        # All shards swap in this one command, so the replica goes from one whole version to the other.
+        if root is not None:
+            shift(replica.members[index], ShardMove.SWAPPED, version, root)
     refresh(model, replica, "replaced", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version, round=number))
     wake(model, out)
@@ -251,7 +258,8 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
         )
         return
     current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
-    current.started = True
+    overwritten = set(replica.members) - current.filled - set(current.staged)
+    current.started = current.started or bool(overwritten)
     out.append(
         RoundStarted(
             model=model.name,
@@ -259,11 +267,11 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
             round=current.number,
             attempt=current.attempt,
             version=current.version,
+            stands=None if overwritten else True,
         )
     )
-    for index, member in replica.members.items():
-        if index in current.filled:
-            continue
+    for index in sorted(overwritten):
+        member = replica.members[index]
         vacate(member)
         if member.state is ShardState.EMPTY:
             shift(member, ShardMove.STARTED)
@@ -297,6 +305,7 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         current.version = None
         current.granted.clear()
         current.filled.clear()
+        current.staged = dict.fromkeys(current.staged)
         _give_up_filling(replica)
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
@@ -312,8 +321,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
         raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     if waits:
         missing = replica.missing(set(current.wants))
-        del current.wants[shard.index]
-        del current.patient[shard.index]
+        current.leave(shard.index)
         out.append(
             RoundWithdrawn(
                 model=model.name, replica=replica.name, round=current.number, shard=shard.index, missing=missing
@@ -347,7 +355,8 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     current = open_round(replica, command.round, shard)
     if current.state is not RoundState.STARTED or command.version != current.version:
         raise Refused(BadCommand, f"round {current.number} is not filling version {command.version}")
-    if shard.state is not ShardState.FILLING:
+    staged = shard.index in current.staged and shard.index not in current.filled
+    if shard.state is not ShardState.FILLING and not staged:
         raise Refused(BadCommand, f"shard {shard.index} of round {current.number} is {shard.state}, not filling")
     record = model.versions.get(command.version)
     checked_digest("root", command.root)
@@ -358,7 +367,10 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
             f"shard {shard.index} of {model.name}/{replica.name} has root {command.root}, and the log keeps {known}",
         )
     record.roots.setdefault(root_key(replica.shards, shard.index, shard.layout), command.root)
-    shift(shard, ShardMove.FILLED, command.version, command.root)
+    if staged:
+        current.staged[shard.index] = command.root
+    else:
+        shift(shard, ShardMove.FILLED, command.version, command.root)
     current.filled.add(shard.index)
     out.append(
         ShardFilled(

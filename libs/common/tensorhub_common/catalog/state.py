@@ -70,6 +70,14 @@ class Round:
     """It was started once: memory was overwritten, so "go on with what you hold" is no answer any more."""
     granted: set[int] = field(default_factory=set)
     filled: set[int] = field(default_factory=set)
+    staged: dict[int, str | None] = field(default_factory=dict)
+    """Shards that are filled beside what they hold, and swap when all are filled: the root, once it stands there."""
+
+    def leave(self, index: int) -> None:
+        """Forget a shard's wish."""
+        del self.wants[index]
+        del self.patient[index]
+        self.staged.pop(index, None)
 
 
 @dataclass(slots=True)

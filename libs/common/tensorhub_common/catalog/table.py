@@ -25,6 +25,7 @@ class ShardMove(StrEnum):
     STARTED = "started"
     FILLED = "filled"
     GIVEN_UP = "given-up"
+    SWAPPED = "swapped"
     LOST = "lost"
     RESTATED = "restated"
 
@@ -89,6 +90,8 @@ SHARD_MOVES: Final = {
     (ShardState.EMPTY, ShardMove.STARTED): ShardState.FILLING,
     (ShardState.FILLING, ShardMove.FILLED): ShardState.READY,
     (ShardState.FILLING, ShardMove.GIVEN_UP): ShardState.EMPTY,
+    (ShardState.EMPTY, ShardMove.SWAPPED): ShardState.READY,
+    (ShardState.READY, ShardMove.SWAPPED): ShardState.READY,
     (ShardState.EMPTY, ShardMove.LOST): ShardState.EMPTY,
     (ShardState.FILLING, ShardMove.LOST): ShardState.EMPTY,
     (ShardState.READY, ShardMove.LOST): ShardState.EMPTY,

@@ -84,6 +84,8 @@ _VALUES: Final[Json] = {
     "outcome": "version.published",
     "parent": "00f067aa0ba902b7",
     "patient": True,
+    "staged": False,
+    "stands": True,
     "pid": 4242,
     "pieces": [[0, 256]],
     "process": "node-2-0",

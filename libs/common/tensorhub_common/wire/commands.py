@@ -127,10 +127,14 @@ class Drained(ShardCommand, frozen=True, kw_only=True, tag="drained"):
 
 
 class Want(ShardCommand, frozen=True, kw_only=True, tag="want"):
-    """The shard joins its replica's round. `patient`: a wish for newer may wait until there is one."""
+    """The shard joins its replica's round. `patient`: a wish for newer may wait until there is one.
+
+    `staged`: it is filled beside what it holds, which stands until every shard of the replica is filled.
+    """
 
     want: Wish
     patient: bool = True
+    staged: bool = False
 
 
 class Settle(ShardCommand, frozen=True, kw_only=True, tag="settle"):

@@ -236,6 +236,8 @@ class RoundStarted(RoundEvent, frozen=True, kw_only=True, tag="round.started"):
 
     attempt: int
     version: int
+    stands: bool | None = None
+    """True: every shard is filled beside what it holds, so the replica has lost nothing."""
 
 
 class RoundReopened(RoundEvent, frozen=True, kw_only=True, tag="round.reopened"):
