@@ -6,8 +6,10 @@ Always true: what it knows is what the catalog knows, so an event is never missi
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.catalog.table import VersionState
 from tensorhub_common.wire.events import (
     Event,
+    ModelDeleted,
     PublishFailed,
     PublishJoined,
     PublishWithdrawn,
@@ -18,6 +20,7 @@ from tensorhub_common.wire.events import (
     RoundSettled,
     RoundStarted,
     ShardDraining,
+    ShardReleased,
     VersionAvailable,
     VersionGone,
     VersionPublished,
@@ -53,7 +56,11 @@ class Watcher:
                 assert self.versions[event.model, event.version] == "available"
                 self.versions[event.model, event.version] = "unavailable"
             case VersionRetired():
-                assert self.versions.pop((event.model, event.version)) == "unavailable"
+                # What nobody holds is forgotten; a rewind retires also what can be read.
+                state = self.versions.pop((event.model, event.version))
+                assert state == "unavailable" or event.reason != "forgotten"
+            case ModelDeleted():
+                self.versions = {key: state for key, state in self.versions.items() if key[0] != event.model}
 
     def _replicas(self, event: Event) -> None:
         match event:
@@ -61,7 +68,7 @@ class Watcher:
                 self.holds[event.model, event.replica] = event.version
             case RoundStarted() if event.stands:
                 pass
-            case ReplicaLost() | RoundStarted() | ShardDraining():
+            case ReplicaLost() | RoundStarted() | ShardDraining() | ShardReleased():
                 self.holds.pop((event.model, event.replica), None)
 
     def _rounds(self, event: Event) -> None:
@@ -85,7 +92,8 @@ class Watcher:
         holds, versions, rounds = {}, {}, set()
         for model in catalog.models.values():
             for number, version in model.versions.items():
-                versions[model.name, number] = str(version.state)
+                if version.state is not VersionState.RETIRED:
+                    versions[model.name, number] = str(version.state)
             for replica in model.replicas.values():
                 if replica.version is not None:
                     holds[model.name, replica.name] = replica.version

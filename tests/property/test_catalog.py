@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property.catalog_chance import AGENTS, SHARDS, Chance, Pick
+from tests.property.catalog_rulings import live
 from tests.property.catalog_watcher import Watcher
 from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
 
-from tensorhub_common.catalog import availability, membership, rounds
+from tensorhub_common.catalog import availability, membership, rounds, ruling
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import (
@@ -27,6 +28,8 @@ from tensorhub_common.wire.events import Event, ReplicaReady, VersionPublished
 STEPS = 60
 SEEDED_RUNS = 150
 SEEDED_STEPS = 300
+RULED_RUNS = 10
+"""So many lives in which users rule too: what is rewound is retired while it can be read."""
 
 
 def run(pick: Pick, steps: int) -> World:
@@ -57,7 +60,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         made.add((repr(state), repr(what)))
         return move(table, state, what)
 
-    for module in (availability, membership, rounds):
+    for module in (availability, membership, rounds, ruling):
         monkeypatch.setattr(module, "move", recording)
     monkeypatch.setattr(availability, "VERSIONS_KEPT_MAX", 2)
     return made
@@ -67,6 +70,8 @@ def test_seeded_runs_take_every_transition_of_the_tables(taken: set[tuple[str, s
     """What no run takes is either dead, and should go from the table, or not tested."""
     for seed in range(SEEDED_RUNS):
         run(random.Random(seed).choice, SEEDED_STEPS)
+    for seed in range(RULED_RUNS):
+        live(World(), random.Random(seed).choice, SEEDED_STEPS)
     tables = (SHARD_MOVES, VERSION_MOVES, ROUND_MOVES, AGENT_MOVES)
     every = {(repr(state), repr(what)) for table in tables for state, what in table}
     assert every - taken == set()

@@ -125,16 +125,18 @@ def test_who_may_publish_on_a_processs_subject_is_that_process_and_nobody_else()
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_from_outside_only_publish_is_taken(kind: type[Command]) -> None:
+def test_from_outside_only_what_users_wish_and_rule_is_taken(kind: type[Command]) -> None:
     verb = str(kind.__struct_config__.tag)
     body = {"verb": verb, **{name: _value(name) for name in kind.__struct_fields__ if name != "by"}}
     answer = read(body, verb, None)
-    assert isinstance(answer, Publish) if verb in OUTSIDE_VERBS else "hub's own" in reason(answer)
+    assert isinstance(answer, kind) if verb in OUTSIDE_VERBS else "hub's own" in reason(answer)
 
 
 def _value(name: str) -> object:
-    numbers = {"shard", "shards", "nbytes", "round", "attempt", "version", "incarnation", "term", "wish"}
-    return {"want": 1, "patient": True, "spot": False, "holds": []}.get(name, 1 if name in numbers else "x")
+    flags = {"patient": True, "spot": False, "on": True, "supersede": True, "staged": False}
+    numbers = {"shard", "shards", "nbytes", "cache_bytes", "round", "attempt", "version", "last", "to"}
+    numbers |= {"incarnation", "term", "wish"}
+    return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")
 
 
 def test_an_outsider_can_not_speak_in_an_agents_name() -> None:

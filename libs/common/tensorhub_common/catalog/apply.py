@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.catalog import membership, publishing, rounds
+from tensorhub_common.catalog import membership, publishing, rounds, ruling, tending
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
@@ -18,19 +18,28 @@ from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
     AnyCommand,
     Decline,
+    Delete,
+    DrainAgent,
     Drained,
+    Drop,
     Expire,
     Filled,
     GiveUp,
     Granted,
     Join,
+    Pin,
     Publish,
+    Quota,
     Ready,
     Register,
     Release,
     Replan,
+    Retain,
+    Rewind,
     Sender,
     Settle,
+    Stay,
+    Unpin,
     Unpublish,
     Unreadable,
     Want,
@@ -44,17 +53,26 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Decline: publishing.decline,
     Withdraw: publishing.withdraw,
     Unpublish: publishing.unpublish,
+    Stay: publishing.stay,
     Drained: publishing.drained,
     Want: rounds.want,
     Settle: rounds.settle,
     GiveUp: rounds.give_up,
     Granted: rounds.granted,
     Replan: rounds.replan,
+    Drop: rounds.drop,
     Filled: rounds.filled,
     Join: membership.join,
     Register: membership.register,
     Release: membership.release,
     Expire: membership.expire,
+    Retain: ruling.retain,
+    Pin: ruling.pin,
+    Unpin: ruling.unpin,
+    Rewind: ruling.rewind,
+    Delete: ruling.delete,
+    DrainAgent: ruling.drain_agent,
+    Quota: ruling.quota,
 }
 
 MESSAGE_CHARS_MAX: Final = 2000
@@ -88,6 +106,7 @@ def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
             return [known]
     out: list[Event] = []
     _HANDLERS[type(command)](catalog, command, out)
+    tending.settle(catalog, command, out)
     return out
 
 

@@ -6,6 +6,7 @@ command (an agent that restarts and states what it still holds) is no news.
 
 from typing import Final
 
+from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import (
     VERSIONS_KEPT_MAX,
     Model,
@@ -38,7 +39,9 @@ def shift(shard: Shard, what: ShardMove, version: int | None = None, root: str |
     shard.state = move(SHARD_MOVES, before, what)
     if shard.state is ShardState.READY:
         shard.version, shard.root = version, root
-    elif shard.state not in _KEEPS_VERSION:
+        return
+    shard.leaving = False
+    if shard.state not in _KEEPS_VERSION:
         shard.version = shard.root = None
 
 
@@ -80,7 +83,7 @@ def _holder_came(version: Version, replica: Replica, model: Model, out: Out) -> 
 
 def _holder_went(version: Version, model: Model, reason: str, out: Out) -> None:
     version.holders -= 1
-    if version.holders == 0:
+    if version.holders == 0 and version.state is not VersionState.RETIRED:
         version.state = move(VERSION_MOVES, version.state, VersionMove.HOLDER_GONE)
         version.gone = reason
         out.append(VersionGone(model=model.name, version=version.number, reason=reason))
@@ -94,8 +97,9 @@ def _retire(model: Model, out: Out) -> None:
         return
     held = {shard.version for replica in model.replicas.values() for shard in replica.members.values()}
     wanted = {replica.round.version for replica in model.replicas.values() if replica.round is not None}
+    keep = retained(model)
     for number in gone[: len(gone) - VERSIONS_KEPT_MAX]:
-        if number in held or number in wanted or number == model.last:
+        if number in keep or number in held or number in wanted or number == model.last:
             continue
         model.versions[number].state = move(VERSION_MOVES, VersionState.UNAVAILABLE, VersionMove.FORGOTTEN)
         del model.versions[number]

@@ -1,5 +1,6 @@
 """What always holds of a catalog. Tests and the simulator call `check` after every command."""
 
+from tensorhub_common.catalog.retention import is_coming, must_stay
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, Catalog, Model, Replica, known_root
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
 
@@ -12,15 +13,38 @@ def check(catalog: Catalog) -> None:
             assert owner == agent.name, (
                 f"{model_name}/{replica_name}/{index} is listed by {agent.name}, owned by {owner}"
             )
+        replicas = [(catalog.models[m].replicas[r], i) for m, r, i in agent.shards]
+        cached = sum(replica.members[i].nbytes for replica, i in replicas if replica.cache is not None)
+        assert agent.cached_bytes == cached, f"{agent.name} counts {agent.cached_bytes} bytes of copies, of {cached}"
+        assert agent.draining == (agent.name in catalog.leaving)
     for lane, last in catalog.lanes.items():
         known = catalog.agents.get(lane.partition("/")[0])
         assert known.incarnation == last.incarnation if known else lane.startswith("_"), f"lane {lane} is nobody's"
     for model in catalog.models.values():
         assert set(model.waiting) <= set(model.replicas)
+        assert set(catalog.tended) <= set(catalog.models)
+        _check_retention(catalog, model)
         _check_versions(model)
         for replica in model.replicas.values():
             _check_replica(catalog, model, replica)
             _check_round(model, replica)
+
+
+def _check_retention(catalog: Catalog, model: Model) -> None:
+    """Nobody is held back for nothing, or for ever: another copy is on its way."""
+    tended = bool(model.retain or model.pins)
+    for replica in model.replicas.values():
+        leaving = any(shard.leaving for shard in replica.members.values())
+        held = replica.round is not None and replica.round.held
+        tended = tended or leaving or held or replica.cache is not None
+        if leaving or held:
+            assert replica.version is not None, f"{replica.name} is held back and holds nothing"
+            assert must_stay(catalog, model, replica), f"{replica.name} is held back, and another copy stands"
+            assert is_coming(catalog, model, replica, replica.version), f"{replica.name} is held back for ever"
+        if held:
+            assert replica.round is not None
+            assert replica.round.state is RoundState.DECIDED
+    assert not tended or model.name in catalog.tended, f"{model.name} is retained, and nobody tends it"
 
 
 def _check_versions(model: Model) -> None:
@@ -29,6 +53,10 @@ def _check_versions(model: Model) -> None:
         assert number <= model.last, f"version {number} of {model.name} is above the last published {model.last}"
         holders = sum(replica.version == number for replica in model.replicas.values())
         assert version.holders == holders, f"version {number} counts {version.holders} holders and has {holders}"
+        if version.state is VersionState.RETIRED:
+            held = any(shard.version == number for r in model.replicas.values() for shard in r.members.values())
+            assert held, f"version {number} of {model.name} is retired, and nobody holds a part of it"
+            continue
         able = version.state is VersionState.AVAILABLE
         assert able == (holders > 0), f"version {number} is {version.state} with {holders} holders"
 

@@ -4,7 +4,7 @@ An agent speaks for the shards in its memory. What an older incarnation says is 
 agent only once its own is lost or has released it.
 """
 
-from tensorhub_common.catalog import rounds
+from tensorhub_common.catalog import copies, rounds
 from tensorhub_common.catalog.availability import Out, common_version, refresh, shift
 from tensorhub_common.catalog.lookup import checked_name, live_agent, owned_shard
 from tensorhub_common.catalog.refusal import Refused
@@ -18,11 +18,19 @@ from tensorhub_common.catalog.state import (
     Model,
     Replica,
     Shard,
+    is_retired,
     known_root,
 )
 from tensorhub_common.catalog.table import AGENT_MOVES, AgentMove, AgentState, RoundState, ShardMove, ShardState, move
 from tensorhub_common.catalog.wellformed import checked_digest, checked_number, is_hub
-from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, StaleSender
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    BadCommand,
+    LayoutMismatch,
+    MemoryExhausted,
+    ReplicaConflict,
+    StaleSender,
+)
 from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
 from tensorhub_common.wire.events import (
     AgentJoined,
@@ -54,6 +62,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     before = dict(agent.shards)
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
+    agent.cache_bytes = checked_number("cache", command.cache_bytes)
     _forget_lanes(catalog, agent.name, by.incarnation)
     stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
     dropped = tuple(h for h in command.holds if (h.model, h.replica, h.shard) not in agent.shards)
@@ -124,7 +133,10 @@ def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holdi
     """Tell whether the log keeps this root for the shard at this version, so that what is stated can be believed."""
     if holding.version is None or holding.root is None:
         return False
-    return known_root(model, replica, shard, holding.version) == holding.root
+    if replica.cache not in (None, holding.version):
+        return False
+    known = known_root(model, replica, shard, holding.version)
+    return known == holding.root and not is_retired(model, holding.version)
 
 
 def _settle(model: Model, replica_name: str, reason: str, out: Out) -> None:
@@ -150,9 +162,7 @@ def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) 
 
 def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> None:
     del replica.members[shard.index]
-    agent = catalog.agents.get(shard.agent)
-    if agent is not None:
-        agent.shards.pop((model.name, replica.name, shard.index), None)
+    copies.forget_shard(catalog, model, replica, shard)
 
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:
@@ -200,6 +210,8 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
     replica = known.replicas.get(command.replica) if known is not None else None
     if replica is not None:
         _check_fits(catalog, agent, replica, command)
+    if replica is None or command.shard not in replica.members:
+        _check_room(catalog, agent, command)
     model = known or _new_model(catalog, command.model)
     replica = replica or _new_replica(model, command)
     old = replica.members.get(command.shard)
@@ -221,6 +233,19 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
             siblings=siblings,
         )
     )
+
+
+def _check_room(catalog: Catalog, agent: AgentRecord, command: Register) -> None:
+    """Refuse a new shard on an agent that leaves, or over the job's quota."""
+    if agent.draining:
+        raise Refused(
+            AgentUnavailable,
+            f"agent {agent.name!r} is being drained and takes no new shard: connect to another one, or end it with "
+            f"'tensorhub drain {agent.name} --end'",
+        )
+    why = copies.over_quota(catalog, command.nbytes)
+    if why is not None:
+        raise Refused(MemoryExhausted, why)
 
 
 def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command: Register) -> None:
@@ -272,6 +297,9 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
             f"shard {shard.index} of {model.name}/{replica.name} still has version {shard.version} published: "
             "unpublish it first",
         )
+    if replica.cache is not None and replica.cache in model.versions:
+        # Its agent has no worker to please: it says so because it can't hold the copy.
+        model.versions[replica.cache].shunned[shard.agent] = None
     _take_out(model, replica, shard, f"shard {shard.index} was released", out)
     _remove(catalog, model, replica, shard)
     out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))

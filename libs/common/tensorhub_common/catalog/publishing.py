@@ -6,7 +6,7 @@ Versions are compared with the last *published* one, so an abandoned number may 
 
 from collections.abc import Mapping
 
-from tensorhub_common.catalog import rounds
+from tensorhub_common.catalog import retention, rounds
 from tensorhub_common.catalog.availability import Out, refresh, shift
 from tensorhub_common.catalog.lookup import owned_shard, the_replica
 from tensorhub_common.catalog.refusal import Refused
@@ -18,6 +18,7 @@ from tensorhub_common.catalog.state import (
     Shard,
     Version,
     holds,
+    is_retired,
     known_root,
     root_key,
 )
@@ -31,6 +32,7 @@ from tensorhub_common.wire.commands import (
     Drained,
     Publish,
     Ready,
+    Stay,
     Unpublish,
     Withdraw,
 )
@@ -44,6 +46,8 @@ from tensorhub_common.wire.events import (
     ReplicaReady,
     ShardDrained,
     ShardDraining,
+    ShardStays,
+    UnpublishHeld,
     VersionPublished,
 )
 
@@ -89,9 +93,12 @@ def decline(catalog: Catalog, command: Decline, out: Out) -> None:
 def ready(catalog: Catalog, command: Ready, out: Out) -> None:
     """Take one shard's offer, and publish once every shard of the replica has one."""
     model, replica, shard = owned_shard(catalog, command)
-    if shard.state is ShardState.READY and (command.version, command.root) == (shard.version, shard.root):
+    same = (command.version, command.root) == (shard.version, shard.root)
+    if shard.state is ShardState.READY and same and not is_retired(model, shard.version):
         out.append(_stands(model, replica, shard))
         return
+    if replica.cache is not None:
+        raise Refused(BadCommand, f"replica {replica.name!r} is a copy of version {replica.cache}: publish another one")
     checked_digest("root", command.root)
     _check_free(model, replica, shard, command.version)
     offers = {**replica.offers, shard.index: Offer(command.version, command.root)}
@@ -100,7 +107,7 @@ def ready(catalog: Catalog, command: Ready, out: Out) -> None:
         raise Refused(VersionConflict, why)
     replica.offers = offers
     if why is not None:
-        _fail(model, replica, why, out)
+        fail(model, replica, why, out)
         return
     missing = _missing(model, replica)
     if missing:
@@ -153,7 +160,8 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
 
 
 def _equal_bytes(model: Model, replica: Replica, shard: Shard, version: int, root: str) -> bool:
-    return root != NO_ROOT and root == known_root(model, replica, shard, version)
+    known = known_root(model, replica, shard, version)
+    return root != NO_ROOT and root == known and not is_retired(model, version)
 
 
 def _clash(offers: Mapping[int, Offer]) -> str | None:
@@ -183,7 +191,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     refusals = [_not_newer(model, replica, replica.members[i], version, offer.root) for i, offer in offers.items()]
     why = next((each for each in refusals if each is not None), None)
     if why is not None:
-        _fail(model, replica, why, out)
+        fail(model, replica, why, out)
         return
     if model.last is None or version > model.last:
         keys = [root_key(replica.shards, shard.index, shard.layout) for shard in _in_order(replica)]
@@ -202,13 +210,15 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
     rounds.wake(model, out)
+    rounds.overtake(model, version, out)
 
 
 def _in_order(replica: Replica) -> list[Shard]:
     return [replica.members[index] for index in range(replica.shards)]
 
 
-def _fail(model: Model, replica: Replica, message: str, out: Out) -> None:
+def fail(model: Model, replica: Replica, message: str, out: Out) -> None:
+    """End a publication for all shards that have offered."""
     shards = tuple(sorted(replica.offers))
     replica.offers.clear()
     out.append(
@@ -236,7 +246,10 @@ def withdraw(catalog: Catalog, command: Withdraw, out: Out) -> None:
 
 
 def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
-    """Count a shard as draining: it is no holder any more, and its memory still must not change."""
+    """Count a shard as draining: it is no holder any more, and its memory still must not change.
+
+    One of the last counting copy of a retained version goes on being published until another one stands.
+    """
     model, replica, shard = owned_shard(catalog, command)
     if shard.state is not ShardState.READY or shard.version is None:
         raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} has nothing published")
@@ -246,9 +259,31 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
             f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end",
         )
     version = shard.version
+    if not retention.must_stay(catalog, model, replica):
+        drain(model, replica, shard, out)
+        return
+    if not retention.is_coming(catalog, model, replica, version):
+        raise retention.refuse_full(model, replica, version)
+    shard.leaving = True
+    out.append(UnpublishHeld(model=model.name, replica=replica.name, shard=shard.index, version=version))
+
+
+def drain(model: Model, replica: Replica, shard: Shard, out: Out) -> None:
+    """Count a ready shard as draining."""
+    version = shard.version
+    assert version is not None
     shift(shard, ShardMove.UNPUBLISHED)
     out.append(ShardDraining(model=model.name, replica=replica.name, shard=shard.index, version=version))
     refresh(model, replica, "unpublished", out)
+
+
+def stay(catalog: Catalog, command: Stay, out: Out) -> None:
+    """Leave a shard published whose unpublish was held back, at its caller's bound."""
+    model, replica, shard = owned_shard(catalog, command)
+    if not shard.leaving or shard.version is None:
+        raise Refused(NotPublished, f"shard {shard.index} of {model.name}/{replica.name} waits for no other copy")
+    shard.leaving = False
+    out.append(ShardStays(model=model.name, replica=replica.name, shard=shard.index, version=shard.version))
 
 
 def drained(catalog: Catalog, command: Drained, out: Out) -> None:

@@ -8,16 +8,19 @@ shard is granted.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tensorhub_common.catalog import retention
 from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift, vacate
 from tensorhub_common.catalog.lookup import open_round, owned_shard
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
     ATTEMPTS_MAX,
+    SUPERSEDED_MAX,
     Catalog,
     Model,
     Replica,
     Round,
     holds,
+    is_retired,
     known_root,
     newest,
     root_key,
@@ -36,17 +39,20 @@ from tensorhub_common.errors import (
     BadCommand,
     IntegrityError,
     ReplicaConflict,
+    RetentionFull,
     RoundTimeout,
     VersionConflict,
     VersionUnavailable,
     from_code,
 )
-from tensorhub_common.wire.commands import VERSION_MAX, Filled, GiveUp, Granted, Replan, Settle, Want, Wish
+from tensorhub_common.wire.commands import VERSION_MAX, Drop, Filled, GiveUp, Granted, Replan, Settle, Want, Wish
 from tensorhub_common.wire.events import (
     ReplicaReady,
     RoundDecided,
     RoundFailed,
+    RoundHeld,
     RoundJoined,
+    RoundOvertaken,
     RoundReopened,
     RoundSettled,
     RoundStarted,
@@ -97,6 +103,10 @@ def _decide_number(model: Model, number: int) -> Decision:
         return number
     if model.last is None or number > model.last:
         return Wait()
+    if version is not None and version.state is VersionState.RETIRED:
+        return Fail(
+            VersionUnavailable, f"version {number} of model {model.name!r} was retired by a rewind: ask for latest"
+        )
     able = sorted(n for n, v in model.versions.items() if v.state is VersionState.AVAILABLE)
     return Fail(
         VersionUnavailable,
@@ -117,10 +127,15 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     current = replica.round
     if current is not None and (current.state is not RoundState.JOINING or shard.index in current.wants):
         raise Refused(ReplicaConflict, f"{where} is in round {current.number} already: wait for its end")
+    if replica.cache not in (None, command.want):
+        raise Refused(BadCommand, f"{where} is a copy of version {replica.cache}, and takes no other")
+    if shard.leaving:
+        raise Refused(ReplicaConflict, f"{where} is being unpublished: wait until that call has ended")
     if current is None:
-        current = replica.round = Round(number=catalog.seq)
+        current = replica.round = Round(number=catalog.seq, supersede=command.supersede)
         model.waiting[replica.name] = None
     current.state = move(ROUND_MOVES, current.state, RoundMove.JOINED)
+    current.supersede = current.supersede and command.supersede
     current.wants[shard.index] = command.want
     current.patient[shard.index] = command.patient
     if command.staged:
@@ -137,6 +152,11 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     _try_decide(model, replica, current, out)
 
 
+def _held(model: Model, replica: Replica) -> int | None:
+    """Return what the replica holds, as far as anything must be newer: of what was retired `newer` leads back."""
+    return None if is_retired(model, replica.version) else replica.version
+
+
 def wake(model: Model, out: Out) -> None:
     """Decide every round that waited for a version, in the order in which they began to wait."""
     for name in list(model.waiting):
@@ -148,7 +168,7 @@ def wake(model: Model, out: Out) -> None:
 def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> None:
     complete = len(current.wants) == replica.shards
     patient = current.started or all(current.patient.values())
-    decision = decide(model, current.wants, patient, replica.version)
+    decision = decide(model, current.wants, patient, _held(model, replica))
     if isinstance(decision, Fail):
         # Two clashing numbers fail at once; a number that is gone fails once all have joined.
         if complete or decision.error is VersionConflict:
@@ -165,6 +185,7 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
     current.state = move(ROUND_MOVES, current.state, RoundMove.DECIDED)
     current.attempt += 1
     current.version = version
+    current.held = False
     current.granted.clear()
     current.staged = dict.fromkeys(current.staged)
     current.filled = {index for index in range(replica.shards) if holds(model, replica, index, version)}
@@ -257,6 +278,44 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
             )
         )
         return
+    begin(catalog, model, replica, current, out)
+
+
+def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here."""
+    if _is_overtaken(model, current):
+        current.superseded += 1
+        again(model, replica, current, out)
+    elif retention.must_stay(catalog, model, replica):
+        _hold_back(catalog, model, replica, current, out)
+    else:
+        _start(model, replica, current, out)
+
+
+def _is_overtaken(model: Model, current: Round) -> bool:
+    """Tell whether a newer version stands, and the round may still take it up: nobody begins with an overtaken one."""
+    best = newest(model)
+    numbered = any(isinstance(wish, int) for wish in current.wants.values())
+    may = current.supersede and current.superseded < SUPERSEDED_MAX and current.attempt < ATTEMPTS_MAX
+    return may and not numbered and best is not None and current.version is not None and best > current.version
+
+
+def _hold_back(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """The round would overwrite the last counting copy of a retained version: it waits for another, or fails."""
+    version = replica.version
+    assert version is not None
+    if not retention.is_coming(catalog, model, replica, version):
+        why = retention.no_room(model, replica, version)
+        end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, why)
+        return
+    current.held = True
+    out.append(RoundHeld(model=model.name, replica=replica.name, round=current.number, version=version))
+
+
+def _start(model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """Let all shards drain and write."""
+    assert current.version is not None
+    current.held = False
     current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
     overwritten = set(replica.members) - current.filled - set(current.staged)
     current.started = current.started or bool(overwritten)
@@ -291,11 +350,21 @@ def replan(catalog: Catalog, command: Replan, out: Out) -> None:
     again(model, replica, current, out)
 
 
+def turn(model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """What the round was decided for can't be read any more: decide again, as often as that may be."""
+    if current.attempt >= ATTEMPTS_MAX:
+        message = f"version {current.version} was retired, after {ATTEMPTS_MAX} attempts: try again"
+        end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
+        return
+    again(model, replica, current, out)
+
+
 def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
     """Take a decision back and decide again; the round waits when there is nothing to read now."""
     version = current.version
     assert version is not None
-    verdict = decide(model, current.wants, patient=True, held=replica.version)
+    current.held = False
+    verdict = decide(model, current.wants, patient=True, held=_held(model, replica))
     if isinstance(verdict, Fail):
         end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
     elif isinstance(verdict, int):
@@ -310,6 +379,35 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
         _try_decide(model, replica, current, out)
+
+
+def overtake(model: Model, version: int, out: Out) -> None:
+    """A newer version was published: tell those that are reading an older one, so that they judge whether to go on."""
+    for replica in model.replicas.values():
+        current = replica.round
+        if current is None or current.state is not RoundState.STARTED or not _is_overtaken(model, current):
+            continue
+        out.append(
+            RoundOvertaken(
+                model=model.name,
+                replica=replica.name,
+                round=current.number,
+                attempt=current.attempt,
+                version=version,
+            )
+        )
+
+
+def drop(catalog: Catalog, command: Drop, out: Out) -> None:
+    """Read the newer version instead of the one that is being read, on one shard's judgement."""
+    model, replica, shard = owned_shard(catalog, command)
+    current = open_round(replica, command.round, shard)
+    if current.state is not RoundState.STARTED or current.attempt != command.attempt:
+        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
+    if not _is_overtaken(model, current):
+        raise Refused(BadCommand, f"round {current.number} reads to its end: nothing newer may be taken up instead")
+    current.superseded += 1
+    again(model, replica, current, out)
 
 
 def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
@@ -333,6 +431,10 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
     if command.error == VersionUnavailable.__name__ and _went_in_good_order(model, current):
         again(model, replica, current, out)
         return
+    if current.held and command.error == RoundTimeout.__name__ and replica.version is not None:
+        why = f"no other copy of the retained version {replica.version} stood within the bound"
+        end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, f"{why}: allow more time")
+        return
     error = from_code(command.error, command.message)
     end(model, replica, RoundMove.FAILED, out, error.code, f"shard {shard.index}: {command.message}"[:1000])
 
@@ -344,7 +446,7 @@ def _went_in_good_order(model: Model, current: Round) -> bool:
     assert current.version is not None
     version = model.versions.get(current.version)
     best = newest(model)
-    if version is None or (best is not None and best > version.number):
+    if version is None or version.state is VersionState.RETIRED or (best is not None and best > version.number):
         return True
     return version.state is VersionState.UNAVAILABLE and version.gone in IN_ORDER
 

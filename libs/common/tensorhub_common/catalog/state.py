@@ -34,6 +34,16 @@ HUB_LANES_MAX: Final = 16
 ATTEMPTS_MAX: Final = 64
 """A round is planned again at most so often before it fails."""
 
+RETAINED_MAX: Final = 32
+"""So many of the last versions of a model may be retained, and so many pinned: fewer than are remembered."""
+
+SUPERSEDED_MAX: Final = 4
+"""A round takes up a newer version so often instead of the one that it was decided for; then it reads to the end, so
+that a trainer which publishes faster than this replica reads can't starve it."""
+
+SHUNNED_MAX: Final = 8
+"""After so many agents have failed to hold a copy of a version, no further copy of it is placed."""
+
 
 @dataclass(slots=True)
 class Shard:
@@ -46,6 +56,8 @@ class Shard:
     state: ShardState = ShardState.EMPTY
     version: int | None = None
     root: str | None = None
+    leaving: bool = False
+    """It is being unpublished, and held back because the replica is the last counting copy of a retained version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,12 @@ class Round:
     filled: set[int] = field(default_factory=set)
     staged: dict[int, str | None] = field(default_factory=dict)
     """Shards that are filled beside what they hold, and swap when all are filled: the root, once it stands there."""
+    supersede: bool = False
+    """All of its shards have said that they know of superseding."""
+    superseded: int = 0
+    """How often a newer version was taken up instead."""
+    held: bool = False
+    """All leases are granted, and it waits for another copy of what the replica holds now."""
 
     def leave(self, index: int) -> None:
         """Forget a shard's wish."""
@@ -91,6 +109,8 @@ class Replica:
     version: int | None = None
     offers: dict[int, Offer] = field(default_factory=dict)
     round: Round | None = None
+    cache: int | None = None
+    """A cache replica, placed by the fold: the retained version that it is for."""
 
     def missing(self, present: set[int]) -> tuple[int, ...]:
         """Name the shards that are not in `present`."""
@@ -109,6 +129,10 @@ class Version:
     holders: int = 0
     gone: str = ""
     """Why the last holder left, while the version is unavailable."""
+    kept: bool = False
+    """It is retained, and a replica that may not vanish holds it."""
+    shunned: dict[str, None] = field(default_factory=dict)
+    """Agents that have failed to hold a copy of it."""
 
 
 @dataclass(slots=True)
@@ -120,6 +144,9 @@ class Model:
     versions: dict[int, Version] = field(default_factory=dict)
     replicas: dict[str, Replica] = field(default_factory=dict)
     waiting: dict[str, None] = field(default_factory=dict)
+    retain: int = 0
+    """So many of the last versions are retained."""
+    pins: dict[int, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -132,6 +159,12 @@ class AgentRecord:
     site: str
     state: AgentState = AgentState.UNKNOWN
     shards: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    cache_bytes: int = 0
+    """So many bytes of copies of retained versions it takes in."""
+    cached_bytes: int = 0
+    """So many of these are taken."""
+    draining: bool = False
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +190,12 @@ class Catalog:
     agents: dict[str, AgentRecord] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
     lanes: dict[str, Remembered] = field(default_factory=dict)
+    quota_bytes: int = 0
+    """All shards together take at most so many bytes; 0 means no bound."""
+    tended: dict[str, None] = field(default_factory=dict)
+    """Models of which something is retained, rewound or copied: what `retention.settle` looks at."""
+    leaving: dict[str, None] = field(default_factory=dict)
+    """Agents that are drained for maintenance."""
 
 
 def root_key(shards: int, shard: int, layout: str) -> str:
@@ -174,6 +213,12 @@ def known_root(model: Model, replica: Replica, shard: Shard, version: int) -> st
     """Return the root that this shard must have at `version`, or None when no holder had its layout."""
     record = model.versions.get(version)
     return None if record is None else record.roots.get(root_key(replica.shards, shard.index, shard.layout))
+
+
+def is_retired(model: Model, version: int | None) -> bool:
+    """Tell whether the model was rewound below this version."""
+    record = None if version is None else model.versions.get(version)
+    return record is not None and record.state is VersionState.RETIRED
 
 
 def holds(model: Model, replica: Replica, index: int, version: int) -> bool:

@@ -44,6 +44,7 @@ class VersionMove(StrEnum):
     HOLDER_GONE = "holder-gone"
     HOLDER_BACK = "holder-back"
     FORGOTTEN = "forgotten"
+    REWOUND = "rewound"
 
 
 class RoundState(StrEnum):
@@ -103,6 +104,8 @@ VERSION_MOVES: Final = {
     (VersionState.AVAILABLE, VersionMove.HOLDER_GONE): VersionState.UNAVAILABLE,
     (VersionState.UNAVAILABLE, VersionMove.HOLDER_BACK): VersionState.AVAILABLE,
     (VersionState.UNAVAILABLE, VersionMove.FORGOTTEN): VersionState.RETIRED,
+    (VersionState.AVAILABLE, VersionMove.REWOUND): VersionState.RETIRED,
+    (VersionState.UNAVAILABLE, VersionMove.REWOUND): VersionState.RETIRED,
 }
 
 ROUND_MOVES: Final = {

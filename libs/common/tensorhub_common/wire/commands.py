@@ -2,8 +2,8 @@
 
 A command says its verb in its subject and in its body. `by` names the sender so that a repeat is recognised for ever,
 not only within JetStream's duplicate window: the catalog keeps, per lane, the last `n` and its outcome. Anyone with
-the job's credentials may send `Publish` without `by`; every other command comes from the agent (or registry) that its
-subject names.
+the job's credentials may send the `OUTSIDE_VERBS` without `by`; every other command comes from the agent (or registry)
+that its subject names.
 """
 
 from typing import Final, Literal
@@ -70,6 +70,53 @@ class Publish(Command, frozen=True, kw_only=True, tag="publish"):
     version: int | None = None
 
 
+class Retain(Command, frozen=True, kw_only=True, tag="retain"):
+    """Keep the model's last `last` versions: none of them loses its last counting copy by an orderly act."""
+
+    model: str
+    last: int
+
+
+class Pin(Command, frozen=True, kw_only=True, tag="pin"):
+    """Keep this version, however many come after it."""
+
+    model: str
+    version: int
+
+
+class Unpin(Command, frozen=True, kw_only=True, tag="unpin"):
+    """Keep the version no longer than `retain` says."""
+
+    model: str
+    version: int
+
+
+class Rewind(Command, frozen=True, kw_only=True, tag="rewind"):
+    """A trainer went back to a checkpoint: every version above `to` retires, and counting goes on above them."""
+
+    model: str
+    to: int
+
+
+class Delete(Command, frozen=True, kw_only=True, tag="delete"):
+    """Forget the model, its versions and its cache replicas. Its other replicas must be gone."""
+
+    model: str
+
+
+class DrainAgent(Command, frozen=True, kw_only=True, tag="drain"):
+    """For maintenance: no new shard and no new copy on this agent, and none there counts. `on` False ends it."""
+
+    agent: str
+    on: bool = True
+
+
+class Quota(Command, frozen=True, kw_only=True, tag="quota"):
+    """All shards of the job together take at most so many bytes; 0 means no bound."""
+
+    nbytes: int
+
+
 class Expire(Command, frozen=True, kw_only=True, tag="expire"):
     """The registry's leader has not heard this incarnation of the agent for a whole window."""
 
@@ -84,6 +131,8 @@ class Join(Command, frozen=True, kw_only=True, tag="join"):
     host: str
     site: str
     holds: tuple[Holding, ...] = ()
+    cache_bytes: int = 0
+    """So many bytes of copies of retained versions this agent takes in, in all."""
 
 
 class Register(ShardCommand, frozen=True, kw_only=True, tag="register"):
@@ -126,14 +175,21 @@ class Drained(ShardCommand, frozen=True, kw_only=True, tag="drained"):
     """No reader is left (or all were broken): the memory may be overwritten."""
 
 
+class Stay(ShardCommand, frozen=True, kw_only=True, tag="stay"):
+    """The bound of an unpublish that was held back is reached: the shard stays published, unless it drains already."""
+
+
 class Want(ShardCommand, frozen=True, kw_only=True, tag="want"):
     """The shard joins its replica's round. `patient`: a wish for newer may wait until there is one.
 
+    `supersede`: a version that is overtaken before the first byte is written is not begun any more, and the shard is
+    told when one is overtaken while it is read. Rounds of senders that don't say so fold as they always did.
     `staged`: it is filled beside what it holds, which stands until every shard of the replica is filled.
     """
 
     want: Wish
     patient: bool = True
+    supersede: bool = False
     staged: bool = False
 
 
@@ -171,6 +227,13 @@ class Replan(ShardCommand, frozen=True, kw_only=True, tag="replan"):
     attempt: int
 
 
+class Drop(ShardCommand, frozen=True, kw_only=True, tag="drop"):
+    """A newer version came while this attempt is being read, and it is better to read that one instead."""
+
+    round: int
+    attempt: int
+
+
 class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
     """The shard holds the round's version, verified in place."""
 
@@ -181,6 +244,13 @@ class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
 
 AnyCommand = (
     Publish
+    | Retain
+    | Pin
+    | Unpin
+    | Rewind
+    | Delete
+    | DrainAgent
+    | Quota
     | Expire
     | Join
     | Register
@@ -190,11 +260,13 @@ AnyCommand = (
     | Withdraw
     | Unpublish
     | Drained
+    | Stay
     | Want
     | Settle
     | GiveUp
     | Granted
     | Replan
+    | Drop
     | Filled
 )
 
@@ -206,5 +278,5 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-OUTSIDE_VERBS: Final = frozenset({"publish"})
+OUTSIDE_VERBS: Final = frozenset({"publish", "retain", "pin", "unpin", "rewind", "delete", "drain", "quota"})
 """Verbs that anyone with the job's credentials may use; all others carry their sender in the subject."""

@@ -90,6 +90,15 @@ class CommandRepeated(Event, frozen=True, kw_only=True, tag="command.repeated"):
     model: str = HUB_MODEL
 
 
+class CopyMember(msgspec.Struct, frozen=True, array_like=True):
+    """A shard of a cache replica, and the agent in whose memory it is to stand."""
+
+    shard: int
+    agent: str
+    layout: str
+    nbytes: int
+
+
 class Sibling(msgspec.Struct, frozen=True, array_like=True):
     """A shard of the same replica that was registered before, and its layout's digest."""
 
@@ -129,6 +138,23 @@ class ShardFilled(ShardEvent, frozen=True, kw_only=True, tag="shard.filled"):
     version: int
     round: int
     root: str
+
+
+class UnpublishHeld(ShardEvent, frozen=True, kw_only=True, tag="unpublish.held"):
+    """The version is retained and this replica is its last counting copy: the shard stays published until one stands.
+
+    `shard.draining` follows when one does, and `shard.stays` when none can.
+    """
+
+    version: int
+
+
+class ShardStays(ShardEvent, frozen=True, kw_only=True, tag="shard.stays"):
+    """The shard is not unpublished. `error` is what the call raises, empty when it was the call's own wish."""
+
+    version: int
+    error: str = ""
+    message: str = ""
 
 
 class PublishWished(ReplicaEvent, frozen=True, kw_only=True, tag="publish.wished"):
@@ -196,9 +222,79 @@ class VersionGone(ModelEvent, frozen=True, kw_only=True, tag="version.unavailabl
 
 
 class VersionRetired(ModelEvent, frozen=True, kw_only=True, tag="version.retired"):
-    """The catalog forgets the version; it can't come back."""
+    """The version can't be read any more, and can't come back: it was forgotten, or the model was rewound below it."""
 
     version: int
+    reason: str = "forgotten"
+
+
+class VersionPinned(ModelEvent, frozen=True, kw_only=True, tag="version.pinned"):
+    """The version is kept until it is unpinned."""
+
+    version: int
+
+
+class VersionUnpinned(ModelEvent, frozen=True, kw_only=True, tag="version.unpinned"):
+    """The version is kept no longer than the model's retention says."""
+
+    version: int
+
+
+class VersionKept(ModelEvent, frozen=True, kw_only=True, tag="version.kept"):
+    """A replica that may not vanish holds this retained version."""
+
+    version: int
+    replica: str
+
+
+class VersionExposed(ModelEvent, frozen=True, kw_only=True, tag="version.exposed"):
+    """A crash took the last counting copy of this retained version. It counts again when a holder comes back."""
+
+    version: int
+    reason: str
+
+
+class ModelRetention(ModelEvent, frozen=True, kw_only=True, tag="model.retention"):
+    """The last `last` versions of the model are retained from now on."""
+
+    last: int
+
+
+class ModelRewound(ModelEvent, frozen=True, kw_only=True, tag="model.rewound"):
+    """The model went back to `to`. What is published next is newer than `last`, which was the last published."""
+
+    to: int
+    last: int
+
+
+class ModelDeleted(ModelEvent, frozen=True, kw_only=True, tag="model.deleted"):
+    """The model is forgotten; its name is free."""
+
+
+class CopyPlaced(ReplicaEvent, frozen=True, kw_only=True, tag="copy.placed"):
+    """A cache replica is to hold the retained version: each agent makes its shards and joins the replica's round."""
+
+    version: int
+    members: tuple[CopyMember, ...]
+
+
+class JobQuota(Event, frozen=True, kw_only=True, tag="job.quota"):
+    """All shards of the job together take at most so many bytes; 0 means no bound."""
+
+    nbytes: int
+
+
+class AgentDraining(Event, frozen=True, kw_only=True, tag="agent.draining"):
+    """The agent takes no new shard, and no copy on it counts; `on` False: it takes part again."""
+
+    agent: str
+    on: bool
+
+
+class AgentDrained(Event, frozen=True, kw_only=True, tag="agent.drained"):
+    """No retained version has its last counting copy on this agent: it may stop."""
+
+    agent: str
 
 
 class ReplicaReady(ReplicaEvent, frozen=True, kw_only=True, tag="replica.ready"):
@@ -240,6 +336,21 @@ class RoundStarted(RoundEvent, frozen=True, kw_only=True, tag="round.started"):
     """True: every shard is filled beside what it holds, so the replica has lost nothing."""
 
 
+class RoundHeld(RoundEvent, frozen=True, kw_only=True, tag="round.held"):
+    """All leases are granted, but the replica has the last counting copy of a retained version: it starts later."""
+
+    version: int
+    """What is retained."""
+
+
+class RoundOvertaken(RoundEvent, frozen=True, kw_only=True, tag="round.overtaken"):
+    """While this attempt is read a newer version came. Each shard judges whether to read on; one `drop` is enough."""
+
+    attempt: int
+    version: int
+    """The newer one."""
+
+
 class RoundReopened(RoundEvent, frozen=True, kw_only=True, tag="round.reopened"):
     """The decided version went in good order before it was read; the round waits for another one."""
 
@@ -274,6 +385,8 @@ AnyEvent = (
     | ShardDraining
     | ShardDrained
     | ShardFilled
+    | UnpublishHeld
+    | ShardStays
     | PublishWished
     | PublishDeclined
     | PublishJoined
@@ -284,11 +397,24 @@ AnyEvent = (
     | VersionAvailable
     | VersionGone
     | VersionRetired
+    | VersionPinned
+    | VersionUnpinned
+    | VersionKept
+    | VersionExposed
+    | ModelRetention
+    | ModelRewound
+    | ModelDeleted
+    | CopyPlaced
+    | JobQuota
+    | AgentDraining
+    | AgentDrained
     | ReplicaReady
     | ReplicaLost
     | RoundJoined
     | RoundDecided
     | RoundStarted
+    | RoundHeld
+    | RoundOvertaken
     | RoundReopened
     | RoundSettled
     | RoundFailed
