@@ -5,6 +5,7 @@ the agent's word on what the shard holds settles that, or the same question is a
 it is asked twice. No I/O here: the session carries it out.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from tensorhub_common.errors import NotPublished, TensorHubError, VersionConflict
@@ -13,12 +14,12 @@ from tensorhub_common.wire.worker import Call, Done, PublishCall, ReadCall, Rele
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(ABC):
     """One call of a user's, however often it has to be sent. `before` and `now` are what the shard held and holds."""
 
+    @abstractmethod
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
         """Return the frame to send, when `left_s` of the bound remain and `spent_s` have gone."""
-        raise NotImplementedError
 
     def holds(self, done: Done, now: int | None) -> int | None:
         """Return what the shard holds after this answer."""

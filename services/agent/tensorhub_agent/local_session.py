@@ -14,11 +14,12 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
-from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, Renew
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Holds, Renew
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
-from tensorhub_agent.settled import settled
+from tensorhub_agent.settled import Ending
 from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
@@ -35,10 +36,9 @@ class LocalSession:
         self._on_lost = on_lost
         self._over: str | None = None
         self._jobs: set[CopyJob] = set()
-        self._confirming: dict[int, asyncio.Future[bool]] = {}
-        self._confirmed = 0
+        self._confirming = Confirmations()
         self._read_bytes = 0
-        self._closing: asyncio.Task[None] | None = None
+        self._ending = Ending(self._end)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
 
     async def read(
@@ -71,28 +71,21 @@ class LocalSession:
         """See `SourceSession.still_holds`."""
         if self._over is not None:
             return False
-        self._confirmed = number = self._confirmed + 1
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._confirming[number] = answer
+        question = self._confirming.ask()
         try:
-            await send(self._framed, Confirm(number))
-            async with asyncio.timeout(CONFIRM_S):
-                return await answer
-        except TimeoutError:
-            self._lose(f"the source has not said within {CONFIRM_S:g} s whether the lease holds")
+            await send(self._framed, question)
+            return await self._confirming.answer(question)
+        except TimeoutError as why:
+            self._lose(str(why))
         except PeerGone as why:
             self._lose(f"the source is gone: {why}")
-        finally:
-            self._confirming.pop(number, None)
         return False
 
     async def close(self) -> None:
         """See `SourceSession.close`."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await settled(self._closing)
+        await self._ending.reached()
 
-    async def _close(self) -> None:
+    async def _end(self) -> None:
         lost = self._over is not None
         self._over = self._over or "the session was closed"
         for job in self._jobs:
@@ -105,29 +98,22 @@ class LocalSession:
         if not lost:
             with contextlib.suppress(PeerGone):
                 await send(self._framed, Done(self._read_bytes))
-        self._end_confirming()
+        self._confirming.end()
         self._framed.close()
         self._cache.release(self._mapping)
 
     def _lose(self, reason: str) -> None:
         if self._over is None:
             self._over = reason
-            self._end_confirming()
+            self._confirming.end()
             self._on_lost(reason)
-
-    def _end_confirming(self) -> None:
-        for answer in self._confirming.values():
-            if not answer.done():
-                answer.set_result(False)
 
     async def _listen(self) -> None:
         try:
             while self._over is None:
                 match await from_source(self._framed):
-                    case Holds(number, holds):
-                        answer = self._confirming.get(number)
-                        if answer is not None and not answer.done():
-                            answer.set_result(holds)
+                    case Holds() as holds:
+                        self._confirming.answered(holds)
                     case Broken(reason):
                         self._lose(f"the source has broken the lease: {reason}")
                     case other:

@@ -1,7 +1,7 @@
 """Waiting for what must not be left before its end: bytes may still be written until then."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 
 def nothing() -> None:
@@ -24,3 +24,18 @@ async def settled(future: asyncio.Future[None], on_cancel: Callable[[], None] = 
     if cancelled is not None:
         raise cancelled
     future.result()
+
+
+class Ending:
+    """An end that takes time: begun by the first who wants it, waited for by everybody, cancelled or not."""
+
+    def __init__(self, end: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Take what is to be done at the end, once."""
+        self._end = end
+        self._task: asyncio.Task[None] | None = None
+
+    async def reached(self) -> None:
+        """Begin it unless it has begun, and return when it is over."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._end())
+        await settled(self._task)

@@ -18,9 +18,10 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.lease_frames import CONFIRM_S, RENEW_S, Broken, Confirm, Done, Holds, No, Renew, Welcome
-from tensorhub_agent.settled import settled
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Holds, No, Renew, Welcome
+from tensorhub_agent.settled import Ending, settled
 from tensorhub_agent.transport import OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
@@ -53,9 +54,8 @@ class UcxxSession:
         """Batches under way."""
         self._over: str | None = None
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._confirming: dict[int, asyncio.Future[bool]] = {}
-        self._confirmed = 0
-        self._closing: asyncio.Task[None] | None = None
+        self._confirming = Confirmations()
+        self._ending = Ending(self._end)
         self._renewing: asyncio.Task[None] | None = None
         link.on_frame, link.on_down = self._took, self._lose
 
@@ -140,26 +140,19 @@ class UcxxSession:
         """See `SourceSession.still_holds`."""
         if self._over is not None:
             return False
-        self._confirmed = number = self._confirmed + 1
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._confirming[number] = answer
-        self._link.send(encode(Confirm(number)))
+        question = self._confirming.ask()
+        self._link.send(encode(question))
         try:
-            async with asyncio.timeout(CONFIRM_S):
-                return await answer
-        except TimeoutError:
-            self._lose(f"the source has not said within {CONFIRM_S:g} s whether the lease holds")
-        finally:
-            self._confirming.pop(number, None)
+            return await self._confirming.answer(question)
+        except TimeoutError as why:
+            self._lose(str(why))
         return False
 
     async def close(self) -> None:
         """See `SourceSession.close`."""
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close())
-        await settled(self._closing)
+        await self._ending.reached()
 
-    async def _close(self) -> None:
+    async def _end(self) -> None:
         is_done = self._is_open and self._over is None and not self._reading and not self._confirming
         self._over = self._over or "the session was closed"
         if self._renewing is not None:
@@ -188,10 +181,8 @@ class UcxxSession:
                     self._welcomed.set_result(None)
                 case No(reason):
                     self._lose(f"the source refused: {reason}")
-                case Holds(number, holds):
-                    answer = self._confirming.get(number)
-                    if answer is not None and not answer.done():
-                        answer.set_result(holds)
+                case Holds() as holds:
+                    self._confirming.answered(holds)
                 case Idle():
                     self._idle.set()
                 case Broken(reason):
@@ -212,9 +203,7 @@ class UcxxSession:
         if not self._welcomed.done():
             self._welcomed.set_exception(TransportLost(str(self._over)))
             self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
-        for answer in self._confirming.values():
-            if not answer.done():
-                answer.set_result(False)
+        self._confirming.end()
 
     async def _renew(self) -> None:
         while self._over is None:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.local_hub import MIB, FakeSource, Hub, digests_of, end_of, local_hub, whole
 
-from tensorhub_agent import local_session, transport_local
+from tensorhub_agent import confirming, transport_local
 from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
 from tensorhub_agent.local_frames import from_reader, send
 from tensorhub_agent.transport import TransportLost
@@ -117,7 +117,7 @@ async def test_a_source_that_stands_still_holds_nobody_up(
 async def test_a_source_that_stands_still_later_is_lost_when_asked(
     hub: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_session, "CONFIRM_S", 0.05)
+    monkeypatch.setattr(confirming, "CONFIRM_S", 0.05)
     segment, lost = hub.published(MIB), Lost()
     opening = asyncio.create_task(hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lost))
     framed = await fake.welcome(segment)
