@@ -44,8 +44,13 @@ def commands(count: int) -> list[Command]:
     return said
 
 
-async def say_all(watched: WatchedJob, said: list[Command], pause_s: float) -> None:
+async def say_all(
+    watched: WatchedJob, said: list[Command], pause_s: float, enough: asyncio.Event | None = None
+) -> None:
+    """Say one after the other, no more of them once it is enough."""
     for command in said:
+        if enough is not None and enough.is_set():
+            return
         await watched.say(command)
         await asyncio.sleep(pause_s)
 
@@ -83,7 +88,8 @@ async def test_two_registries_take_turns(
         await registry.start()
         await registry.wait_ready(own_bus)
     watched = await open_job(own_bus, job)
-    saying = asyncio.create_task(say_all(watched, commands(1_000), 0.004))
+    enough = asyncio.Event()
+    saying = asyncio.create_task(say_all(watched, commands(10_000), 0.004, enough))
     await watched.wait_for(lambda: len(watched.events) > 20, "the first one speaks")
     pair[0].signal(signal.SIGSTOP)
     await asyncio.sleep(1.5)
@@ -92,7 +98,10 @@ async def test_two_registries_take_turns(
     await pair[1].kill()
     await asyncio.sleep(0.3)
     await pair[1].start()
+    await pair[1].wait_ready(own_bus)
+    enough.set()
     await saying
+    assert len(watched.entries) > 200, "too little was said to show anything"
     await watched.wait_settled(30.0)
 
 
@@ -100,7 +109,7 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
     """SIGTERM: gone within two seconds, and the other speaks long before the lease would have run out."""
-    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="12") for name in NAMES]
+    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="6") for name in NAMES]
     for registry in pair:
         await registry.start()
         await registry.wait_ready(own_bus)
@@ -116,7 +125,7 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(
         return msgspec.json.decode(answer, type=Status).registry == "registry-1"
 
     # A standby looks at the lease so many times in its life-time.
-    await until(other_leads, "the other one leads", 10.0)
+    await until(other_leads, "the other one leads", 5.0)
     await watched.outcome(await watched.say(commands(2)[1]))
     await watched.wait_settled()
 
@@ -176,7 +185,7 @@ async def test_our_own_pause_costs_no_agent_its_place(
     await watched.outcome(await watched.say(commands(1)[0]))
     for _ in range(2):
         registry.signal(signal.SIGSTOP)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.5)
         registry.signal(signal.SIGCONT)
         await watched.outcome(await watched.say(Publish(model="m", replica="r")))
         await asyncio.sleep(0.5)
