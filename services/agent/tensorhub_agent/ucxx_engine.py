@@ -9,6 +9,8 @@ Always true:
   Its views are held until then.
 - `Link.close` ends only when every request of the link has ended. UCX's own close must force: one that flushes waits
   for a peer that is stopped, and that peer, once woken, writes into memory which has long been given to others.
+- A turn looks at the links that have something under way, and at those to which a frame has come; the others, however
+  many, cost nothing.
 - What can't be ended within `CLOSE_S_MAX` is a fault of the process: its end is the only thing left that keeps bytes
   from arriving.
 """
@@ -23,10 +25,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from tensorhub_agent.ucxx_frames import FRAME_BYTES_MAX
-from tensorhub_agent.ucxx_library import Library, load
+from tensorhub_agent.ucxx_frames import Inbox, framed
+from tensorhub_agent.ucxx_library import Library, Streams, load
 from tensorhub_agent.ucxx_link import Batch, Link
-from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.errors import TensorHubError
 
 START_S_MAX: Final = 30.0
 """Loading UCX and looking at the machine's devices takes 0.3 s, and seconds on a busy host with many devices."""
@@ -43,9 +45,6 @@ IDLE_S: Final = 1.0
 LINKS_MAX: Final = 1024
 """More connections than this are not let in."""
 
-LENGTH_BYTES: Final = 4
-"""In front of each frame, big endian: frames go over the connection's stream, which UCX keeps in order."""
-
 REASON_CHARS_MAX: Final = 300
 
 Command = tuple[Callable[..., None], tuple[Any, ...]]
@@ -60,10 +59,8 @@ class _Wire:
 
     def __init__(self, link: Link, endpoint: Any) -> None:  # noqa: ANN401 (ucxx has no annotations)
         self.link, self.endpoint = link, endpoint
-        self.listening: Any = None
-        """The receive of the next part of a frame: its length, then the frame."""
-        self.part = bytearray()
-        self.is_length = True
+        self.handle: int = endpoint.handle
+        self.inbox = Inbox()
         self.sends: list[tuple[Any, Any]] = []
         """Frames under way, with the memory that they are sent from."""
         self.requests: list[tuple[Any, Batch, int]] = []
@@ -74,6 +71,11 @@ class _Wire:
         self.closing_since: float | None = None
         self.is_closed = False
         """Its endpoint is; what was under way may not have ended yet."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether each turn has to look at it."""
+        return bool(self.sends or self.requests) or self.closing_since is not None
 
     @property
     def is_fit(self) -> bool:
@@ -92,11 +94,16 @@ class Engine:
         self._commands: deque[Command] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wires: dict[Link, _Wire] = {}
+        self._by_handle: dict[int, _Wire] = {}
+        """Those whose endpoint is not closed, by what UCX calls it."""
+        self._busy: set[_Wire] = set()
+        """Those that the next turn looks at."""
         self._news: list[Command] = []
         self._ending = self._is_over = False
         self._thread = threading.Thread(target=self._run, name="ucxx", daemon=True)
         self._library: Library
         self._worker: Any = None
+        self._streams: Streams
         self._listener: Any = None
 
     @property
@@ -166,6 +173,7 @@ class Engine:
     def _open(self) -> int:
         library = self._library = load(self._address)
         self._worker = library.worker()
+        self._streams = Streams(self._worker)
         self._listener = library.listen(self._worker, self._arrived)
         self._poll = select.epoll()
         self._poll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
@@ -186,7 +194,7 @@ class Engine:
                 self._wait()
 
     def _wait(self) -> None:
-        closing = any(wire.closing_since is not None for wire in self._wires.values())
+        closing = any(wire.closing_since is not None for wire in self._busy)
         for fd, _ in self._poll.poll(IDLE_S / 100 if closing else IDLE_S):
             if fd == self._wake:
                 with contextlib.suppress(BlockingIOError):
@@ -209,6 +217,7 @@ class Engine:
             self._harvest()
         links = list(self._wires)
         self._wires.clear()
+        self._busy.clear()
         self._listener = None
         self._worker.progress()
         self._poll.close()
@@ -246,25 +255,23 @@ class Engine:
 
     def _adopt(self, link: Link, endpoint: Any) -> None:  # noqa: ANN401
         wire = self._wires[link] = _Wire(link, endpoint)
+        self._by_handle[wire.handle] = wire
 
         def broken(*_: object) -> None:
             wire.broken = True
+            self._busy.add(wire)
 
         endpoint.set_close_callback(broken)
-        self._listen(wire, LENGTH_BYTES)
-
-    def _listen(self, wire: _Wire, nbytes: int) -> None:
-        wire.part = bytearray(nbytes)
-        wire.listening = wire.endpoint.stream_recv(self._library.array(wire.part))
 
     def post_frame(self, link: Link, data: bytes) -> None:
         """Send a frame. For `Link`, in the thread."""
         wire = self._wires.get(link)
         if wire is None or not wire.is_fit:
             return
-        memory = len(data).to_bytes(LENGTH_BYTES, "big") + data
+        memory = framed(data)
         try:
             wire.sends.append((wire.endpoint.stream_send(self._library.array(memory)), memory))
+            self._busy.add(wire)
         except Exception as why:  # noqa: BLE001
             self._lose(wire, _said(why))
 
@@ -275,6 +282,7 @@ class Engine:
             batch.fail("the connection has ended")
         else:
             post = wire.endpoint.tag_recv if batch.receives else wire.endpoint.tag_send
+            self._busy.add(wire)
             try:
                 for number, view in enumerate(batch.views):
                     request = post(self._library.array(view), self._library.tag(tag + number))
@@ -294,20 +302,22 @@ class Engine:
             self._news.append((link.has_closed, ()))
         elif wire.closing_since is None:
             wire.closing_since = time.monotonic()
-            wire.listening = None
+            self._busy.add(wire)
 
     def _close_endpoint(self, wire: _Wire) -> None:
-        wire.listening = None
         wire.is_closed = True
+        del self._by_handle[wire.handle]
         wire.endpoint.close_blocking()
         wire.endpoint.remove_close_callback()
 
     # What has completed.
 
     def _harvest(self) -> None:
-        for wire in list(self._wires.values()):
-            if wire.listening is not None and wire.listening.completed:
+        for handle in self._streams.ready():
+            wire = self._by_handle.get(handle)
+            if wire is not None:
                 self._take_frames(wire)
+        for wire in list(self._busy):
             if wire.sends:
                 wire.sends = [each for each in wire.sends if not each[0].completed]
             if wire.requests:
@@ -315,30 +325,19 @@ class Engine:
             if wire.closing_since is not None:
                 self._see_closed(wire)
             elif wire.broken and not wire.down:
-                self._lose(wire, "the connection ended")
+                self._lose(wire, _why_ended(wire.endpoint))
+            if not wire.is_busy:
+                self._busy.discard(wire)
 
     def _take_frames(self, wire: _Wire) -> None:
-        while wire.listening is not None and wire.listening.completed:
-            try:
-                wire.listening.check_error()
-                self._take_part(wire)
-            except Exception as why:  # noqa: BLE001
-                # ucxx calls the end of a stream a length that doesn't match.
-                self._lose(wire, _said(why) if wire.endpoint.alive else "the other side has ended the connection")
-
-    def _take_part(self, wire: _Wire) -> None:
-        if wire.is_length:
-            nbytes = int.from_bytes(wire.part, "big")
-            if not 0 < nbytes <= FRAME_BYTES_MAX:
-                raise BadCommand(f"a frame of {nbytes} bytes came, and 1 to {FRAME_BYTES_MAX} are allowed")
+        if wire.down or wire.closing_since is not None:
+            return
+        try:
+            frames = wire.inbox.take(self._streams.read(wire.handle))
+        except (TensorHubError, OSError) as why:
+            self._lose(wire, _said(why))
         else:
-            self._news.append((wire.link.took_frame, (bytes(wire.part),)))
-            nbytes = LENGTH_BYTES
-        wire.is_length = not wire.is_length
-        if wire.is_fit:
-            self._listen(wire, nbytes)
-        else:
-            wire.listening = None
+            self._news += [(wire.link.took_frame, (frame,)) for frame in frames]
 
     def _take_ended(self, wire: _Wire) -> None:
         left = []
@@ -365,6 +364,7 @@ class Engine:
                 self._close_endpoint(wire)
         elif not wire.requests:
             del self._wires[wire.link]
+            self._busy.discard(wire)
             self._news.append((wire.link.has_closed, ()))
         elif self._worker.cancel_inflight_requests():
             # Receives of an endpoint that the other side ended outlive our close; ucxx leaves them to this call.
@@ -375,7 +375,6 @@ class Engine:
             self._news.append((self._on_fault, (why,)))
 
     def _lose(self, wire: _Wire, why: str) -> None:
-        wire.listening = None
         if not wire.down:
             wire.down = True
             self._news.append((wire.link.went_down, (why,)))
@@ -383,6 +382,14 @@ class Engine:
 
 def _said(why: Exception) -> str:
     return (str(why) or type(why).__name__)[:REASON_CHARS_MAX]
+
+
+def _why_ended(endpoint: Any) -> str:  # noqa: ANN401
+    try:
+        endpoint.raise_on_error()
+    except Exception as why:  # noqa: BLE001
+        return f"the connection ended: {_said(why)}"
+    return "the other side has ended the connection"
 
 
 def _deliver(news: list[Command]) -> None:

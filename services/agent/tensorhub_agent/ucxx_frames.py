@@ -20,8 +20,12 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.lease_frames import Frame, FromReader, FromSource
+from tensorhub_common.errors import BadCommand
 
 FRAME_BYTES_MAX: Final = 256 * 1024
+
+LENGTH_BYTES: Final = 4
+"""In front of each frame, big endian: a stream keeps order and knows no frames."""
 
 TAG_BITS: Final = 64
 COUNT_BITS: Final = 20
@@ -57,3 +61,33 @@ def from_source(data: bytes) -> FromSource | Idle:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
     frame: FromSource | Idle = _from_source.decode(data)
     return frame
+
+
+def framed(data: bytes) -> bytes:
+    """Return a frame as it goes over the stream."""
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+class Inbox:
+    """Puts the frames of one stream together again. It never holds more than one that has not come whole."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._part = bytearray()
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Take what came next; return the frames that are whole now. Raises `BadCommand` for one that is too long."""
+        part = self._part
+        part += data
+        frames, at = [], 0
+        while len(part) - at >= LENGTH_BYTES:
+            nbytes = int.from_bytes(part[at : at + LENGTH_BYTES], "big")
+            if not 0 < nbytes <= FRAME_BYTES_MAX:
+                raise BadCommand(f"a frame of {nbytes} bytes came, and 1 to {FRAME_BYTES_MAX} are allowed")
+            end = at + LENGTH_BYTES + nbytes
+            if len(part) < end:
+                break
+            frames.append(bytes(part[at + LENGTH_BYTES : end]))
+            at = end
+        del part[:at]
+        return frames

@@ -4,9 +4,10 @@ A user's own `UCX_*` variables win over every default of ours. With `RAPIDS_LIBU
 host's UCX is taken instead of the one that pip has brought, which is built without verbs: RDMA needs that.
 """
 
+import ctypes
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 PROCESS_DEFAULTS: Final = {
@@ -33,6 +34,67 @@ def defaults_for(address: str) -> dict[str, str]:
     """
     loopback = ipaddress.ip_address(address).is_loopback
     return {**CONTEXT_DEFAULTS, "NET_DEVICES": "lo" if loopback else "^lo"}
+
+
+LIBRARY: Final = "libucp.so.0"
+FIRST_ERROR: Final = (1 << 64) - 100
+"""From here on a pointer of UCX's is an error."""
+
+READY_MAX: Final = 64
+"""UCX is asked for so many streams at a time."""
+
+
+class _Ready(ctypes.Structure):
+    """UCX's `ucp_stream_poll_ep_t`."""
+
+    _fields_ = (
+        ("endpoint", ctypes.c_void_p),
+        ("user_data", ctypes.c_void_p),
+        ("flags", ctypes.c_uint),
+        ("reserved", ctypes.c_uint8 * 16),
+    )
+
+
+class Streams:
+    """What comes over the streams of a worker's endpoints. UCX says which have something; the others cost nothing.
+
+    ucxx has requests for it, one to be posted at each endpoint and looked at whenever anything has moved. These are the
+    calls of UCX itself, which say for the whole worker what there is. Belongs to the thread that owns the worker.
+    """
+
+    def __init__(self, worker: Any) -> None:  # noqa: ANN401 (ucxx has no annotations)
+        """Read the streams of a worker of ucxx."""
+        # It stands in this process, so this is the same. The GIL is kept, for the calls are shorter than giving it up.
+        ucp = ctypes.PyDLL(LIBRARY)
+        self._poll, self._take, self._release = (
+            ucp.ucp_stream_worker_poll,
+            ucp.ucp_stream_recv_data_nb,
+            ucp.ucp_stream_data_release,
+        )
+        self._poll.restype = ctypes.c_ssize_t
+        self._poll.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+        self._take.restype = ctypes.c_void_p
+        self._take.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._release.restype = None
+        self._release.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        self._ready, self._length = (_Ready * READY_MAX)(), ctypes.c_size_t()
+        self._asked = (worker.handle, ctypes.addressof(self._ready), READY_MAX, 0)
+        self._length_at = ctypes.addressof(self._length)
+
+    def ready(self) -> Iterator[int]:
+        """Yield the handles of the endpoints to which something has come since. Each has to be read to its end."""
+        while (count := self._poll(*self._asked)) > 0:
+            yield from [each.endpoint for each in self._ready[:count]]
+
+    def read(self, endpoint: int) -> bytes:
+        """Return all that has come for an endpoint that is not closed. Raises OSError when UCX has none to give."""
+        parts = []
+        while data := self._take(endpoint, self._length_at):
+            if data >= FIRST_ERROR:
+                raise OSError(f"UCX can't read a stream: error {data - (1 << 64)}")
+            parts.append(ctypes.string_at(data, self._length.value))
+            self._release(endpoint, data)
+        return b"".join(parts)
 
 
 class Library:
