@@ -19,12 +19,14 @@ from tensorhub_agent.effects import (
     CheckSiblings,
     CloseSource,
     Confirm,
+    CopyMade,
     Digest,
     Digested,
     Fenced,
     Free,
     Hold,
     Key,
+    MakeCopy,
     OpenSource,
     PlanCame,
     Post,
@@ -179,6 +181,8 @@ class AgentNode(Node):
                 self.shelf[effect.key].manifest = effect
             case CheckSiblings():
                 self.clock.after(self.clock.lag(), self, lambda: self._check_siblings(effect))
+            case MakeCopy():
+                self.clock.after(self.clock.lag(), self, lambda: self._make_copy(effect))
             case AskPlan():
                 self._plan(effect)
             case OpenSource():
@@ -231,6 +235,14 @@ class AgentNode(Node):
             self.news(Digested(effect.key, effect.number, first + second))
 
         self.clock.after(self.clock.lag(), self, rest)
+
+    def _make_copy(self, effect: MakeCopy) -> None:
+        key, sizes = effect.key, self.world.sizes_of(effect.layout)
+        if key not in self.shelf:
+            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=sizes)
+            self.shelf[key] = Shelved(place, Segment(sizes))
+        made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(sizes))
+        self.carry_out(self.core.copy_made(made, self.clock.now))
 
     def _check_siblings(self, effect: CheckSiblings) -> None:
         mine = self.shelf.get(effect.key)

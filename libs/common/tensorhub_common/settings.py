@@ -148,6 +148,13 @@ class Settings:
         example="64GiB",
         meaning="How much memory an agent's segments may take together. 0: 80 % of what the file system has.",
     )
+    cache_bytes: int = _variable(
+        values.byte_count(0),
+        "4GiB",
+        unit="bytes",
+        example="64GiB",
+        meaning="How many bytes of copies of retained versions an agent takes in, within its memory. 0: none.",
+    )
     address: str | None = _variable(
         values.optional_ip,
         "",

@@ -7,13 +7,29 @@ only carry out what comes back. Each method takes what happened and the time, an
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_agent.effects import AnyCall, AnyEffect, BreakLease, Fenced, Key, Raise, Rejoin, Say, ShardNews
+import msgspec
+
+from tensorhub_agent.cache import Keeper
+from tensorhub_agent.effects import (
+    Answer,
+    AnyCall,
+    AnyEffect,
+    BreakLease,
+    CopyMade,
+    Fenced,
+    Free,
+    Key,
+    Raise,
+    Rejoin,
+    Say,
+    ShardNews,
+)
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted, StaleSender
-from tensorhub_common.wire.commands import Holding, Join, Sender
-from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, CommandRejected
+from tensorhub_common.wire.commands import Holding, Join, Release, Sender, ShardCommand
+from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, CommandRejected, CopyPlaced, ShardReleased
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
 SHARDS_MAX: Final = 1000
@@ -40,12 +56,14 @@ class AgentCore:
         self._unsaid: list[AnyEffect] = []
         """Said before the log has let this incarnation in, which would refuse it as stale."""
         self._host = self._site = ""
+        self.keeper = Keeper(agent)
 
     # Standing in the log.
 
     def adopt(self, place: Place, held: Held) -> None:
         """Take a shard that an earlier process of this agent left behind, before joining."""
         self._add(place, held)
+        self.keeper.found(place.key)
 
     def join(self, incarnation: int, host: str, site: str, now: float) -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
@@ -56,8 +74,11 @@ class AgentCore:
         self._heard.clear()
         self._unsaid.clear()
         self._stated = dict(self.shards)
+        self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
-        effects: list[AnyEffect] = [Say(Join(by=self._sender(0), host=host, site=site, holds=holds))]
+        effects: list[AnyEffect] = [
+            Say(Join(by=self._sender(0), host=host, site=site, holds=holds, cache_bytes=self.limits.cache_bytes))
+        ]
         if again:
             for core in list(self.shards.values()):
                 core.rejoined(now)
@@ -87,6 +108,39 @@ class AgentCore:
         for core in self._concerned(event):
             core.on_event(event, now)
             effects += self._take(core)
+        if isinstance(event, CopyPlaced) and self.joined:
+            effects += self.keeper.placed(event)
+        elif isinstance(event, ShardReleased):
+            self.keeper.forget(Key(event.model, event.replica, event.shard))
+        return effects + self._tend_copies(now)
+
+    def copy_made(self, made: CopyMade, now: float) -> list[AnyEffect]:
+        """Take the memory that was made for a copy, or let the log know that there is none."""
+        key = made.key
+        if made.failure is not None:
+            release = Release(model=key.model, replica=key.replica, shard=key.shard)
+            wanted = self.keeper.copies.pop(key, None)
+            said = [] if wanted is None else [self._say_for(key, release)]
+            return [effect for effect in said if self.joined or not self._kept_back(effect)]
+        if key not in self.keeper.copies:
+            # The log has let it go while it was made.
+            return [Free(key)]
+        self._add(Place(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), Held())
+        return self._tend_copies(now)
+
+    def _say_for(self, key: Key, command: ShardCommand) -> AnyEffect:
+        """Say something about a shard that does not stand here."""
+        return Say(msgspec.structs.replace(command, by=self._sender(self._lane_of(key))))
+
+    def _tend_copies(self, now: float) -> list[AnyEffect]:
+        effects: list[AnyEffect] = []
+        if not self.joined:
+            return effects
+        for key in list(self.keeper.copies):
+            core = self.shards.get(key)
+            if core is not None:
+                self.keeper.tend(core, now)
+                effects += self._take(core)
         return effects
 
     def _is_disowned_by(self, event: AnyEvent) -> bool:
@@ -121,6 +175,7 @@ class AgentCore:
         for holding in event.dropped:
             core = self._stated_core(holding)
             if core is not None:
+                self.keeper.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
         for holding in event.kept:
@@ -234,7 +289,7 @@ class AgentCore:
             if when is not None and when <= now:
                 core.tick(now)
                 effects += self._take(core)
-        return effects
+        return effects + self._tend_copies(now)
 
     def _lease_expired(self, lease: Lease, now: float) -> list[AnyEffect]:
         effects: list[AnyEffect] = [BreakLease(lease.name, "the reader was silent for too long")]
@@ -248,7 +303,9 @@ class AgentCore:
         """Say when `tick` is wanted."""
         times = [when for core in self.shards.values() if (when := core.deadline()) is not None]
         lease = self.table.deadline()
-        return min([*times, lease] if lease is not None else times, default=None)
+        again = self.keeper.deadline()
+        times += [each for each in (lease, again) if each is not None]
+        return min(times, default=None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
@@ -282,7 +339,8 @@ class AgentCore:
 
     def _take(self, core: ShardCore) -> list[AnyEffect]:
         """Take a core's effects, and forget the core if it is gone."""
-        out, core.out = core.out, []
+        out = [each for each in core.out if not (isinstance(each, Answer | Raise) and self.keeper.ended(each))]
+        core.out = []
         if core.gone and self.shards.get(core.key) is core:
             del self.shards[core.key]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]

@@ -120,6 +120,15 @@ class CheckSiblings(Effect, frozen=True):
     siblings: tuple[Sibling, ...]
 
 
+class MakeCopy(Effect, frozen=True):
+    """Make memory for a shard of a cache replica, whose layout has this digest; answered by `CopyMade`."""
+
+    key: Key
+    shards: int
+    layout: str
+    nbytes: int
+
+
 class AskPlan(Effect, frozen=True):
     """Ask the planner; answered by `PlanCame(number)`."""
 
@@ -203,6 +212,16 @@ class SiblingsChecked(msgspec.Struct, frozen=True):
     mismatch: str | None
 
 
+class CopyMade(msgspec.Struct, frozen=True):
+    """The bytes of the copy's pieces, or why there is no memory for it."""
+
+    key: Key
+    shards: int
+    layout: str
+    nbytes: tuple[int, ...] = ()
+    failure: str | None = None
+
+
 class PlanCame(msgspec.Struct, frozen=True):
     """The planner's answer; a planner that does not answer is a Refusal too."""
 
@@ -260,7 +279,7 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 
 AnyEffect = (
-    Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | AskPlan | OpenSource | Post | Confirm
+    Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | MakeCopy | AskPlan | OpenSource | Post | Confirm
     | CloseSource | BreakLease | Free | Rejoin | Fenced
 )  # fmt: skip
 ReadEvent = PlanCame | SourceOpened | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed

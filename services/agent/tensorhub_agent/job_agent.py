@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.asking import NO_ANSWER
+from tensorhub_agent.cache_memory import make_copy
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
@@ -31,6 +32,7 @@ from tensorhub_agent.effects import (
     Free,
     Hold,
     Key,
+    MakeCopy,
     OpenSource,
     PlanCame,
     Post,
@@ -206,6 +208,9 @@ class JobAgent:
                 self.shelf.save(effect)
             case CheckSiblings():
                 self._spawn(self._check_siblings(effect.key, effect.siblings))
+            case MakeCopy():
+                self.concern(effect.key.replica)
+                self._spawn(self._make_copy(effect))
             case AskPlan():
                 self._spawn(self._plan(effect, cause))
             case OpenSource():
@@ -265,6 +270,11 @@ class JobAgent:
         if self.core.limits.digests:
             digests = await self._around.pool.digest(place.segment.view, Spans.of(place.table)).result()
         self._news(Digested(effect.key, effect.number, digests))
+
+    async def _make_copy(self, effect: MakeCopy) -> None:
+        around = self._around
+        made = await make_copy(effect, self.job, around.blobs, self.shelf, self.core.incarnation)
+        self.carry_out(self.core.copy_made(made, self._loop.time()))
 
     async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
         mine = self.shelf.places[key].layout

@@ -2,20 +2,25 @@
 
 The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
 broken, and only then does the call return and the memory change.
+
+The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
+as before, and grants leases, until the log says that it drains or stays.
 """
 
 from abc import ABC, abstractmethod
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
-from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable
-from tensorhub_common.wire.commands import Drained, Release, Sender, Unpublish
+from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable, RetentionFull, TensorHubError
+from tensorhub_common.wire.commands import Drained, Release, Sender, Stay, Unpublish
 from tensorhub_common.wire.events import (
     AnyEvent,
     CommandRejected,
     CommandRepeated,
     ShardDrained,
     ShardDraining,
+    ShardStays,
+    UnpublishHeld,
 )
 
 
@@ -31,8 +36,10 @@ class Draining(ABC):
         self._deadline = call.deadline
         self._unpublish_by: Sender | None = None
         self._drained_by: Sender | None = None
+        self._stay_by: Sender | None = None
         self._counted = False
         self._bounded = False
+        self._held = False
 
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
@@ -44,9 +51,20 @@ class Draining(ABC):
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take the log's word."""
+        if self._held:
+            self._on_word_of_hold(event, now)
         if event.by is None:
             return
         if event.by == self._unpublish_by:
+            if isinstance(event, UnpublishHeld):
+                self._resume(event.version)
+                self.on_held(now)
+                return
+            if isinstance(event, CommandRejected) and event.error == RetentionFull.__name__:
+                version = self.core.held.version
+                self._resume(version)
+                self.stays(RetentionFull, event.message)
+                return
             # A refusal means that the log counts the shard as gone already: it is no holder either way.
             if isinstance(event, ShardDraining | CommandRejected | CommandRepeated):
                 self._counted = True
@@ -55,6 +73,55 @@ class Draining(ABC):
             self.core.become(Memory.EMPTY)
             self.core.table.forget(self.core.key)
             self.drained(now)
+
+    def _resume(self, version: int | None) -> None:
+        """Serve again what the log goes on counting as published."""
+        core, held = self.core, self.core.held
+        self._held = True
+        if held.root is not None:
+            core.table.offer(core.key, held.version, held.root, held.digests)
+        core.become(Memory.READY)
+        core.hold(version)
+
+    def _on_word_of_hold(self, event: AnyEvent, now: float) -> None:
+        """Another copy stands, so this one drains; or none can, so it stays."""
+        core = self.core
+        if (
+            not isinstance(event, ShardDraining | ShardStays)
+            or not core.is_mine(event)
+            or event.shard != core.key.shard
+        ):
+            return
+        self._held = False
+        if isinstance(event, ShardStays):
+            self.stays(RetentionFull, event.message or self._no_copy())
+            return
+        core.table.stop(core.key)
+        core.hold(None)
+        core.become(Memory.DRAINING)
+        self._counted = True
+        self._when_read_out(now)
+
+    def _no_copy(self) -> str:
+        core = self.core
+        return (
+            f"{core.where} stays published: no other copy of the retained version {core.held.version} stood within the "
+            "bound; allow more time, or give an agent more TENSORHUB_CACHE_BYTES"
+        )
+
+    def on_held(self, now: float) -> None:  # noqa: B027 (nothing is what most of them do)
+        """The log holds the unpublish back: wait for its word, up to the call's bound."""
+
+    def stays(self, error: type[TensorHubError], message: str) -> None:
+        """The shard is published as before."""
+        self._held = False
+        self.core.fail(error, message)
+
+    def say_stay(self, now: float) -> None:
+        """Ask the log to leave the shard published; it decides."""
+        key = self.core.key
+        self._deadline = now + OUTCOME_S_MAX
+        self._stay_by = self.core.say(Stay(model=key.model, replica=key.replica, shard=key.shard))
 
     def _when_read_out(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         core, key = self.core, self.core.key
@@ -77,6 +144,15 @@ class Draining(ABC):
         if now < self._deadline:
             return
         core = self.core
+        if self._held and self._stay_by is None:
+            self.say_stay(now)
+            return
+        if self._held:
+            # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
+            core.table.stop(core.key)
+            core.become(Memory.DRAINING)
+            core.fail(RegistryUnavailable, self.silence())
+            return
         if not self._bounded:
             self._bounded = True
             self._deadline = now + OUTCOME_S_MAX
@@ -112,8 +188,13 @@ class UnpublishOperation(Draining):
         """The memory may be overwritten."""
         self.core.finish()
 
-    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def restart(self, now: float) -> None:
         """The agent joined anew without stating this shard, so the log counts it as empty."""
+        if self._held:
+            # It was stated as published, and the log let go of what the old incarnation had said.
+            self._held, self._stay_by = False, None
+            self.drain(now)
+            return
         self._counted = True
         core = self.core
         core.break_readers("the agent joined anew")
@@ -130,6 +211,15 @@ class AttachOperation(UnpublishOperation):
             self.drain(now)
         else:
             self.core.finish()
+
+    def on_held(self, now: float) -> None:
+        """The worker comes back to what is published still, and may ask for it again."""
+        self.say_stay(now)
+
+    def stays(self, error: type[TensorHubError], message: str) -> None:  # noqa: ARG002 (that it stays is no error here)
+        """The shard is published as before."""
+        self._held = False
+        self.core.finish()
 
 
 class ReleaseOperation(Draining):
@@ -167,11 +257,15 @@ class ReleaseOperation(Draining):
             return super().silence()
         return f"the registry did not say that {self.core.where} is released: it goes as soon as the registry answers"
 
-    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def restart(self, now: float) -> None:
         """The shard is gone, as was wanted; or the agent joined anew, and the old incarnation's word counts no more."""
         core = self.core
         if core.dismissed:
             core.finish()
+            return
+        if self._held:
+            self._held, self._stay_by = False, None
+            self.drain(now)
             return
         core.break_readers("the agent joined anew")
         if core.held.memory is not Memory.EMPTY:

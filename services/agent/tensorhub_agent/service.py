@@ -132,6 +132,7 @@ class AgentService:
             stall_s=settings.stall_s,
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
+            cache_bytes=settings.cache_bytes,
         )
 
         def joined(incarnation: int) -> None:

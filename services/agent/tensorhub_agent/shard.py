@@ -61,6 +61,8 @@ class Limits:
     stall_s: float = 5.0
     sources_lost_s: float = 1.2
     refill_drain_s: float = 0.0
+    cache_bytes: int = 0
+    """So many bytes of copies of retained versions this agent takes in."""
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from tensorhub_common.catalog.state import (
     root_key,
 )
 from tensorhub_common.catalog.table import AgentState
+from tensorhub_common.names import cache_name
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.events import CopyMember, CopyPlaced, ShardReleased
 
@@ -38,7 +39,7 @@ def place(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
     members = _choose(catalog, model, version, pattern)
     if members is None:
         return False
-    name = f"_cache-{version.number}-{catalog.seq}"
+    name = cache_name(version.number, catalog.seq)
     replica = model.replicas[name] = Replica(name, pattern.shards, spot=False, cache=version.number)
     for member in members:
         replica.members[member.shard] = Shard(member.shard, member.agent, member.layout, member.nbytes)

@@ -1,0 +1,193 @@
+"""Copies of retained versions: made where the log places them, read again when that fails, let go when it says so."""
+
+from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
+
+from tensorhub_agent.cache import AGAIN_S, TRIES_MAX
+from tensorhub_agent.effects import Answer, CopyMade, Free, MakeCopy, SourceLost
+from tensorhub_agent.effects import Key as AgentKey
+from tensorhub_agent.shard import OUTCOME_S_MAX, Held, Limits, Memory, Place
+from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.commands import Release, Retain, Stay
+
+ROOT = root_digest(digests_of("a"))
+
+
+def retaining(cache_bytes: int = 1000) -> OneAgent:
+    """Return an agent that has published version 1 of a model whose last version is retained."""
+    agent = OneAgent()
+    agent.core.limits = Limits(cache_bytes=cache_bytes)
+    agent.join()
+    agent.register("trainer")
+    agent.take(Retain(model=MODEL, last=1))
+    agent.publish(agent.key("trainer"), "a")
+    agent.log()
+    return agent
+
+
+def wanted(agent: OneAgent) -> MakeCopy:
+    found = agent.last(MakeCopy)
+    assert found is not None
+    return found
+
+
+def made(agent: OneAgent, failure: str | None = None) -> AgentKey:
+    """Answer the last wish for memory; returns which copy it is."""
+    wish = wanted(agent)
+    answer = CopyMade(wish.key, wish.shards, wish.layout, nbytes=() if failure else NBYTES, failure=failure)
+    agent.do(agent.core.copy_made(answer, agent.now))
+    agent.log()
+    return wish.key
+
+
+def read(agent: OneAgent, key: AgentKey) -> None:
+    """Let the copy's read go through."""
+    agent.plan(key)
+    agent.opened(key, "a")
+    agent.log()
+    agent.brought(key, "a")
+    agent.closed(key)
+    agent.log()
+
+
+def test_a_copy_is_made_read_and_then_lets_the_trainer_go() -> None:
+    agent = retaining()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log()
+    assert agent.end_of(call) is None
+    assert agent.memory(key) is Memory.READY
+    copy = made(agent)
+    assert agent.memory(copy) is Memory.EMPTY
+    read(agent, copy)
+    assert agent.memory(copy) is Memory.READY
+    assert agent.end_of(call) == Answer(call=call)
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def test_a_shard_that_is_held_back_grants_leases() -> None:
+    agent = retaining()
+    key = agent.key("trainer")
+    agent.unpublish(key)
+    agent.log()
+    agent.open_lease(key, 1, ROOT)
+
+
+def test_at_the_bound_the_shard_stays_published_and_the_call_raises() -> None:
+    agent = retaining()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log()
+    agent.tick(10.0)
+    assert isinstance(agent.unsaid[-1], Stay)
+    agent.log()
+    assert agent.error_of(call) == "RetentionFull"
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT)
+
+
+def test_without_room_it_raises_at_once_and_stays_published() -> None:
+    agent = retaining(cache_bytes=0)
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log()
+    assert agent.error_of(call) == "RetentionFull"
+    agent.open_lease(key, 1, ROOT)
+
+
+def test_with_no_word_of_the_registry_at_the_bound_the_memory_must_not_be_overwritten() -> None:
+    agent = retaining()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log()
+    agent.tick(10.0)
+    agent.tick(OUTCOME_S_MAX)
+    assert agent.error_of(call) == "RegistryUnavailable"
+    assert agent.memory(key) is Memory.DRAINING
+    agent.log()
+    again = agent.unpublish(key)
+    agent.log()
+    assert agent.end_of(again) is None
+    read(agent, made(agent))
+    assert agent.end_of(again) == Answer(call=again)
+
+
+def test_an_agent_that_joins_anew_holds_the_shard_back_again() -> None:
+    agent = retaining()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log()
+    agent.join(2)
+    assert agent.end_of(call) is None
+    assert agent.memory(key) is Memory.READY
+    read(agent, made(agent))
+    assert agent.end_of(call) == Answer(call=call)
+
+
+def test_a_copy_without_memory_is_released_and_who_waited_for_it_is_told() -> None:
+    agent = retaining()
+    call = agent.unpublish(agent.key("trainer"))
+    agent.log()
+    made(agent, failure="no room")
+    assert agent.error_of(call) == "RetentionFull"
+
+
+def test_a_read_that_fails_is_tried_again_and_given_up_in_the_end() -> None:
+    agent = retaining()
+    copy = made(agent)
+    for _ in range(TRIES_MAX):
+        agent.do(agent.core.shards[copy].operation.abandon(agent.now) or [])  # type: ignore[union-attr,func-returns-value]
+        agent.do(agent.core._take(agent.core.shards[copy]))
+        agent.log()
+        agent.tick(0.0)
+        agent.log()
+        agent.tick(AGAIN_S)
+        agent.log()
+    assert copy not in agent.core.shards
+    assert agent.last(Free) == Free(copy)
+    assert not [command for command in agent.unsaid if isinstance(command, Release)]
+
+
+def test_a_copy_that_the_log_lets_go_is_freed() -> None:
+    agent = retaining()
+    copy = made(agent)
+    read(agent, copy)
+    agent.take(Retain(model=MODEL, last=0))
+    assert agent.last(Free) == Free(copy)
+    assert copy not in agent.core.keeper.copies
+
+
+def test_a_copy_that_is_let_go_while_its_memory_is_made_is_freed_when_that_comes() -> None:
+    agent = retaining()
+    agent.take(Retain(model=MODEL, last=0))
+    copy = made(agent)
+    assert agent.last(Free) == Free(copy)
+    assert copy not in agent.core.shards
+
+
+def test_an_adopted_copy_is_believed_and_one_that_is_not_whole_is_read_again() -> None:
+    agent = retaining()
+    copy = made(agent)
+    read(agent, copy)
+    for held in (Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")), Held(partial=True)):
+        after = OneAgent(catalog=agent.catalog)
+        after.core.limits = agent.core.limits
+        trainer = Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a"))
+        after.core.adopt(Place(agent.key("trainer"), 1, spot=False, layout="f" * 64, nbytes=NBYTES), trainer)
+        after.core.adopt(Place(copy, 1, spot=False, layout="f" * 64, nbytes=NBYTES), held)
+        after.join(agent.catalog.agents["agent-0"].incarnation + 1)
+        if held.memory is Memory.READY:
+            assert after.catalog.models[MODEL].replicas[copy.replica].version == 1
+        else:
+            read(after, copy)
+        assert after.memory(copy) is Memory.READY
+        agent = after
+
+
+def test_a_source_that_goes_is_replaced_within_the_same_try() -> None:
+    agent = retaining()
+    copy = made(agent)
+    agent.plan(copy)
+    opening = agent.core.shards[copy].operation
+    assert opening is not None
+    agent.do(agent.core.on_news(SourceLost(copy, 99, "gone"), agent.now))
+    assert agent.core.shards[copy].operation is opening
