@@ -6,6 +6,7 @@ KILLS ?= 200
 PEERS ?= ray,nixl,mooncake,monarch
 UPDATES ?= 2000
 ROUNDS ?= 50
+SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
 
@@ -15,7 +16,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes partition docs
+.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes torn-reads partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +74,10 @@ chaos: $(READY) ## KILLS=200 real processes killed at any moment of a transfer; 
 
 late-bytes: $(READY) ## ROUNDS=50 sources stopped in mid-read over ucxx, woken after the commit: not a byte may change
 	@$(BIN)/python -m tests.chaos.late_bytes --rounds $(ROUNDS)
+
+torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four readers fetch; then without the drain
+	@$(BIN)/python -m tests.chaos.torn_reads --seconds $(SECONDS)
+	@$(BIN)/python -m tests.chaos.torn_reads --seconds 30 --no-drain
 
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)

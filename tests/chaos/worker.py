@@ -30,7 +30,9 @@ UPDATE_WAIT_S: Final = 1.0
 ASK_S: Final = 5.0
 PAUSE_S: Final = 0.05
 THINK_S_MAX: Final = 0.15
-"""A version stays published for up to so long before the trainer takes it back."""
+
+PATIENT_SHARE: Final = 0.5
+"""So often a trainer in a hurry waits for its readers all the same."""
 
 HELD_SHARE: Final = 0.3
 """So often what is held is compared again before the next call: ready memory never changes."""
@@ -49,6 +51,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     nbytes: int
     agent: str
+    think_s_max: float = THINK_S_MAX
+    """A trainer's version stays published for up to so long before it takes it back."""
+    hurry_s: float | None = None
+    """A trainer in a hurry gives its readers half the time at most so long, and loses none with comparing."""
     netns: str = ""
     """The network namespace to live in; empty for the script's own."""
 
@@ -114,14 +120,16 @@ class Worker:
             if all(outcome is None for outcome in outcomes):
                 tell(reports.Published(at=now(), version=version, began_at=began))
                 version += 1
-                await asyncio.sleep(random.uniform(0, THINK_S_MAX))
+                await asyncio.sleep(random.uniform(0, self.config.think_s_max))
             elif any(outcome == "VersionConflict" for outcome in outcomes):
                 version = None
 
     async def _unpublish(self, shard: AsyncShard) -> bool:
         """Tell whether the memory may be overwritten."""
+        hurry_s = self.config.hurry_s
+        bound_s = UNPUBLISH_S if hurry_s is None or random.random() < PATIENT_SHARE else random.uniform(0, hurry_s)
         _, error = await self._timed(
-            "unpublish", UNPUBLISH_S, MARGIN_S, lambda: shard.unpublish(timeout_s=UNPUBLISH_S), shard.shard
+            "unpublish", bound_s, MARGIN_S, lambda: shard.unpublish(timeout_s=bound_s), shard.shard
         )
         return error in (None, "NotPublished")
 
@@ -134,7 +142,7 @@ class Worker:
             await asyncio.sleep(PAUSE_S)
         elif published != version:
             sys.exit(f"publish({version}) returned {published}")
-        else:
+        elif self.config.hurry_s is None:
             self._compare(shard, "published")
         return error
 

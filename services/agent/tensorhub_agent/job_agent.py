@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.cache_memory import make_copy
 from tensorhub_agent.callers import Callers
@@ -96,7 +97,7 @@ class JobAgent:
         self.sources = Sources(job, around.bus, around.transports, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._tick)
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
@@ -192,7 +193,7 @@ class JobAgent:
         """Do what the core wants, in order."""
         for effect in effects:
             self._do(effect, self._tracing.effect(effect, self.core.shards))
-        self._set_timer()
+        self._alarm.set(self.core.deadline())
 
     def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912 (one line for each effect)
         match effect:
@@ -237,17 +238,7 @@ class JobAgent:
         self._tracing.news(news)
         self.carry_out(self.core.on_news(news, self._loop.time()))
 
-    def _set_timer(self) -> None:
-        """Have `tick` called when the core wants it, or earlier: a timer is not put off, for that is dear."""
-        when = self.core.deadline()
-        if when is None or (self._timer is not None and self._timer.when() <= when):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._tick)
-
     def _tick(self) -> None:
-        self._timer = None
         self.carry_out(self.core.tick(self._loop.time()))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -335,7 +326,7 @@ class JobAgent:
         began_ns = time.time_ns()
         answer = self._grant(question, name, ticket)
         self._tracing.lease_asked(question, answer, headers, began_ns)
-        self._set_timer()
+        self._alarm.set(self.core.deadline())
         return answer
 
     def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer:
@@ -348,7 +339,7 @@ class JobAgent:
     def redeem(self, ticket: str) -> LeaseOpened | None:
         """Take a ticket from the transport, once."""
         lease = self.core.redeemed(ticket, self._loop.time())
-        self._set_timer()
+        self._alarm.set(self.core.deadline())
         return None if lease is None else LeaseOpened(lease.name, self.shelf.places[lease.key].segment)
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:
@@ -357,8 +348,7 @@ class JobAgent:
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

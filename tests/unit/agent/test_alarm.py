@@ -1,0 +1,57 @@
+"""An alarm under both event loops: it rings at the earliest moment, once, and takes moments that have come already."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from tensorhub_agent.alarm import Alarm
+
+RING_S = 5.0
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_it_rings_once_at_the_earliest_moment(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        rung, rang = list[float](), asyncio.Event()
+
+        def ring() -> None:
+            rung.append(loop.time())
+            rang.set()
+
+        alarm = Alarm(loop, ring)
+        begin = loop.time()
+        for after in (30.0, None, 0.05, 20.0):
+            alarm.set(None if after is None else begin + after)
+        async with asyncio.timeout(RING_S):
+            await rang.wait()
+        assert len(rung) == 1
+        # A loop may count whole milliseconds.
+        assert rung[0] >= begin + 0.049
+        alarm.set(loop.time() + 0.01)
+        alarm.cancel()
+        await asyncio.sleep(0.03)
+        assert len(rung) == 1
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(play())
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_it_can_be_asked_again_while_a_moment_that_has_come_has_not_rung(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def play() -> None:
+        loop = asyncio.get_running_loop()
+        rung = asyncio.Event()
+        alarm = Alarm(loop, rung.set)
+        for after in (0.0, 0.0001, -1.0, 1.0):
+            alarm.set(loop.time() + after)
+        async with asyncio.timeout(RING_S):
+            await rung.wait()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(play())
