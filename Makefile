@@ -16,7 +16,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes torn-reads partition docs
+.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes torn-reads matrix partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ late-bytes: $(READY) ## ROUNDS=50 sources stopped in mid-read over ucxx, woken a
 torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four readers fetch; then without the drain
 	@$(BIN)/python -m tests.chaos.torn_reads --seconds $(SECONDS)
 	@$(BIN)/python -m tests.chaos.torn_reads --seconds 30 --no-drain
+
+matrix: $(READY) ## each process killed or stopped before, during and after the bytes, over each transport: a table
+	@$(BIN)/python -m tests.chaos.matrix
 
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)

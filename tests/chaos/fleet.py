@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,9 @@ class Life:
     closed: bool = False
     killed: bool = False
     over: bool = False
+    stopped_at: float | None = None
+    slept_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """By call for how long the process was stopped meanwhile; it is answered as much later."""
 
 
 class Member:
@@ -113,6 +116,26 @@ class Member:
         self.life.killed = True
         self._signal(signal.SIGKILL)
 
+    def stop(self) -> None:
+        """Put the process to sleep."""
+        assert self.life is not None
+        self.life.stopped_at = time.monotonic()
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Wake the process."""
+        life = self.life
+        if life is not None and life.stopped_at is not None:
+            for number in life.open:
+                life.slept_s[number] += time.monotonic() - life.stopped_at
+            life.stopped_at = None
+        self._signal(signal.SIGCONT)
+
+    def calls_under_way(self, call: str) -> bool:
+        """Tell whether the worker waits for such a call just now."""
+        life = self.life
+        return life is not None and not life.over and any(each.call == call for each in life.open.values())
+
     async def end(self) -> None:
         """Ask the worker to end in good order, and wait for it."""
         self.ending = True
@@ -132,11 +155,12 @@ class Member:
     def late_calls(self, at: float) -> list[str]:
         """Name the calls under way that have run out of their bound."""
         life = self.life
-        begun = list(life.open.values()) if life is not None and not life.over else []
+        if life is None or life.over or life.stopped_at is not None:
+            return []
         return [
             f"{self.name}: {call.call} has been under way for {at - call.at:.1f} s, with a bound of {call.bound_s:g} s"
-            for call in begun
-            if at - call.at > call.bound_s + call.margin_s + SLACK_S
+            for call in life.open.values()
+            if at - call.at > call.bound_s + call.margin_s + SLACK_S + life.slept_s[call.number]
         ]
 
     async def live(self, pid: int, lines: asyncio.StreamReader) -> None:
@@ -166,7 +190,7 @@ class Member:
                 life.open[report.number] = report
             case reports.Ended():
                 del life.open[report.number]
-                self._judge(report)
+                self._judge(report, life.slept_s[report.number])
             case reports.Found():
                 life.found = report
                 self._judge_found(report)
@@ -186,13 +210,13 @@ class Member:
             case reports.Closed():
                 life.closed = True
 
-    def _judge(self, report: reports.Ended) -> None:
+    def _judge(self, report: reports.Ended, slept_s: float) -> None:
         findings = self._findings
         findings.calls[report.call, report.outcome] += 1
         findings.slowest_s[report.call] = max(findings.slowest_s.get(report.call, 0.0), report.took_s)
         if report.outcome != "done":
             findings.messages[f"{report.call}: {report.outcome}: {report.message}"[:300]] += 1
-        if report.took_s > report.bound_s + report.margin_s + SLACK_S:
+        if report.took_s > report.bound_s + report.margin_s + SLACK_S + slept_s:
             findings.wrong(f"{self.name}: {report.call} was answered after {report.took_s:.2f} s: {report}")
         if report.outcome not in {"done", *findings.excused}:
             findings.wrong(f"{self.name}: {report.call} raised {report.outcome}: {report.message}")
@@ -287,13 +311,14 @@ class Fleet:
         """
         deadline = after + bound_s
         while True:
-            if self._has_progressed(after):
+            if self.has_progressed(after):
                 return time.monotonic()
             if time.monotonic() >= deadline:
                 return None
             await asyncio.sleep(LOOK_S)
 
-    def _has_progressed(self, after: float) -> bool:
+    def has_progressed(self, after: float) -> bool:
+        """Tell whether everybody has read a version whose publication began after a moment."""
         version = self.version_after(after)
         return version is not None and all(
             member.newest.get(index, (0, 0.0))[0] >= version

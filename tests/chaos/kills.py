@@ -30,12 +30,12 @@ from tests.chaos.content import MIB
 from tests.chaos.fleet import Findings, Fleet
 from tests.chaos.prober import Prober
 from tests.chaos.verdict import LogVerdict
+from tests.chaos.whole_log import read_whole_log
 from tests.chaos.worker import Config
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.settings import segment_beginning
 
 JOB: Final = "chaos"
@@ -53,7 +53,6 @@ AGAIN_S_MAX: Final = 1.0
 ALL_SHARE: Final = 0.02
 """So often all processes of the hub are killed at once, as when a machine loses its power and none of its memory."""
 
-DECIDED_S: Final = 15.0
 GONE_S: Final = 5.0
 SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
 
@@ -205,22 +204,7 @@ class Run:
     # Counting.
 
     async def _read_log(self, bus: Bus, prober: Prober) -> None:
-        """Read the whole log, until every command in it is decided."""
-        joblog, story = JobLog(bus, JOB), (self.directory / "logs" / "job.log").open("w")
-        try:
-            async with asyncio.timeout(DECIDED_S), contextlib.aclosing(joblog.follow(1)) as entries:
-                last = await joblog.last_seq()
-                async for entry in entries:
-                    story.write(f"{entry.seq} {entry.time:.3f} {entry.subject} {entry.data.decode()}\n")
-                    self.log.read([entry])
-                    if self.log.last >= last:
-                        last = await joblog.last_seq()
-                    if self.log.last >= last and not self.log.undecided:
-                        break
-        except TimeoutError:
-            # All that stands at the end must be decided soon after.
-            self.findings.wrong(f"commands without a whole outcome at the end: {self.log.undecided[:20]}")
-        story.close()
+        self.log = await read_whole_log(bus, JOB, self.directory / "logs" / "job.log")
         self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs
 
     def _look_for_leftovers(self) -> None:

@@ -1,0 +1,55 @@
+"""Looks into a shard's segment from outside the hub, to see the moment in which it is being overwritten.
+
+Every eight bytes of a `Content` differ between any two versions, so some marks that have changed, and some that have
+not, mean that a version is coming in.
+"""
+
+import mmap
+import time
+from pathlib import Path
+from typing import Final, Self
+
+from tensorhub_agent.segments import SEGMENT_SUFFIX
+from tensorhub_common.settings import segment_beginning
+
+SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
+MARKS: Final = 64
+MARK_BYTES: Final = 8
+CALM_S: Final = 0.05
+"""What has not changed for so long is not being overwritten."""
+
+BEGUN, OVER = 0.1, 0.7
+"""Between these shares of changed marks a fill is in its middle; some marks stand in what no version changes."""
+
+
+class Marks:
+    """Marks spread over one segment."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        step = len(self._memory) // MARKS
+        self._places = [step * number for number in range(MARKS)]
+        self._base = self._look()
+        self._changed_at = time.monotonic()
+
+    @classmethod
+    def of(cls, directory: Path, agent: str) -> Self:
+        """Open the one segment of an agent."""
+        (path,) = SHM.glob(f"{segment_beginning(directory)}{agent}-*{SEGMENT_SUFFIX}")
+        return cls(path)
+
+    def are_mixed(self) -> bool:
+        """Tell whether a version is coming in just now."""
+        now, seen = time.monotonic(), self._look()
+        changed = sum(mark != before for mark, before in zip(seen, self._base, strict=True)) / MARKS
+        if not changed:
+            return False
+        if now - self._changed_at > CALM_S and BEGUN < changed < OVER:
+            return True
+        # The first look may have met a fill, and a fill that is over is the next one's base.
+        self._base, self._changed_at = seen, now
+        return False
+
+    def _look(self) -> list[bytes]:
+        return [self._memory[place : place + MARK_BYTES] for place in self._places]
