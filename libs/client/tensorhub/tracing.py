@@ -2,7 +2,7 @@
 
 If the application has a provider of spans of its own, they go there; otherwise to a private one, never the global one,
 that exports by OTLP if OpenTelemetry's standard variables name an endpoint. Either way each finished span is handed to
-the agent, in one small frame some time after the call, so that `tensorhub trace` shows it without any server.
+the agent, those of some calls in one small frame a little later, so that `tensorhub trace` shows it without any server.
 
 Always true: nothing is made, sent or exported before the call's answer has been taken; with `OTEL_SDK_DISABLED` nothing
 is made at all, and an update that found nothing newer leaves no span.
@@ -27,6 +27,7 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.span_keeper import of_record
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, parse
+from tensorhub_common.wire.traces import Span
 from tensorhub_common.wire.worker import Traced
 
 SERVICE: Final = "tensorhub-sdk"
@@ -61,7 +62,8 @@ class Tracing:
 
     def __init__(self, job: str, hand_over: Callable[[Traced], None]) -> None:
         self._job, self._hand_over = job, hand_over
-        self._later = SpansLater()
+        self._later = SpansLater(self._hand_over_made)
+        self._made: list[Span] = []
         self._provider: trace.TracerProvider | None = None
         self._maker: SpanMaker | None = None
 
@@ -108,9 +110,14 @@ class Tracing:
             return
         record = self._record(call, attachment.place, place, above, ended_ns)
         maker.make(record)
-        # With the agent away it will not draw this span, and whoever exports has it all the same.
-        with suppress(Broken, TensorHubError):
-            self._hand_over(Traced(span=of_record(record, SERVICE, str(os.getpid()))))
+        self._made.append(of_record(record, SERVICE, str(os.getpid())))
+
+    def _hand_over_made(self) -> None:
+        made, self._made = self._made, []
+        # With the agent away it will not draw these spans, and whoever exports has them all the same.
+        if made:
+            with suppress(Broken, TensorHubError):
+                self._hand_over(Traced(spans=tuple(made)))
 
     def _record(
         self, call: TracedCall, where: Place, place: TraceContext, parent: TraceContext | None, ended_ns: int

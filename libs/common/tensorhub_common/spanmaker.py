@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from random import getrandbits
 from typing import Final, Self
+from weakref import WeakSet
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, Tracer
@@ -30,8 +31,9 @@ NAME: Final = "tensorhub"
 TRACE_ID_BITS: Final = 128
 SPAN_ID_BITS: Final = 64
 
-LATER_S: Final = 0.05
-"""So long after a story's end its spans are made: whoever waits for its answer has it then."""
+LATER_S: Final = 0.25
+"""So long after a story's end its spans are made, with those of all that have ended since: waking up for each story
+would cost more than its spans. Who asks a process for its spans gets them all the same (`flush_waiting`)."""
 
 TURN_STORIES_MAX: Final = 4
 """In one turn of the event loop the spans of so many stories are made, which takes some tenths of a millisecond."""
@@ -109,11 +111,25 @@ class SpanMaker:
         )
 
 
+_waiting: Final[WeakSet["SpansLater"]] = WeakSet()
+
+
+def flush_waiting() -> None:
+    """Make the spans of all stories of the running event loop that have ended."""
+    loop = asyncio.get_running_loop()
+    for each in list(_waiting):
+        if each.is_of(loop):
+            each.flush()
+
+
 class SpansLater:
     """Finished stories that wait for their spans. It belongs to the event loop that made it."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_turn: Callable[[], None] | None = None) -> None:
+        """Begin with none. `after_turn` is called when the spans of some stories have been made."""
         self._loop = asyncio.get_running_loop()
+        self._after_turn = after_turn
+        _waiting.add(self)
         self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -121,7 +137,7 @@ class SpansLater:
         """Make the spans of a story a little later."""
         self._stories.append(story)
         if self._timer is None:
-            self._timer = self._loop.call_later(LATER_S, self._turn)
+            self._timer = self._loop.call_later(LATER_S, self._next_turn)
 
     def flush(self) -> None:
         """Make all of them now: the process ends."""
@@ -129,14 +145,23 @@ class SpansLater:
             self._timer.cancel()
             self._timer = None
         while self._stories:
-            self._tell(self._stories.popleft())
+            self._turn()
+
+    def is_of(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Tell whether it belongs to this event loop."""
+        return self._loop is loop
+
+    def _next_turn(self) -> None:
+        self._timer = None
+        self._turn()
+        if self._stories:
+            self._timer = self._loop.call_later(0, self._next_turn)
 
     def _turn(self) -> None:
-        self._timer = None
         for _ in range(min(TURN_STORIES_MAX, len(self._stories))):
             self._tell(self._stories.popleft())
-        if self._stories:
-            self._timer = self._loop.call_later(0, self._turn)
+        if self._after_turn is not None:
+            self._after_turn()
 
     def _tell(self, story: Story) -> None:
         try:

@@ -102,7 +102,8 @@ class Desk:
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
-            keep_foreign(frame.span)
+            for span in frame.spans:
+                keep_foreign(span)
         else:
             raise BadCommand("'attach' may be said once only")
 

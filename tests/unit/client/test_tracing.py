@@ -23,7 +23,7 @@ TRANSFER = TraceContext(0xBBBB, 0xB2)
 
 
 def traced(agent: FakeAgent) -> list[Span]:
-    return [frame.span for frame in agent.calls(w.Traced)]
+    return [span for frame in agent.calls(w.Traced) for span in frame.spans]
 
 
 async def spans(agent: FakeAgent, count: int) -> list[Span]:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import StatusCode
 
 from tensorhub_common import spanmaker
-from tensorhub_common.spanmaker import STORIES_MAX, TURN_STORIES_MAX, SpanMaker, SpansLater
+from tensorhub_common.spanmaker import STORIES_MAX, TURN_STORIES_MAX, SpanMaker, SpansLater, flush_waiting
 from tensorhub_common.telemetry import make_provider
 from tensorhub_common.tracecontext import SpanRecord, TraceContext
 
@@ -93,6 +93,20 @@ async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.Monkey
     async with asyncio.timeout(5):
         await all_told.wait()
     assert told == list(range(3 * TURN_STORIES_MAX))
+
+
+async def test_who_asks_gets_what_waits_and_each_turn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spanmaker, "LATER_S", 3600.0)
+    told: list[str] = []
+    later = SpansLater(lambda: told.append("turn"))
+    for number in range(TURN_STORIES_MAX + 1):
+        later.add(partial(told.append, str(number)))
+    flush_waiting()
+    stories = [str(number) for number in range(TURN_STORIES_MAX)]
+    assert told == [*stories, "turn", str(TURN_STORIES_MAX), "turn"]
+    flush_waiting()
+    assert told[-1] == "turn"
+    assert len(told) == TURN_STORIES_MAX + 3
 
 
 async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest.LogCaptureFixture) -> None:

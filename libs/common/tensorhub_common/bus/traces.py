@@ -16,6 +16,7 @@ from tensorhub_common.bus.connection import NO_RESPONDERS, Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.span_keeper import SpanKeeper
+from tensorhub_common.spanmaker import flush_waiting
 from tensorhub_common.subjects import AskSubject, ask, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.traces import TRANSFER, TRANSFERS_MAX, Span, Spans, SpansAsk, TransfersAsk
@@ -70,6 +71,7 @@ class _Answer:
             subject = parse(question.subject)
             if not isinstance(subject, AskSubject) or subject.job is None:
                 raise BadCommand(f"spans belong to a job, so they can't be asked for on {question.subject}")
+            flush_waiting()
             found, left_out = await asyncio.to_thread(self._look, self._keeper, subject.job, question.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
             return msgspec.json.encode(Error(error=BadCommand.__name__, message=f"the question can't be read: {why}"))

@@ -195,9 +195,9 @@ class Failed(Frame, frozen=True, kw_only=True, tag="failed"):
 
 
 class Traced(Frame, frozen=True, kw_only=True, tag="traced"):
-    """A span that the worker has made of a call that is over, for its agent to keep."""
+    """Spans that the worker has made of calls that are over, for its agent to keep."""
 
-    span: Span
+    spans: tuple[Span, ...]
 
 
 class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
