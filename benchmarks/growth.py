@@ -18,7 +18,7 @@ SAMPLES_MIN: Final = 8
 """The settled part must have so many."""
 
 SLACK: Final[Mapping[str, float]] = {
-    "uss": 2 * MIB,
+    "memory": 2 * MIB,
     "fds": 1,
     "sockets": 1,
     "threads": 1,
@@ -67,7 +67,7 @@ def first_settled(at_s: Sequence[float], window_s: float) -> int:
 def growth(process: str, metric: str, updates: Sequence[int], values: Sequence[float]) -> Growth:
     """Judge the settled part of one series."""
     grown = slope(updates, values) * (updates[-1] - updates[0])
-    books = BOOKS.get(process, 0) * (updates[-1] - updates[0]) if metric == "uss" else 0
+    books = BOOKS.get(process, 0) * (updates[-1] - updates[0]) if metric == "memory" else 0
     return Growth(process, metric, values[0], values[-1], grown, SLACK[metric] + books)
 
 

@@ -19,7 +19,7 @@ def draw(samples: Samples, transport: str, path: Path) -> None:
     figure = Figure(figsize=INCHES, layout="constrained")
     grid = figure.subplots(-(-len(metrics) // COLUMNS), COLUMNS).flat
     for axes, metric in zip(grid, metrics, strict=True):
-        unit = MIB if metric in ("uss", "shm bytes") else 1
+        unit = MIB if metric in ("memory", "shm bytes") else 1
         for (process, name), values in samples.series.items():
             if name == metric:
                 axes.plot(samples.updates, [value / unit for value in values], lw=1, label=process)

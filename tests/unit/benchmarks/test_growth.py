@@ -20,7 +20,7 @@ def test_a_leak_of_one_descriptor_now_and_then_is_found() -> None:
 def test_a_leak_of_memory_is_found_under_noise() -> None:
     chance = random.Random(1)
     leaking = [40 * MIB + 4096 * update + chance.uniform(0, MIB) for update in UPDATES]
-    found = growth("agent-0", "uss", UPDATES, leaking)
+    found = growth("agent-0", "memory", UPDATES, leaking)
     assert not found.is_bounded
     assert found.grown == pytest.approx(4096 * 1000, rel=0.3)
 
@@ -29,7 +29,7 @@ def test_noise_and_peaks_are_no_growth() -> None:
     chance = random.Random(2)
     values = [30 * MIB + chance.uniform(0, MIB) for _ in UPDATES]
     values[-3] += 100 * MIB
-    assert growth("agent-0", "uss", UPDATES, values).is_bounded
+    assert growth("agent-0", "memory", UPDATES, values).is_bounded
 
 
 def test_one_step_stays_within_the_slack() -> None:
@@ -44,7 +44,7 @@ def test_falling_is_no_growth() -> None:
 def test_books_of_the_log_may_grow_with_it_and_no_more() -> None:
     for per_update, is_bounded in ((6 * KIB, True), (16 * KIB, False)):
         values = [30.0 * MIB + per_update * update for update in UPDATES]
-        assert growth("registry", "uss", UPDATES, values).is_bounded is is_bounded
+        assert growth("registry", "memory", UPDATES, values).is_bounded is is_bounded
 
 
 def test_a_run_is_settled_in_its_second_half_and_not_before_the_window_has_passed() -> None:
@@ -72,8 +72,8 @@ def soak(leak: float = 0) -> Samples:
         updates = PER_S * second
         ids = min(updates, PER_S * WINDOW_S) * 16 * KIB
         sample = {
-            ("nats", "uss"): 20 * MIB + ids + chance.uniform(0, MIB),
-            ("agent-0", "uss"): 35 * MIB + leak * updates + chance.uniform(0, MIB),
+            ("nats", "memory"): 20 * MIB + ids + chance.uniform(0, MIB),
+            ("agent-0", "memory"): 35 * MIB + leak * updates + chance.uniform(0, MIB),
         }
         samples.add(updates, second, sample)
     return samples
@@ -89,16 +89,16 @@ def test_what_fills_a_window_is_no_growth() -> None:
     assert "nothing grew" in words("local", samples, samples.verdict())
     # It is judged as growth while the window fills, or the test above would show nothing.
     filling = slice(samples.first_settled // 2, samples.first_settled)
-    values = samples.series["nats", "uss"][filling]
-    assert not growth("nats", "uss", samples.updates[filling], values).is_bounded
+    values = samples.series["nats", "memory"][filling]
+    assert not growth("nats", "memory", samples.updates[filling], values).is_bounded
 
 
 def test_a_leak_is_found_behind_the_window() -> None:
     samples = soak(leak=2 * KIB)
-    assert [(each.process, each.metric) for each in grown(samples)] == [("agent-0", "uss")]
+    assert [(each.process, each.metric) for each in grown(samples)] == [("agent-0", "memory")]
     text = words("local", samples, samples.verdict())
     assert "something grew" in text
-    assert "**agent-0: uss grew by" in text
+    assert "**agent-0: memory grew by" in text
 
 
 def test_every_metric_has_a_slack() -> None:
