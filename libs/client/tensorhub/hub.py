@@ -13,7 +13,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 import zstandard
@@ -27,11 +27,13 @@ from tensorhub.shard import AsyncShard
 from tensorhub.watching import Watched
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
-from tensorhub_common.errors import NotInThisVersion, TensorHubError
+from tensorhub_common.errors import TensorHubError
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
+from tensorhub_common.wire.commands import Command, Delete, Pin, Retain, Rewind, Unpin
+from tensorhub_common.wire.events import AnyEvent, VersionRetired
 
 if TYPE_CHECKING:
     from tensorhub.tensors import Described, Tensors
@@ -180,23 +182,43 @@ class AsyncHub:
                     await asyncio.wait({task})
             await events.aclose()
 
-    async def retain(self, model: str, *, last: int) -> NoReturn:
-        """Keep the last versions of a model: not in this version."""
-        self._session.check()
-        check_name("model", model)
-        arguments.whole("last", last)
-        raise NotInThisVersion(
-            "retain is not in this version of TensorHub: a version lives while a replica holds it, so add a replica"
-        )
+    # ------------------------------------------------------------------------------------------------- rulings
 
-    async def rewind(self, model: str, *, to: int) -> NoReturn:
-        """Retire later versions: not in this version."""
+    async def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
+        """Keep the last `last` versions of a model from now on; 0, as it begins, keeps none.
+
+        A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
+        and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
+        """
+        await self._rule(Retain(model=check_name("model", model), last=arguments.whole("last", last)), timeout_s)
+
+    async def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
+        number = arguments.whole("version", version)
+        await self._rule(Pin(model=check_name("model", model), version=number), timeout_s)
+
+    async def unpin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep a version no longer than `retain` says."""
+        number = arguments.whole("version", version)
+        await self._rule(Unpin(model=check_name("model", model), version=number), timeout_s)
+
+    async def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
+        """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
+
+        Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
+        holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
+        """
+        command = Rewind(model=check_name("model", model), to=arguments.whole("to", to))
+        events = await self._rule(command, timeout_s)
+        return [event.version for event in events if isinstance(event, VersionRetired)]
+
+    async def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
+        """Forget a model with its versions and the copies of them. Its replicas must have been released."""
+        await self._rule(Delete(model=check_name("model", model)), timeout_s)
+
+    async def _rule(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
         self._session.check()
-        check_name("model", model)
-        arguments.whole("to", to)
-        raise NotInThisVersion(
-            "rewind is not in this version of TensorHub: publish the checkpoint's weights as the next version instead"
-        )
+        return await self.registry.rule(command, arguments.seconds("timeout_s", timeout_s))
 
     # ------------------------------------------------------------------------------------------------------ end
 

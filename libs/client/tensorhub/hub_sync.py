@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
 from tensorhub import arguments
 from tensorhub.background import Background
@@ -227,15 +227,33 @@ class Hub:
             with suppress(TensorHubError):
                 self._background.run(events.aclose())
 
-    def retain(self, model: str, *, last: int) -> NoReturn:
-        """Keep the last versions of a model: not in this version."""
-        self._background.run(self._hub.retain(model, last=last))
-        raise AssertionError
+    def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
+        """Keep the last `last` versions of a model from now on; 0, as it begins, keeps none.
 
-    def rewind(self, model: str, *, to: int) -> NoReturn:
-        """Retire later versions: not in this version."""
-        self._background.run(self._hub.rewind(model, to=to))
-        raise AssertionError
+        A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
+        and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
+        """
+        self._background.run(self._hub.retain(model, last=last, timeout_s=timeout_s))
+
+    def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
+        self._background.run(self._hub.pin(model, version, timeout_s=timeout_s))
+
+    def unpin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep a version no longer than `retain` says."""
+        self._background.run(self._hub.unpin(model, version, timeout_s=timeout_s))
+
+    def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
+        """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
+
+        Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
+        holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
+        """
+        return self._background.run(self._hub.rewind(model, to=to, timeout_s=timeout_s))
+
+    def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
+        """Forget a model with its versions and the copies of them. Its replicas must have been released."""
+        self._background.run(self._hub.delete(model, timeout_s=timeout_s))
 
     def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.

@@ -7,6 +7,7 @@ waited for within that bound.
 """
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from types import TracebackType
@@ -19,15 +20,19 @@ from tensorhub_common import subjects
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
 from tensorhub_common.bus.failures import Busy, NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError, from_code
 from tensorhub_common.layout import Layout
 from tensorhub_common.names import check_name
 from tensorhub_common.wire import asks
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Command
+from tensorhub_common.wire.events import AnyEvent, CommandRejected
 
 ASK_S: Final = 5.0
 RETRY_WAIT_S: Final = 0.1
 
-Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened)
+Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened, asks.Outcome)
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
@@ -69,6 +74,39 @@ class Registry:
         """Return what happened to a model, or to one version of it: a line per event."""
         ask = asks.StoryAsk(model=check_name("model", model), version=version)
         return list((await self._ask(self._subject("story"), ask, asks.Story, timeout_s)).lines)
+
+    async def rule(self, command: Command, timeout_s: float = ASK_S) -> tuple[AnyEvent, ...]:
+        """Have the log take a command that anyone may give, and return its outcome.
+
+        Raises what the hub refuses it with, and `RegistryUnavailable` when no outcome is known within the bound: the
+        command may count all the same.
+        """
+        await self.open_job(timeout_s)
+        bus = await self.bus(timeout_s)
+        verb = str(command.__struct_config__.tag)
+        subject, body = subjects.cmd(self.job, verb), encode(command)
+        try:
+            async with asyncio.timeout(timeout_s):
+                seq = await JobLog(bus, self.job).append(subject, body, uuid.uuid4().hex, timeout_s=timeout_s)
+                events = await self._outcome(seq, timeout_s)
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f"no registry said within {timeout_s:g} s what became of {verb!r}: see 'tensorhub status', and say it "
+                "again if nothing has changed"
+            ) from None
+        first = events[0]
+        if isinstance(first, CommandRejected):
+            raise from_code(first.error, first.message)
+        return events
+
+    async def _outcome(self, seq: int, timeout_s: float) -> tuple[AnyEvent, ...]:
+        """Ask what became of a command until it is decided; the caller bounds the time."""
+        while True:
+            ask = asks.OutcomeAsk(seq=seq)
+            events = (await self._ask(self._subject("outcome"), ask, asks.Outcome, timeout_s)).events
+            if events:
+                return events
+            await asyncio.sleep(RETRY_WAIT_S)
 
     async def layout(self, digest: str) -> Layout:
         """Return the layout with this digest."""

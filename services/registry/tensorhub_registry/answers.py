@@ -4,6 +4,7 @@ A model that nobody has registered yet has no versions and no replicas, which is
 again.
 """
 
+from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard, Version
 from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.wire.asks import (
@@ -27,11 +28,16 @@ def versions(catalog: Catalog, model_name: str) -> Versions:
     for replica in model.replicas.values():
         if replica.version is not None:
             holders.setdefault(replica.version, []).append(replica.name)
-    numbers = sorted(model.versions)
-    return Versions(versions=tuple(_version(model, model.versions[n], tuple(holders.get(n, ()))) for n in numbers))
+    keep = retained(model)
+    return Versions(
+        versions=tuple(
+            _version(model, model.versions[number], tuple(holders.get(number, ())), keep)
+            for number in sorted(model.versions)
+        )
+    )
 
 
-def _version(model: Model, version: Version, holders: tuple[str, ...]) -> VersionInfo:
+def _version(model: Model, version: Version, holders: tuple[str, ...], keep: set[int]) -> VersionInfo:
     return VersionInfo(
         model=model.name,
         version=version.number,
@@ -39,6 +45,7 @@ def _version(model: Model, version: Version, holders: tuple[str, ...]) -> Versio
         publisher=version.publisher,
         published_at=version.time,
         holders=holders,
+        retained=version.number in keep,
     )
 
 
@@ -84,7 +91,13 @@ def status(catalog: Catalog, seq: int, registry: str, term: int) -> Status:
         registry=registry,
         term=term,
         models=tuple(
-            ModelInfo(model=model.name, last=model.last, replicas=len(model.replicas))
+            ModelInfo(
+                model=model.name,
+                last=model.last,
+                replicas=len(model.replicas),
+                retain=model.retain,
+                pins=tuple(sorted(model.pins)),
+            )
             for model in catalog.models.values()
         ),
         agents=tuple(
@@ -95,6 +108,8 @@ def status(catalog: Catalog, seq: int, registry: str, term: int) -> Status:
                 live=agent.state is AgentState.LIVE,
                 incarnation=agent.incarnation,
                 shards=len(agent.shards),
+                draining=agent.draining,
+                may_stop=agent.drained,
             )
             for agent in catalog.agents.values()
         ),

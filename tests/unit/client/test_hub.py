@@ -143,11 +143,18 @@ def test_bad_arguments_are_refused_before_anything_travels(agent: FakeAgent, hub
     assert len(agent.calls(w.PublishCall)) == sent
 
 
-def test_what_is_to_come_says_so(hub: Hub) -> None:
-    with pytest.raises(NotInThisVersion, match="retain"):
-        hub.retain("policy", last=2)
-    with pytest.raises(NotInThisVersion, match="rewind"):
-        hub.rewind("policy", to=8)
+def test_bad_rulings_are_refused_before_anything_travels(hub: Hub) -> None:
+    with pytest.raises(TypeError, match="last"):
+        hub.retain("policy", last="2")  # type: ignore[arg-type]
+    with pytest.raises(InvalidName):
+        hub.rewind("_hub", to=8)
+    with pytest.raises(TypeError, match="version"):
+        hub.pin("policy", 1.5)  # type: ignore[arg-type]
+
+
+def test_rulings_without_a_nats_end_within_their_bound(hub: Hub) -> None:
+    with pytest.raises(RegistryUnavailable):
+        hub.retain("policy", last=2, timeout_s=0.2)
 
 
 def test_questions_without_a_nats_end_within_their_bound(hub: Hub) -> None:

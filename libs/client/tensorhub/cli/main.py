@@ -8,9 +8,11 @@ import typer
 from tensorhub import __version__
 from tensorhub.cli.demo import demo
 from tensorhub.cli.doctor import doctor
+from tensorhub.cli.drain import drain
 from tensorhub.cli.later import bench, simulate
 from tensorhub.cli.publish import publish
 from tensorhub.cli.pull import pull
+from tensorhub.cli.rulings import delete, pin, quota, retain, rewind, unpin
 from tensorhub.cli.running import Commands
 from tensorhub.cli.status import status
 from tensorhub.cli.trace import trace
@@ -37,6 +39,13 @@ for command, example in (
     (publish, "tensorhub publish policy --version 12 model-*.safetensors"),
     (pull, "tensorhub pull policy --version latest policy.safetensors"),
     (trace, "tensorhub trace --version 12 --replica rollout-3"),
+    (retain, "tensorhub retain policy --last 2"),
+    (pin, "tensorhub pin policy 12"),
+    (unpin, "tensorhub unpin policy 12"),
+    (rewind, "tensorhub rewind policy --to 8"),
+    (delete, "tensorhub delete policy"),
+    (quota, "tensorhub quota 68719476736 --job run-7"),
+    (drain, "tensorhub drain node-12-0"),
     (doctor, "tensorhub doctor"),
     (bench, "tensorhub bench"),
     (simulate, "tensorhub simulate"),

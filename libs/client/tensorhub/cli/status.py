@@ -31,7 +31,7 @@ def status(
         line(f"job {found.job} is not there yet: its first connect() or 'tensorhub publish' makes it")
     if found.agents:
         line("")
-        rows = ((a.agent, a.host, a.site, "live" if a.live else "lost", a.shards) for a in found.agents)
+        rows = ((a.agent, a.host, a.site, _state(a), a.shards) for a in found.agents)
         columns(("AGENT", "HOST", "SITE", "STATE", "SHARDS"), rows)
     if found.models:
         last = {model.model: model.last for model in found.models}
@@ -67,6 +67,14 @@ async def _without_job(registry: Registry, directory: Path | None) -> Status:
         for agent in (hub.agents if hub is not None and hub.nats == registry.address.url else ())
     ]
     return Status(job=registry.job, seq=0, registry="", term=0, models=(), agents=tuple(agents))
+
+
+def _state(agent: AgentInfo) -> str:
+    if not agent.live:
+        return "lost"
+    if agent.draining:
+        return "may stop" if agent.may_stop else "draining"
+    return "live"
 
 
 def _name(replica: ReplicaInfo) -> str:

@@ -77,6 +77,8 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     publisher: str
     published_at: float
     holders: tuple[str, ...]
+    retained: bool = False
+    """It is among the last versions that are kept, or pinned."""
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True, tag="versions"):
@@ -125,6 +127,10 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     incarnation: int
     shards: int
+    draining: bool = False
+    """It takes no new shard: somebody drains it for maintenance."""
+    may_stop: bool = False
+    """It drains, and no retained version has its last counting copy there."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +139,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     last: int | None
     replicas: int
+    retain: int = 0
+    pins: tuple[int, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):

@@ -1,0 +1,61 @@
+"""`tensorhub drain`: take an agent out for maintenance without losing what is retained."""
+
+import asyncio
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from tensorhub.cli import options
+from tensorhub.cli.output import json_line, line
+from tensorhub.cli.running import registry_of, run
+from tensorhub.registry import Registry
+from tensorhub_common.errors import RetentionFull
+from tensorhub_common.wire.commands import DrainAgent
+
+LOOK_S: Final = 0.2
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """What `--json` prints."""
+
+    agent: str
+    draining: bool
+    may_stop: bool
+
+
+def drain(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", show_default=False)],
+    *,
+    end: Annotated[bool, typer.Option("--end", help="The maintenance is over: let it take part again.")] = False,
+    job: options.Job = None,
+    json: options.Json = False,
+    timeout: options.Timeout = 600,
+    directory: options.Directory = None,
+    nats: options.Nats = None,
+) -> None:
+    """Let an agent take no new shard, and wait until the last copies of what is retained stand elsewhere."""
+    done = run(_drain(registry_of(job, directory, nats), agent, on=not end, timeout_s=timeout))
+    if json:
+        json_line(done)
+    elif end:
+        line(f"agent {agent} takes part again")
+    else:
+        line(f"agent {agent} may stop: no retained version has its last copy there")
+
+
+async def _drain(registry: Registry, agent: str, *, on: bool, timeout_s: float) -> Drained:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    async with registry:
+        await registry.rule(DrainAgent(agent=agent, on=on), min(timeout_s, 10.0))
+        while True:
+            found = next((each for each in (await registry.status()).agents if each.agent == agent), None)
+            if not on or (found is not None and found.may_stop):
+                return Drained(agent, draining=on, may_stop=on)
+            if loop.time() >= until:
+                raise RetentionFull(
+                    f"agent {agent!r} still holds the last copy of a retained version after {timeout_s:g} s: give "
+                    "others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on draining"
+                )
+            await asyncio.sleep(LOOK_S)
