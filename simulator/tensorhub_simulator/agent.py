@@ -39,7 +39,7 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
-from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.shard import Held, Memory, Place, ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
@@ -60,11 +60,23 @@ JOIN_LOOK_S: Final = 0.05
 
 @dataclass(slots=True)
 class Shelved:
-    """A segment and the manifest beside it."""
+    """A shard's segment, its spare one if it is staged, and the manifest beside them."""
 
     place: Place
     segment: Segment
     manifest: Save | None = None
+    spare: Segment | None = None
+
+    @property
+    def target(self) -> Segment:
+        """Where reads write to."""
+        return self.spare or self.segment
+
+    def save(self, manifest: Save) -> None:
+        """Write the manifest, and swap if it says so: one rename does both."""
+        self.manifest = manifest
+        if manifest.swap and self.spare is not None:
+            self.segment, self.spare = self.spare, self.segment
 
 
 @dataclass(slots=True)
@@ -135,7 +147,7 @@ class AgentNode(Node):
         self.links.clear()
         self.lanes.clear()
         for shelved in self.shelf.values():
-            shelved.segment.writers.clear()
+            shelved.target.writers.clear()
         for link in list(self.world.links.values()):
             if link.source is self and link.reader.up and not link.closed:
                 link.source_died()
@@ -178,7 +190,7 @@ class AgentNode(Node):
             case Digest():
                 self._digest(effect)
             case Save():
-                self.shelf[effect.key].manifest = effect
+                self.shelf[effect.key].save(effect)
             case CheckSiblings():
                 self.clock.after(self.clock.lag(), self, lambda: self._check_siblings(effect))
             case MakeCopy():
@@ -221,7 +233,7 @@ class AgentNode(Node):
 
     def _free(self, key: Key) -> None:
         shelved = self.shelf.pop(key)
-        if shelved.segment.writers:
+        if shelved.target.writers:
             raise Violation("one writer", f"{key} is freed while something can be written into it")
 
     def _digest(self, effect: Digest) -> None:
@@ -298,12 +310,18 @@ class AgentNode(Node):
 
     def written_by(self, link: Link, at: int, data: bytes) -> None:
         """A link writes into memory of this agent."""
-        segment = self.shelf[link.key].segment
+        shelved = self.shelf[link.key]
         core = self.core.shards.get(link.key)
-        if core is None or core.held.memory is not Memory.FILLING or not isinstance(core.operation, ReadOperation):
+        if core is None or not isinstance(core.operation, ReadOperation) or not self._may_fill(shelved, core):
             state = "no shard" if core is None else f"{core.held.memory}, {core.operation}"
             raise Violation("one writer", f"{link.key} is written by a read while it is {state}")
-        segment.write(at, data)
+        if any(rank.shows is shelved.target for rank in self.world.ranks if shelved.spare and rank.up):
+            raise Violation("what is shown", f"{link.key} is written where the tensors of its worker stand")
+        shelved.target.write(at, data)
+
+    def _may_fill(self, shelved: Shelved, core: ShardCore) -> bool:
+        """Tell whether a read may write: in place only what is filling, and beside whatever stands."""
+        return shelved.spare is not None or core.held.memory is Memory.FILLING
 
     # The log.
 
@@ -361,7 +379,9 @@ class AgentNode(Node):
             return
         if isinstance(call, CallRegister) and key not in self.core.shards:
             place = self.world.places[key]
-            self.shelf[key] = Shelved(place, Segment(place.nbytes))
+            self.shelf[key] = Shelved(
+                place, Segment(place.nbytes), spare=Segment(place.nbytes) if place.staged else None
+            )
             self.carry_out(self.core.register(place, call, self.clock.now))
         else:
             self.carry_out(self.core.called(key, call, self.clock.now))

@@ -80,7 +80,7 @@ class Calls:
         shelved = node.shelf.get(open_call.key)
         core = node.core.shards.get(open_call.key)
         waited = core is not None and core.operation is not None
-        if shelved is not None and shelved.segment.writers and not waited:
+        if shelved is not None and shelved.target.writers and not waited:
             raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
         if isinstance(end, Raise):
             self.raised[end.error] = self.raised.get(end.error, 0) + 1

@@ -188,7 +188,7 @@ class Link:
             if self._tells_progress:
                 self._at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
             return
-        segment = self.reader.shelf[self.key].segment
+        segment = self.reader.shelf[self.key].target
         found = segment.digests(ended.pieces) if self.reader.world.plan.digests else b""
         done = BatchDone(self.key, self.number, ended.batch, found)
         self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))

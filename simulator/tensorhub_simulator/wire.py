@@ -61,7 +61,7 @@ class Receives:
 
     @property
     def _segment(self) -> Segment:
-        return self.link.reader.shelf[self.link.key].segment
+        return self.link.reader.shelf[self.link.key].target
 
     def land(self, half: Half, at: int, data: bytes) -> Landing | None:
         """Write half a piece; returns the batch that has ended with it."""
@@ -87,8 +87,8 @@ class Receives:
         """What the reader believes once it is told that the source is closed."""
         place = self.link.reader.shelf.get(self.link.key)
         if place is not None:
-            for piece in [piece for piece, writer in place.segment.writers.items() if writer is self.link]:
-                del place.segment.writers[piece]
+            for piece in [piece for piece, writer in place.target.writers.items() if writer is self.link]:
+                del place.target.writers[piece]
 
 
 class Wire:

@@ -22,7 +22,7 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.shard import Memory
 from tensorhub_common.wire.commands import Wish
 from tensorhub_simulator.clock import Node
-from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.memory import Segment, Violation
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
@@ -63,6 +63,8 @@ class Rank(Node):
         self.done = 0
         self.version: int | None = None
         self.busy = False
+        self.shows: Segment | None = None
+        """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
         self.awaits: int | None = None
         """The step whose wish to publish this memory is still to be heard."""
         group.ranks.append(self)
@@ -116,6 +118,7 @@ class Rank(Node):
                 self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
+        self._swap()
         core = self.agent.core.shards[self.key]
         held = core.held
         if core.operation is not None:
@@ -175,6 +178,11 @@ class Rank(Node):
             raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
         for piece, size in enumerate(segment.nbytes):
             segment.write(segment.at[piece], self.clock.rng.randbytes(size))
+
+    def _swap(self) -> None:
+        """Let the tensors stand where the agent said last that the shard stands."""
+        shelved = self.agent.shelf.get(self.key)
+        self.shows = shelved.segment if shelved is not None else None
 
     def _loop(self) -> None:
         if not self.registered or self.busy:
@@ -278,6 +286,7 @@ class Rank(Node):
         want, timeout_s, wait_s = group.want, group.timeout_s, group.wait_s
 
         def then(end: End) -> None:
+            self._swap()
             if isinstance(end, Answer) or (isinstance(end, Raise) and end.error != "ReplicaConflict"):
                 self.done = serial
             if isinstance(end, Answer):

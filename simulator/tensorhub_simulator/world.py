@@ -82,7 +82,9 @@ class World:
             for shard in range(setting.shards):
                 key, layout = Key(MODEL, name, shard), f"layout-{shard}"
                 self._sizes[layout] = sizes
-                self.places[key] = Place(key, setting.shards, spot=False, layout=layout, nbytes=sizes)
+                # Of each seed other replicas; not drawn, so that the seeds stay what they were.
+                staged = not group.trains and (self.seed + len(self.groups)) % 2 == 0
+                self.places[key] = Place(key, setting.shards, spot=False, layout=layout, nbytes=sizes, staged=staged)
                 self.ranks.append(Rank(self, group, key, rng.choice(agents)))
 
     # What the others ask of the world.

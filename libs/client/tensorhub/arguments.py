@@ -88,9 +88,10 @@ def shard_of(shard: object, shards: object) -> tuple[int, int]:
     return number, count
 
 
-def install(value: object) -> None:
-    """Check how weights are to be installed."""
+def install(value: str) -> str:
+    """Return how weights are to be installed."""
     if value not in INSTALLS:
         raise ValueError(f"install is {value!r:.80}; possible are {', '.join(map(repr, INSTALLS))}")
-    if value != "in-place":
-        raise NotInThisVersion(f"install={value!r} is not in this version of TensorHub: use install='in-place'")
+    if value == "mapped":
+        raise NotInThisVersion("install='mapped' is not in this version of TensorHub: use install='staged'")
+    return value

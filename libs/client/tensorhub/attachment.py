@@ -1,7 +1,8 @@
 """One shard of this process as its agent knows it: where it belongs, its memory, what it holds, and what became of it.
 
-Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` never
-changes once a caller's tensors stand in it, because an attachment whose segment was replaced is `lost`.
+Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` and
+`spare` never change once a caller's tensors stand in one of them, because an attachment whose memory was replaced is
+`lost`.
 """
 
 import os
@@ -31,6 +32,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     shards: int
     spot: bool
     layout: bytes
+    install: str = "in-place"
 
     @property
     def key(self) -> Key:
@@ -64,6 +66,11 @@ class Attachment:
     handle: int | None = None
     fd: int | None = None
     segment: Segment | None = None
+    spare_fd: int | None = None
+    spare: Segment | None = None
+    """The other segment of a staged shard."""
+    live: int = 0
+    """The inode of the one in which the shard stands, as the agent said last."""
     fresh: bool = False
     version: int | None = None
     report: ReadReport | None = None
@@ -76,10 +83,18 @@ class Attachment:
     lost: TensorHubError | None = None
 
     def close_fd(self) -> None:
-        """Close the segment's descriptor, if it is still open."""
-        fd, self.fd = self.fd, None
-        if fd is not None:
-            os.close(fd)
+        """Close the segments' descriptors, if they are still open."""
+        fds, self.fd, self.spare_fd = (self.fd, self.spare_fd), None, None
+        for fd in fds:
+            if fd is not None:
+                os.close(fd)
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        """Return the inodes of a staged shard's two segments."""
+        assert self.segment is not None
+        assert self.spare is not None
+        return self.segment[1], self.spare[1]
 
 
 def segment_of(fd: int | None) -> Segment | None:

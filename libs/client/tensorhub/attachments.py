@@ -119,15 +119,29 @@ class Attachments:
             else:
                 return
 
+    def spare(self, attachment: Attachment, fd: int | None) -> None:
+        """Take the descriptor of a staged shard's other segment, which comes before the word for the shard."""
+        if attachment.spare is None:
+            attachment.spare_fd, attachment.spare = fd, segment_of(fd)
+        else:
+            _close(fd)
+
+    def swapped(self, handle: int, segment: int) -> None:
+        """Take the agent's word for where a staged shard stands."""
+        attachment = self._by_handle.get(handle)
+        if attachment is not None:
+            attachment.live = segment
+
     def registered(self, attachment: Attachment, frame: Registered, fd: int | None) -> None:
         """Take the agent's word for a shard, and its descriptor."""
         segment = segment_of(fd)
         if attachment.segment is None:
             attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
-        elif segment == attachment.segment or attachment.releasing:
+        elif segment in (attachment.segment, attachment.spare) or attachment.releasing:
             _close(fd)
         else:
             attachment = self._replaced(attachment, fd, segment)
+        attachment.live = segment[1] if segment is not None else 0
         attachment.handle, attachment.version = frame.handle, frame.version
         self._by_handle[frame.handle] = attachment
         if attachment.load_untold and frame.version is None:

@@ -91,6 +91,8 @@ class Read(Question):
     want: Wish
     wait_s: float | None = None
     traceparent: str | None = None
+    segment: int | None = None
+    """Where the tensors of a staged shard stand, so that the other segment may be written."""
 
     def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
         """Return the frame to send."""
@@ -102,6 +104,7 @@ class Read(Question):
             want=self.want,
             wait_s=wait_s,
             traceparent=self.traceparent,
+            segment=self.segment,
         )
 
     def answered(self, done: Done, before: int | None, now: int | None) -> Done:

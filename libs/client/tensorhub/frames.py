@@ -18,7 +18,7 @@ import msgspec
 
 from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.framed import Framed
-from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Registered
+from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Registered, Spare
 
 UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
 """What waits for an agent that doesn't read; on top of that, a frame is refused."""
@@ -82,7 +82,7 @@ class Connection:
             while True:
                 body = await self._framed.receive()
                 frame = _frames.decode(body)
-                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, Registered) else None)
+                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, Registered | Spare) else None)
         except TensorHubError as error:
             self._end(str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

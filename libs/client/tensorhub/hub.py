@@ -36,6 +36,7 @@ from tensorhub_common.wire.commands import Command, Delete, Pin, Retain, Rewind,
 from tensorhub_common.wire.events import AnyEvent, VersionRetired
 
 if TYPE_CHECKING:
+    from tensorhub.staged import Staged
     from tensorhub.tensors import Described, Tensors
 
 CONNECT_S: Final = 10.0
@@ -88,22 +89,25 @@ class AsyncHub:
         If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
         are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
-        `MemoryExhausted`.
+        `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
+        which changes only at its end.
         """
         self._session.check()
         check_name("model", model)
         check_name("replica", replica)
         number, count = arguments.shard_of(shard, shards)
-        arguments.install(install)
+        how = arguments.install(install)
         bound_s = arguments.seconds("timeout_s", timeout_s)
         described, layout = await _in_thread(lambda: _described(module_or_tensors))
-        place = Place(model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout)
+        place = Place(
+            model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout, install=how
+        )
         return await self._made(described, await self._session.register(place, bound_s))
 
     async def _made(self, described: "Described", attachment: Attachment) -> AsyncShard:
         """Let the tensors stand in the registered memory."""
         try:
-            tensors = await _in_thread(lambda: _bound(described, attachment))
+            tensors, staged = await _in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:
             attachment.claimed = False
             raise
@@ -113,7 +117,7 @@ class AsyncHub:
         attachment.close_fd()
         if attachment.version is None and (attachment.fresh or _gives_all(described)):
             self._session.loaded(attachment)
-        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget)
+        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, staged)
         self._shards[made] = None
         return made
 
@@ -311,13 +315,18 @@ def _described(module_or_tensors: "Tensors") -> "tuple[Described, bytes]":
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(packed)
 
 
-def _bound(described: "Described", attachment: Attachment) -> dict[str, Any]:
-    """Map the segment and let what was described stand in it."""
+def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, Any], Staged | None]":
+    """Map the segment, or a staged shard's two, and let what was described stand in it."""
     from tensorhub.memory import map_segment  # noqa: PLC0415 (they import torch)
     from tensorhub.tensors import bind  # noqa: PLC0415
 
+    if attachment.place.install == "staged":
+        from tensorhub.staged import Staged  # noqa: PLC0415
+
+        staged = Staged(described, attachment)
+        return staged.tensors, staged
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
-    return bind(described, memory, memory_wins=attachment.version is not None)
+    return bind(described, memory, memory_wins=attachment.version is not None), None
 
 
 def _gives_all(described: "Described") -> bool:

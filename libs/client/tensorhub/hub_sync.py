@@ -5,10 +5,10 @@ from any thread, one call at a time for each shard.
 """
 
 from collections.abc import AsyncGenerator, Collection, Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tensorhub import arguments
 from tensorhub.background import Background
@@ -116,21 +116,49 @@ class Shard:
             self.publish(version, timeout_s=timeout_s)
 
     def replicate(
-        self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None
+        self,
+        version: int | str = "latest",
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractContextManager[Any] | None = None,
     ) -> int:
         """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
 
         Every shard of the replica must call it. "latest" waits for a first version up to the bound. `on_progress` is
         called in the hub's own thread. Raises `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
         """
-        return self._background.run(self._shard.replicate(version, timeout_s=timeout_s, on_progress=on_progress))
+        with self._swapping(swap_under):
+            return self._background.run(self._shard._fetch(version, timeout_s, on_progress))  # noqa: SLF001 (twins)
 
-    def update(self, wait_s: float = 0, *, timeout_s: float = 120, on_progress: OnProgress | None = None) -> int | None:
+    def update(
+        self,
+        wait_s: float = 0,
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractContextManager[Any] | None = None,
+    ) -> int | None:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
         `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
         """
-        return self._background.run(self._shard.update(wait_s, timeout_s=timeout_s, on_progress=on_progress))
+        with self._swapping(swap_under):
+            return self._background.run(self._shard._fetch_newer(wait_s, timeout_s, on_progress))  # noqa: SLF001
+
+    @contextmanager
+    def _swapping(self, swap_under: AbstractContextManager[Any] | None) -> Generator[None, None, None]:
+        """Show what an interrupted read has left, and at the end what the block has brought: in the caller's thread."""
+        self._show(swap_under)
+        yield
+        self._show(swap_under)
+
+    def _show(self, swap_under: AbstractContextManager[Any] | None) -> None:
+        must = self._shard._must_swap()  # noqa: SLF001
+        with swap_under if must and swap_under is not None else nullcontext():
+            self._shard._show()  # noqa: SLF001
 
     def release(self, *, timeout_s: float = 60) -> None:
         """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
@@ -178,7 +206,8 @@ class Hub:
         If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
         are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
-        `MemoryExhausted`.
+        `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
+        which changes only at its end.
         """
         shard_made = self._background.run(
             self._hub.register(

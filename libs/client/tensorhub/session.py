@@ -14,7 +14,7 @@ from typing import Final
 
 from tensorhub.attachment import Attachment, Place
 from tensorhub.attachments import Attachments
-from tensorhub.calls import Question, Release
+from tensorhub.calls import Question, Read, Release
 from tensorhub.link import Broken, Link, closed_error
 from tensorhub.tracing import Tracing
 from tensorhub_common import telemetry
@@ -29,6 +29,8 @@ from tensorhub_common.wire.worker import (
     Holds,
     Progress,
     Registered,
+    Spare,
+    Swapped,
 )
 
 MARGIN_S: Final = 5.0
@@ -155,10 +157,13 @@ class Session:
     async def _ask(
         self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None
     ) -> Done:
-        began, before, broken = self._loop.time(), attachment.version, False
+        began, before, stood, broken = self._loop.time(), attachment.version, attachment.live, False
         while True:
             handle = await self._attachments.attached(attachment, began + timeout_s)
             answer = question.settled(before, attachment.version) if broken else None
+            if isinstance(question, Read) and attachment.spare is not None and attachment.live != stood:
+                # The read was done before the connection broke, and its bytes stand where the tensors do not show them.
+                answer = Done(call=0, version=attachment.version)
             if answer is not None:
                 return answer
             spent_s = self._loop.time() - began
@@ -214,6 +219,10 @@ class Session:
         match frame:
             case Registered():
                 self._take_registered(frame, fd)
+            case Spare():
+                self._take_spare(frame, fd)
+            case Swapped():
+                self._attachments.swapped(frame.handle, frame.segment)
             case Done():
                 self._take_done(frame)
             case Failed():
@@ -236,6 +245,13 @@ class Session:
         if pending.question is not None:
             pending.attachment.load_untold = False
         return pending
+
+    def _take_spare(self, frame: Spare, fd: int | None) -> None:
+        pending = self._pending.get(frame.call)
+        if pending is not None:
+            self._attachments.spare(pending.attachment, fd)
+        elif fd is not None:
+            os.close(fd)
 
     def _take_registered(self, frame: Registered, fd: int | None) -> None:
         pending = self._answered(frame.call)

@@ -1,17 +1,18 @@
 """One shard in hub memory, as its worker uses it.
 
 Always true: `tensors` are the same objects for the shard's whole life, standing in memory that the agent owns; they
-stay valid while they are referenced, also after `release`. One call at a time is possible on a shard; a second one
-raises `ReplicaConflict` at once and changes nothing.
+stay valid while they are referenced, also after `release`. Those of a staged shard show the other one of two memories
+after a read, and change only within `replicate` and `update` (staged.py). One call at a time is possible on a shard; a
+second one raises `ReplicaConflict` at once and changes nothing.
 
 A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at the agent until its own bound, so the
 memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
 """
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensorhub import arguments
 from tensorhub.attachment import Attachment
@@ -24,6 +25,8 @@ from tensorhub_common.wire.worker import ReadReport
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub.staged import Staged
+
 
 class AsyncShard:
     """A shard that this process has registered; `AsyncHub.register` makes it."""
@@ -35,12 +38,14 @@ class AsyncShard:
         layout: Layout,
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
+        staged: "Staged | None" = None,
     ) -> None:
         self.tensors = tensors
         self.layout = layout
         self._session = session
         self._attachment = attachment
         self._on_release = on_release
+        self._staged = staged
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -69,7 +74,9 @@ class AsyncShard:
 
     @property
     def version(self) -> int | None:
-        """What it holds now, or None."""
+        """What it holds now, or None. Of a staged shard: what its tensors show."""
+        if self._staged is not None and self._staged.shown != self._attachment.live:
+            return self._staged.version
         return self._attachment.version
 
     @property
@@ -120,27 +127,37 @@ class AsyncShard:
             await self.publish(version, timeout_s=timeout_s)
 
     async def replicate(
-        self, version: int | str = "latest", *, timeout_s: float = 120, on_progress: OnProgress | None = None
+        self,
+        version: int | str = "latest",
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractAsyncContextManager[Any] | None = None,
     ) -> int:
         """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
 
         Every shard of the replica must call it. "latest" waits for a first version up to the bound. Raises
-        `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
+        `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`. `swap_under`: a lock (or another
+        context manager) to hold while the tensors of a staged shard swap.
         """
-        bound_s = arguments.seconds("timeout_s", timeout_s)
-        held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
-        assert held is not None
-        return held
+        async with self._swapping(swap_under):
+            return await self._fetch(version, timeout_s, on_progress)
 
     async def update(
-        self, wait_s: float = 0, *, timeout_s: float = 120, on_progress: OnProgress | None = None
+        self,
+        wait_s: float = 0,
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractAsyncContextManager[Any] | None = None,
     ) -> int | None:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
         `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
         """
-        bound_s = arguments.seconds("timeout_s", timeout_s)
-        return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+        async with self._swapping(swap_under):
+            return await self._fetch_newer(wait_s, timeout_s, on_progress)
 
     async def release(self, *, timeout_s: float = 60) -> None:
         """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
@@ -152,7 +169,42 @@ class AsyncShard:
         self._session.check()
         self._session.loaded(self._attachment)
 
+    @asynccontextmanager
+    async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
+        """Show what an interrupted read has left, and at the end what the block has brought."""
+        async with self._under(swap_under):
+            self._show()
+        yield
+        async with self._under(swap_under):
+            self._show()
+
+    def _under(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AbstractAsyncContextManager[Any]:
+        return nullcontext() if swap_under is None or not self._must_swap() else swap_under
+
+    def _must_swap(self) -> bool:
+        """Whether a newer version than the tensors show stands in the other memory of a staged shard."""
+        return self._staged is not None and self._staged.shown != self._attachment.live
+
+    def _show(self) -> None:
+        """Let the tensors of a staged shard show the memory in which it stands now."""
+        if self._staged is not None:
+            self._staged.show(self._attachment.live, self._attachment.version)
+
+    async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
+        """Do what `replicate` does; but the tensors of a staged shard show it only after `show`."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
+        assert held is not None
+        return held
+
+    async def _fetch_newer(self, wait_s: float, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        """Do what `update` does; but the tensors of a staged shard show it only after `show`."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+
     async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        if self._staged is not None:
+            question = replace(question, segment=self._staged.shown)
         with self._session.tracing.call(name, self._attachment) as call:
             asked = replace(question, traceparent=call.traceparent)
             done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)

@@ -15,7 +15,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
 from tensorhub_common.tracecontext import TraceContext
-from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered
+from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered, Spare, Swapped
 
 PROGRESS_S: Final = 0.25
 
@@ -29,7 +29,7 @@ class Waiting:
     handle: int
     registers: Key | None = None
     fresh: bool = False
-    reads: bool = False
+    reads: Key | None = None
 
 
 class Callers:
@@ -54,8 +54,9 @@ class Callers:
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
-        if waiting.reads:
+        if waiting.reads is not None:
             self.read_counts.count(effect)
+            self._tell_swapped(waiting, waiting.reads)
         traceparent = None if place is None else place.traceparent
         if isinstance(effect, Raise):
             waiting.worker.tell(
@@ -68,10 +69,19 @@ class Callers:
                 Done(call=waiting.call, version=effect.version, report=effect.report, traceparent=traceparent)
             )
 
+    def _tell_swapped(self, waiting: Waiting, key: Key) -> None:
+        """Tell a staged shard's worker in which of the two segments it stands now, before the call is answered."""
+        place = self._shelf.places.get(key)
+        if place is not None and place.spare is not None:
+            waiting.worker.tell(Swapped(handle=waiting.handle, segment=place.inode))
+
     def _tell_registered(self, waiting: Waiting, key: Key) -> None:
         """Hand a shard's segment to its worker."""
         core = self._shards[key]
-        segment = self._shelf.places[key].segment
+        place = self._shelf.places[key]
+        segment = place.segment
+        if place.spare is not None:
+            waiting.worker.tell(Spare(call=waiting.call), place.spare.open_writable())
         ready = str(core.held.memory) == "ready"
         waiting.worker.tell(
             Registered(

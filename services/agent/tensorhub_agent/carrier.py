@@ -116,7 +116,8 @@ class Carrier:
     def remember(self) -> None:
         """Remember which pieces are proven, for a later read of the same bytes."""
         transfer, held = self.transfer, self._core.held
-        keep = transfer.proof.keep() if transfer is not None and held.memory is Memory.FILLING else None
+        written = held.memory is Memory.FILLING or self._core.place.staged
+        keep = transfer.proof.keep() if transfer is not None and written else None
         if transfer is not None and keep is not None and transfer.root is not None:
             held.kept = (transfer.version, transfer.root, *keep)
 

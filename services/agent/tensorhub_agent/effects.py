@@ -111,6 +111,8 @@ class Save(Effect, frozen=True, kw_only=True):
     version: int | None = None
     root: str | None = None
     digests: bytes = b""
+    swap: bool = False
+    """The shard's spare memory is its memory from now on, and the other one is the spare."""
 
 
 class CheckSiblings(Effect, frozen=True):

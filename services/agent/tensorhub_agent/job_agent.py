@@ -144,9 +144,8 @@ class JobAgent:
         for each in adopted:
             manifest = each.manifest
             key = Key(manifest.model, manifest.replica, manifest.shard)
-            place = Place(
-                key, manifest.shards, manifest.spot, manifest.layout_digest, self.shelf.places[key].table.nbytes
-            )
+            nbytes = self.shelf.places[key].table.nbytes
+            place = Place(key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None)
             held = Held(partial=manifest.partial)
             if each.whole:
                 held.memory, held.version, held.root = Memory.READY, manifest.version, manifest.root
@@ -220,7 +219,7 @@ class JobAgent:
                 self.callers.show_progress()
             case Post():
                 place = self.shelf.places[effect.key]
-                self.sources.post(effect, place.segment, place.table, digests=self.core.limits.digests)
+                self.sources.post(effect, place.target, place.table, digests=self.core.limits.digests)
             case Confirm():
                 self.sources.confirm(effect)
             case CloseSource():

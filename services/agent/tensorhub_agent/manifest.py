@@ -70,6 +70,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     root: str | None = None
     digests: bytes | None = None
     """Of all pieces, one after another."""
+    spare: str | None = None
+    """A staged shard's other segment, of the same size. It has no manifest of its own."""
+    swapped: bool = False
+    """All of the above is said of what stands in the spare segment, and `segment` is the spare one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,10 @@ class Adopted:
 
     manifest: Manifest
     segment: Segment
+    """In which the shard stands."""
     layout: Layout
     whole: bool
+    spare: Segment | None = None
 
 
 def pack_layout(layout: Layout) -> bytes:
@@ -165,10 +171,11 @@ def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
     return manifest
 
 
-def remove(store: SegmentStore, segment: Segment) -> None:
-    """Remove a segment and its manifest; the manifest first, since a segment without one is removed by the next run."""
-    manifest_path(store, segment.name).unlink(missing_ok=True)
-    store.remove(segment)
+def remove(store: SegmentStore, manifest: Manifest, *segments: Segment) -> None:
+    """Remove a shard's segments; the manifest first, since a segment without one is removed by the next run."""
+    manifest_path(store, manifest.segment).unlink(missing_ok=True)
+    for segment in segments:
+        store.remove(segment)
 
 
 async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
@@ -177,12 +184,16 @@ async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
     What was ready is hashed again, about 0.03 s a GiB; bytes that are not those of the root are empty and partial.
     """
     adopted = []
-    for name in [name for name in store.stray() if name.endswith(SEGMENT_SUFFIX)]:
+    names = [name for name in store.stray() if name.endswith(SEGMENT_SUFFIX)]
+    # Spare segments have no manifest: they come last, when the shards that they belong to have taken them.
+    for name in sorted(names, key=lambda name: (not manifest_path(store, name).exists(), name)):
+        if store.held(name):
+            continue
         found = _open(store, name)
         if isinstance(found, Foreign):
             _log.warning("segment %s is removed, for its manifest does not serve: %s", name, found.reason)
             continue
-        manifest, segment, layout = found
+        manifest, segment, spare, layout = found
         whole = await _is_whole(manifest, segment, layout, pool)
         if not whole:
             touched = manifest.partial or manifest.state != "empty"
@@ -192,28 +203,37 @@ async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
             with contextlib.suppress(MemoryExhausted):
                 # Without room the old one stays, and the next run comes to the same end by hashing once more.
                 save(store, manifest)
-        adopted.append(Adopted(manifest, segment, layout, whole))
+        adopted.append(Adopted(manifest, segment, layout, whole, spare))
     for name in store.stray():
         store.remove_stray(name)
     return adopted
 
 
-def _open(store: SegmentStore, name: str) -> tuple[Manifest, Segment, Layout] | Foreign:
-    """Open a segment with its manifest, if the two fit together."""
+def _open(store: SegmentStore, name: str) -> tuple[Manifest, Segment, Segment | None, Layout] | Foreign:
+    """Open the segment in which a shard stands, with its spare one if it has one, if all fit together."""
     manifest = load(store, name)
     if isinstance(manifest, Foreign):
         return manifest
+    opened: list[Segment] = []
     try:
         layout = unpack_layout(manifest.layout)
         if layout_digest(layout) != manifest.layout_digest:
             return Foreign("its layout has another digest than it says")
-        segment = store.open(name)
+        for each in (name, manifest.spare):
+            if each is not None:
+                opened.append(store.open(each))
+                _check_size(opened[-1], manifest, layout)
     except (LayoutMismatch, ForeignSegment, MemoryExhausted) as why:
+        for segment in opened:
+            store.remove(segment)
         return Foreign(str(why))
-    if segment.nbytes == manifest.nbytes and segment_bytes(layout) <= segment.nbytes:
-        return manifest, segment, layout
-    store.remove(segment)
-    return Foreign(f"the segment has {segment.nbytes} bytes, and it says {manifest.nbytes}")
+    live, spare = opened[0], opened[1] if len(opened) > 1 else None
+    return (manifest, spare, live, layout) if manifest.swapped and spare else (manifest, live, spare, layout)
+
+
+def _check_size(segment: Segment, manifest: Manifest, layout: Layout) -> None:
+    if not segment.nbytes == manifest.nbytes >= segment_bytes(layout):
+        raise ForeignSegment(f"the segment has {segment.nbytes} bytes, and it says {manifest.nbytes}")
 
 
 async def _is_whole(manifest: Manifest, segment: Segment, layout: Layout, pool: CopyPool) -> bool:

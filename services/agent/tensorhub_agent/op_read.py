@@ -74,6 +74,8 @@ class ReadOperation:
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
         self._decision: RoundDecided | None = None
+        self._beside: ShardFilled | None = None
+        """What stands whole in the spare memory of a staged shard."""
 
     @property
     def transfer(self) -> Transfer | None:
@@ -131,11 +133,20 @@ class ReadOperation:
             self._end(error, message, now)
 
     def _on_filled(self, event: ShardFilled) -> None:
-        """The log counts this shard as ready: from now on others may read it."""
+        """The log counts this shard as ready, so others may read it; a staged one only with its whole replica."""
+        if not self.core.place.staged:
+            self._stand(event.version, event.root)
+            return
+        self._beside = event
+
+    def _stand(self, version: int, root: str, *, swap: bool = False) -> None:
+        """Let others read what was filled; with `swap` in place of what stood here, whose readers are told."""
         core, transfer = self.core, self.transfer
         digests = (transfer.proof.digests if transfer is not None else None) or b""
-        core.become(Memory.READY, version=event.version, root=event.root, digests=digests, partial=False, kept=None)
-        core.table.offer(core.key, event.version, event.root, digests)
+        if swap:
+            core.break_readers("the shard has swapped to another version")
+        core.become(Memory.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
+        core.table.offer(core.key, version, root, digests)
 
     def _on_round(self, event: RoundEvent, now: float) -> None:
         match event:
@@ -155,6 +166,7 @@ class ReadOperation:
 
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
+        self._beside = None
         self._carrier.abandon()
         self._voice.begin_anew()
         self._deadline = self.call.deadline
@@ -177,6 +189,8 @@ class ReadOperation:
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
+        if self._beside is not None:
+            self._stand(self._beside.version, self._beside.root, swap=True)
         self.core.hold(event.version)
         self._verdict = None
         if self._report is not None and self.transfer is not None:
@@ -238,6 +252,11 @@ class ReadOperation:
         if self.transfer.phase is Phase.FAILED:
             # Its sources went after they had granted: what stands here is better than nothing.
             return
+        if core.place.staged:
+            # The bytes go to the spare memory, and what stands here goes on being served.
+            core.held.kept = None
+            self._write(now)
+            return
         core.hold(None)
         core.table.stop(core.key)
         self.stage = Stage.DRAINING
@@ -250,6 +269,9 @@ class ReadOperation:
             return
         core.break_readers("the shard is being filled with another version")
         core.become(Memory.FILLING, partial=True, kept=None)
+        self._write(now)
+
+    def _write(self, now: float) -> None:
         self.stage = Stage.FILLING
         if self.transfer is not None:
             self.transfer.start(now)
@@ -331,6 +353,8 @@ class ReadOperation:
             # The memory stays as it is: a part of a version.
             self._carrier.remember()
             core.become(Memory.EMPTY, partial=True)
+        elif core.place.staged:
+            self._carrier.remember()
         error, message = self._verdict
         if error:
             core.fail(error, message)

@@ -88,6 +88,8 @@ class Place:
     layout: str
     nbytes: Sequence[int]
     """Bytes of each canonical piece."""
+    staged: bool = False
+    """It has spare memory of the same size. Reads go there, and what stands here is untouched until the swap."""
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]
@@ -147,8 +149,11 @@ class ShardCore:
             self.replica_version = version
             self.out.append(Hold(self.key, version))
 
-    def become(self, memory: Memory, **changes: object) -> None:
-        """Change what the memory is, and have the manifest say so before anything later is done."""
+    def become(self, memory: Memory, *, swap: bool = False, **changes: object) -> None:
+        """Change what the memory is, and have the manifest say so before anything later is done.
+
+        With `swap` this is said of the spare memory, which is the shard's from now on.
+        """
         self.held.memory = memory
         if memory in (Memory.EMPTY, Memory.FILLING):
             self.held.version, self.held.root, self.held.digests = None, None, b""
@@ -162,6 +167,7 @@ class ShardCore:
                 version=self.held.version,
                 root=self.held.root,
                 digests=self.held.digests,
+                swap=swap,
             )
         )
 

@@ -1,7 +1,10 @@
 """Which segment holds which shard, and the manifests beside them."""
 
 import asyncio
+import contextlib
 import logging
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -36,6 +39,18 @@ class ShelfPlace:
     digest: str
     """Of the layout."""
     manifest: Manifest
+    spare: Segment | None = None
+    """Where a staged shard is filled."""
+
+    @property
+    def target(self) -> Segment:
+        """Where reads write to."""
+        return self.spare or self.segment
+
+    @property
+    def inode(self) -> int:
+        """What tells the segment in which the shard stands from its spare one, for its worker."""
+        return os.fstat(self.segment.fd).st_ino
 
 
 class Shelf:
@@ -48,14 +63,27 @@ class Shelf:
         self._store = store
 
     async def make(
-        self, key: Key, shards: int, layout: Layout, digest: str, *, spot: bool, incarnation: int
+        self,
+        key: Key,
+        shards: int,
+        layout: Layout,
+        digest: str,
+        *,
+        spot: bool,
+        incarnation: int,
+        staged: bool = False,
     ) -> ShelfPlace:
-        """Make memory for a new shard, all zero. Raises `MemoryExhausted`."""
+        """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`."""
+        nbytes = segment_bytes(layout)
         # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
-        self._store.check_room(segment_bytes(layout))
+        self._store.check_room(2 * nbytes if staged else nbytes)
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
-        segment = await asyncio.to_thread(self._store.create, segment_bytes(layout))
+        segment = await asyncio.to_thread(self._store.create, nbytes)
+        spare = None
+        if staged:
+            with _undone_by(lambda: self._store.remove(segment)):
+                spare = await asyncio.to_thread(self._store.create, nbytes)
         manifest = Manifest(
             incarnation=incarnation,
             job=self.job,
@@ -70,26 +98,27 @@ class Shelf:
             nbytes=segment.nbytes,
             state="empty",
             partial=False,
+            spare=None if spare is None else spare.name,
         )
-        try:
+        with _undone_by(lambda: manifests.remove(self._store, manifest, segment, *([spare] if spare else []))):
             manifests.save(self._store, manifest)
-        except MemoryExhausted:
-            self._store.remove(segment)
-            raise
-        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest)
+        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, spare)
         return place
 
     def adopt(self, adopted: Adopted) -> ShelfPlace:
         """Take back what an earlier process left."""
         manifest = adopted.manifest
         key = Key(manifest.model, manifest.replica, manifest.shard)
-        place = ShelfPlace(adopted.segment, adopted.layout, pieces(adopted.layout), manifest.layout_digest, manifest)
+        table = pieces(adopted.layout)
+        place = ShelfPlace(adopted.segment, adopted.layout, table, manifest.layout_digest, manifest, adopted.spare)
         self.places[key] = place
         return place
 
     def save(self, effect: Save) -> None:
-        """Write a shard's manifest anew."""
+        """Write a shard's manifest anew; one rename says that it has swapped, and what stands there."""
         place = self.places[effect.key]
+        if effect.swap and place.spare is not None:
+            place.segment, place.spare = place.spare, place.segment
         place.manifest = msgspec.structs.replace(
             place.manifest,
             state=_STATES[effect.state],
@@ -97,6 +126,7 @@ class Shelf:
             version=effect.version,
             root=effect.root,
             digests=effect.digests or None,
+            swapped=place.manifest.swapped != effect.swap,
         )
         try:
             manifests.save(self._store, place.manifest)
@@ -109,7 +139,17 @@ class Shelf:
         """Remove a shard's memory; whoever has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
-            manifests.remove(self._store, place.segment)
+            spare = [place.spare] if place.spare is not None else []
+            manifests.remove(self._store, place.manifest, place.segment, *spare)
+
+
+@contextlib.contextmanager
+def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class Shelves:

@@ -37,7 +37,8 @@ class Voice:
     def want(self, wish: Wish, *, patient: bool) -> None:
         """Join the round."""
         key = self._core.key
-        command = Want(model=key.model, replica=key.replica, shard=key.shard, want=wish, patient=patient)
+        staged = self._core.place.staged
+        command = Want(model=key.model, replica=key.replica, shard=key.shard, want=wish, patient=patient, staged=staged)
         self.want_by = self._core.say(command)
 
     def settle(self) -> None:
@@ -90,8 +91,13 @@ class Voice:
         core = self._core
         message = f"the registry did not answer {core.where} within the bound"
         self._leave(None, RoundTimeout.__name__, message)
-        if self.filled_by is not None and core.held.memory is Memory.FILLING:
+        if self.filled_by is not None and (core.held.memory is Memory.FILLING or core.place.staged):
             core.take_back()
+            if core.held.memory is Memory.READY:
+                # Nobody knows whether the log has swapped, so the shard is no holder of either version.
+                core.hold(None)
+                core.break_readers("the log did not say which version stands here")
+                core.become(Memory.EMPTY)
 
     def _leave(self, number: int | None, error: str, message: str, attempt: int | None = None) -> Sender:
         key = self._core.key

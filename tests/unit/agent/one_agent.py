@@ -98,11 +98,11 @@ class OneAgent:
         self.do(self.core.called(key, call, self.now))
         return self.calls
 
-    def register(self, replica: str, shard: int = 0, shards: int = 1) -> Key:
+    def register(self, replica: str, shard: int = 0, shards: int = 1, *, staged: bool = False) -> Key:
         key = self.key(replica, shard)
         self.calls += 1
         call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0)
-        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES)
+        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES, staged=staged)
         self.do(self.core.register(place, call, self.now))
         self.log()
         return key

@@ -166,7 +166,7 @@ async def test_what_was_ready_and_is_whole_comes_back_ready(store: SegmentStore,
     assert (adopted.manifest, adopted.layout) == (manifest, LAYOUT)
     assert again.held(manifest.segment)
     assert again.total_bytes == adopted.segment.nbytes
-    manifests.remove(again, adopted.segment)
+    manifests.remove(again, adopted.manifest, adopted.segment)
     assert names(store.shm_dir) == []
 
 

@@ -62,6 +62,7 @@ class RegisterCall(Call, frozen=True, kw_only=True, tag="register"):
     shards: int
     spot: bool
     layout: bytes
+    install: str = "in-place"
 
 
 class ShardCall(Call, frozen=True, kw_only=True):
@@ -85,11 +86,13 @@ class ReadCall(ShardCall, frozen=True, kw_only=True, tag="read"):
     """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound.
 
     `traceparent` names the span that is active in the engine, if there is one; the transfer's is linked to it.
+    `segment` is the inode of the one in which the tensors of a staged shard stand, so the other one may be written.
     """
 
     want: Wish
     wait_s: float | None = None
     traceparent: str | None = None
+    segment: int | None = None
 
 
 class ReleaseCall(ShardCall, frozen=True, kw_only=True, tag="release"):
@@ -111,6 +114,19 @@ class Registered(Frame, frozen=True, kw_only=True, tag="registered"):
     version: int | None
     fresh: bool
     """The segment is new: all zero."""
+
+
+class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
+    """Comes before `Registered` of a staged shard, with the descriptor of its other segment."""
+
+    call: int
+
+
+class Swapped(Frame, frozen=True, kw_only=True, tag="swapped"):
+    """In which of its two segments a staged shard stands, by the inode; comes before the answer to each read."""
+
+    handle: int
+    segment: int
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,4 +232,4 @@ class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
 
 
 FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
-FromAgent = Attached | Refused | Registered | Done | Failed | Progress | Holds
+FromAgent = Attached | Refused | Registered | Spare | Swapped | Done | Failed | Progress | Holds
