@@ -1,4 +1,7 @@
-"""A real nats-server for the tests: one for all that only need a bus, one of its own for each that kills it."""
+"""What the tests share: a nats-server for all that only need a bus, and a hub for all that only need one.
+
+A test that would leave either changed for others, or needs it set up differently, has one of its own.
+"""
 
 import os
 import subprocess
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import pytest_asyncio
+from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub.up import tether
 from tensorhub.up.nats_server import NatsServer
@@ -76,6 +81,13 @@ def own_nats_server(tmp_path: Path) -> Iterator[RunningNats]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    """A hub of two agents on one host for the whole session, for tests in its loop; take a `job` of your own on it."""
+    async with running_hub(tmp_path_factory.mktemp("hub"), TENSORHUB_METRICS="0") as running:
+        yield running
 
 
 @pytest.fixture

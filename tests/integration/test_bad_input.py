@@ -15,17 +15,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, new_job, running_hub
+from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, new_job
+from tests.integration.programs import commands
 
 import tensorhub
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Scene:
@@ -40,7 +35,7 @@ class Scene:
 WEIGHTS = {"w": torch.arange(100.0), "b": torch.ones(3)}
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def scene(hub: RunningHub) -> AsyncIterator[Scene]:
     job = new_job()
     async with hub.connected(job) as (here, there):
@@ -262,13 +257,15 @@ async def test_a_shard_that_never_comes(hub: RunningHub, scene: Scene) -> None:
 async def test_file_that_is_no_safetensors(hub: RunningHub, scene: Scene, tmp_path: Path) -> None:
     """The command line says in one line which file it can't read, and nothing is registered."""
     before = await catalog_of(hub, scene.job)
-    bad = tmp_path / "weights.safetensors"
-    for content in (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02" + bytes(7) + b"{}x" * 9):
-        bad.write_bytes(content)
-        status, out, err = await run_tensorhub(hub, scene, "publish", "m", "--version", "6", str(bad))
-        assert (status, out) == (1, ""), (content, status, out, err)
+    contents = (b"", b"no weights", (2**40).to_bytes(8, "little") + b"{", b"\x02" + bytes(7) + b"{}x" * 9)
+    files = [tmp_path / f"weights-{number}.safetensors" for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    publish = ("publish", "m", "--job", scene.job, "--version", "6")
+    for file, (status, out, err) in zip(files, await commands(hub, *((*publish, file) for file in files)), strict=True):
+        assert (status, out) == (1, ""), (file, status, out, err)
         assert len(err.splitlines()) == 1, err
-        assert bad.name in err
+        assert file.name in err
     assert await catalog_of(hub, scene.job) == before
     status, out, err = await run_tensorhub(hub, scene, "versions", "m", "--json")
     assert (status, json.loads(out)["version"], err) == (0, 5, "")

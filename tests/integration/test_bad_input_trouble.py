@@ -17,6 +17,7 @@ import torch
 from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, running_hub
 
 import tensorhub
+from tensorhub import session
 
 MIB = 1024 * 1024
 TRIES = 5
@@ -41,8 +42,9 @@ async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         await tensorhub.connect_async("job", agent=tmp_path / "nobody.sock", timeout_s=0.3)
 
 
-async def test_an_agent_that_is_away(tmp_path: Path) -> None:
+async def test_an_agent_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls on its shards end at their bound; the questions still have answers; then all goes on."""
+    monkeypatch.setattr(session, "MARGIN_S", 1.0)
     async with running_hub(tmp_path / "hub") as hub, hub.connected("job") as (here, there):
         trainer = await here.register("m", {"w": torch.ones(1000)}, replica="trainer")
         reader = await there.register("m", {"w": torch.zeros(1000)}, replica="reader")

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, catalog_of, new_job, running_hub
+from tests.integration.hubs import RunningHub, catalog_of, new_job
 
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub_common.bus.answering import answer_or_raise
@@ -22,16 +22,10 @@ from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask, hub_ask
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AnyEvent, CommandRejected
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
     async with await connect(hub.file.nats, name="outside") as connected:
         yield connected

@@ -1,25 +1,17 @@
 """The commands against a real hub: weights in files go in and come out, and everything answers."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
 
 from tensorhub import TensorSpec
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_weights_in_files_go_in_and_come_out(hub: RunningHub, tmp_path: Path) -> None:

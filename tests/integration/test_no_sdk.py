@@ -3,24 +3,16 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
 import pytest
-import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
+from tests.integration.hubs import RunningHub, assert_same_bytes, new_job
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "no_sdk_trainer.py"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
 
 
 async def run_example(hub: RunningHub, job: str, *arguments: str) -> tuple[int, list[str]]:

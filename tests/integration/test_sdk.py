@@ -3,12 +3,11 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
-import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import run_program
 from torch import nn
 
@@ -23,15 +22,9 @@ from tensorhub_common.errors import (
     VersionUnavailable,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WAIT_S = 20.0
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
 
 
 async def until(condition: Callable[[], bool]) -> None:

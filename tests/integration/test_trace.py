@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
 
 from tensorhub import TensorSpec
@@ -24,7 +24,7 @@ from tensorhub_common.metrics_page import prometheus_name
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.traces import Spans, SpansAsk, TransfersAsk
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROCESSES = {"registry-0", "planner-0", "agent-0", "agent-1"}
 NBYTES = 8 * 1024 * 1024
@@ -32,13 +32,7 @@ SPEC = {"w": TensorSpec((NBYTES // 4,), "float32")}
 WAIT_S = 20.0
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), TENSORHUB_METRICS="0") as running:
-        yield running
-
-
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="session")
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
     async with await connect(hub.file.nats, name="test") as connected:
         yield connected

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 
+from tensorhub.up.hub_dir import HubDir
 from tensorhub_common.settings import segment_beginning
 
 SHORT = """
@@ -107,14 +108,13 @@ def test_what_is_not_installed_is_said_in_one_line() -> None:
 
 
 def test_a_directory_in_use_is_said_in_one_line(folder: Path) -> None:
-    with start(folder) as first:
-        assert first.stdout is not None
-        first.stdout.readline()
-        second = subprocess.run(
-            [sys.executable, "-c", SHORT, str(folder)], capture_output=True, text=True, timeout=50, check=False
-        )
-        os.kill(first.pid, signal.SIGTERM)
-        first.communicate(timeout=30)
+    taken = HubDir(folder)
+    taken.open()
+    try:
+        with start(folder) as second:
+            _, err = second.communicate(timeout=50)
+    finally:
+        taken.close()
     assert second.returncode == 1
-    assert second.stderr.startswith("tensorhub demo: another `tensorhub up` (process ")
-    assert len(second.stderr.splitlines()) == 1
+    assert err.startswith(f"tensorhub demo: another `tensorhub up` (process {os.getpid()}")
+    assert len(err.splitlines()) == 1

@@ -25,10 +25,21 @@ def test_one_seed_gives_one_history() -> None:
     assert (one.steps, one.commands, one.reads) == (other.steps, other.commands, other.reads)
 
 
+LAST_FOUND = {
+    "close-waits": 25,
+    "digest-not-checked": 26,
+    "latest-per-shard": 9,
+    "outcome-twice": 14,
+    "second-writer": 72,
+    "window-hogged": 8,
+}
+"""The seeds that found a bug when they were last looked for are tried first; what they show changes with the code."""
+
+
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
     with planted(name):
-        failure = run(range(1, 101), Totals())
+        failure = run([LAST_FOUND.get(name, 1), *range(1, 101)], Totals())
     assert failure is not None, f"100 seeds did not find {name}"
     assert failure.story
 
