@@ -1,88 +1,87 @@
 """`python -m tensorhub_simulator`: seeds of simulated trouble, or one of them again with all its steps."""
 
 import argparse
-import re
 import sys
-from collections import Counter
+import time
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
+from tensorhub_simulator import page
 from tensorhub_simulator.bugs import BUGS, planted
-from tensorhub_simulator.coverage import Counting, counted
-from tensorhub_simulator.running import Failure, Totals, run
+from tensorhub_simulator.reporting import tell_coverage, tell_failure, tell_totals
+from tensorhub_simulator.running import Totals, run
+from tensorhub_simulator.spreading import processes_here, spread
 
-COLUMNS: Final = 120
+FINDING_SEEDS: Final = 500
+"""A planted bug must be found by one of so many seeds."""
 
 
 def main() -> int:
-    """Run what the arguments say; 1 when an invariant broke, or a planted bug was not found."""
+    """Run what the arguments say; 1 when an invariant broke, a bug was not found, or a transition never made."""
     arguments = _arguments()
     if arguments.bugs:
-        return _all_bugs(arguments.seeds)
-    totals = Totals()
-    seeds = range(1, arguments.seeds + 1) if arguments.seed is None else [arguments.seed]
-    with planted(arguments.bug), counted() as tables:
-        failure = run(seeds, totals, calm=arguments.calm, steps=arguments.steps)
-    if failure is not None:
-        _tell(failure, arguments.bug)
+        return _all_bugs(arguments)
+    if arguments.seed is not None:
+        return _one(arguments)
+    began = time.monotonic()
+    seeds = range(1, arguments.seeds + 1)
+    result = spread(seeds, bug=arguments.bug, calm=arguments.calm, processes=arguments.processes, title="seeds")
+    if result.failure is not None:
+        tell_failure(result.failure, arguments.bug)
         return 1
-    _table(totals, tables)
-    return 0
+    tell_totals(result.totals, time.monotonic() - began)
+    return 0 if tell_coverage(result.tallies, 0 if arguments.calm else arguments.seeds) else 1
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tensorhub_simulator", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=500, help="how many seeds to run, from 1 on")
+    parser.add_argument("--seeds", type=int, default=FINDING_SEEDS, help="how many seeds to run, from 1 on")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--steps", action="store_true", help="print the whole story")
+    parser.add_argument("--processes", type=int, default=processes_here(), help="run them in so many processes")
+    parser.add_argument("--steps", action="store_true", help="print the whole story of the one seed")
     parser.add_argument("--calm", action="store_true", help="without any fault")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug")
     parser.add_argument("--bugs", action="store_true", help="plant each bug in turn, and say which seed finds it")
-    return parser.parse_args()
+    parser.add_argument("--docs", action="store_true", help="with --bugs: write what was found into docs/simulator.md")
+    arguments = parser.parse_args()
+    if arguments.steps and arguments.seed is None:
+        parser.error("--steps tells one seed's story: name it with --seed")
+    if arguments.docs and not arguments.bugs:
+        parser.error("--docs writes what --bugs finds: use both")
+    if arguments.processes < 1 or arguments.seeds < 1:
+        parser.error("--seeds and --processes must be at least 1")
+    return arguments
 
 
-def _tell(failure: Failure, bug: str | None) -> None:
-    print("\n".join(failure.story))
-    print()
-    print(f"seed {failure.seed} broke '{failure.invariant}': {failure.what}")
-    planted_too = f" --bug {bug}" if bug is not None else ""
-    print(f"see it again: python -m tensorhub_simulator --seed {failure.seed}{planted_too} --steps")
+def _one(arguments: argparse.Namespace) -> int:
+    """Run one seed in this process."""
+    totals = Totals()
+    with planted(arguments.bug):
+        failure = run([arguments.seed], totals, calm=arguments.calm, steps=arguments.steps)
+    if failure is not None:
+        tell_failure(failure, arguments.bug)
+        return 1
+    tell_totals(totals, totals.seconds)
+    return 0
 
 
-def _all_bugs(seeds: int) -> int:
+def _all_bugs(arguments: argparse.Namespace) -> int:
     """Plant each bug, and look for the first seed that finds it."""
     table = Table("bug", "found by seed", "invariant", "seconds")
-    missed = 0
+    rows: list[page.Finding] = []
     for name in BUGS:
-        totals = Totals()
-        with planted(name):
-            failure = run(range(1, seeds + 1), totals)
-        missed += failure is None
-        found, invariant = ("never", "") if failure is None else (str(failure.seed), failure.invariant)
-        table.add_row(name, found, invariant, f"{totals.seconds:.1f}")
+        began = time.monotonic()
+        seeds = range(1, arguments.seeds + 1)
+        failure = spread(seeds, bug=name, calm=False, processes=arguments.processes, title=name).failure
+        rows.append(page.Finding(name, failure.seed if failure else None, failure.invariant if failure else ""))
+        found = "never" if failure is None else str(failure.seed)
+        table.add_row(name, found, rows[-1].invariant, f"{time.monotonic() - began:.1f}")
     Console().print(table)
-    return 1 if missed else 0
-
-
-def _table(totals: Totals, tables: dict[str, Counting]) -> None:
-    console = Console(width=COLUMNS)
-    names = ("seeds", "steps", "commands", "events", "versions", "reads", "kills", "stops", "outages", "cuts")
-    table = Table(*names, "seconds")
-    table.add_row(*(f"{getattr(totals, name):,}" for name in names), f"{totals.seconds:.1f}")
-    console.print(table)
-    moves = Table("transitions", "gone through", "never")
-    for name, counting in tables.items():
-        missing = counting.missing()
-        moves.add_row(name, f"{len(counting) - len(missing)} of {len(counting)}", ", ".join(missing))
-    console.print(moves)
-    console.print("calls that raised: " + ", ".join(f"{name} {count:,}" for name, count in totals.raised.most_common()))
-    left = Counter[str]()
-    for why, count in totals.left.items():
-        # Without numbers and names there are a dozen.
-        left[re.sub(r"\d+|'[^']*'", "…", why) or "nothing more to read"] += count
-    console.print("sources that were closed: " + ", ".join(f"{why} {count:,}" for why, count in left.most_common()))
+    if arguments.docs:
+        page.write(rows)
+    return 1 if any(row.seed is None for row in rows) else 0
 
 
 if __name__ == "__main__":
