@@ -32,5 +32,8 @@ async def publish(url: str, job: str, model: str, replica: str, version: int) ->
     return bool(event["kind"] in ("version.published", "version.available"))
 
 
-url, job, model, replica, version = sys.argv[1:]
+try:
+    url, job, model, replica, version = sys.argv[1:]
+except ValueError:
+    sys.exit(__doc__)
 sys.exit(not asyncio.run(publish(url, job, model, replica, int(version))))
