@@ -16,7 +16,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test check format sim compose systemd bench chaos late-bytes torn-reads matrix partition docs
+.PHONY: help venv demo test slow check format sim compose systemd bench chaos late-bytes torn-reads matrix partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and ch
 
 test: $(READY) ## the tests, in less than 5 minutes; neither slow ones nor those for a GPU
 	@$(BIN)/python -m pytest -m "not slow and not gpu"
+
+slow: $(READY) ## the tests that `make test` leaves out because they take long; some need root or a Docker engine
+	@$(BIN)/python -m pytest -m "slow and not gpu"
 
 check: $(READY) ## lint, format, types and architecture
 	@$(BIN)/ruff check .

@@ -8,12 +8,17 @@ from pathlib import Path
 import torch
 from tests.integration.hubs import running_hub
 
-AWAY_S = 3.0
-"""Longer than a read without a source goes on (`TENSORHUB_SOURCES_LOST_S`)."""
+SOURCES_LOST_S = 0.5
+"""So long a read goes on without a source."""
+
+AWAY_S = 1.5
 
 
 async def test_a_read_outlives_its_planner(tmp_path: Path) -> None:
-    async with running_hub(tmp_path) as hub, hub.connected() as (here, there):
+    async with (
+        running_hub(tmp_path, TENSORHUB_SOURCES_LOST_S=str(SOURCES_LOST_S)) as hub,
+        hub.connected() as (here, there),
+    ):
         trainer = await here.register("m", {"w": torch.arange(1000)}, replica="trainer")
         await trainer.publish(1)
         reader = await there.register("m", {"w": torch.zeros(1000, dtype=torch.int64)}, replica="reader")

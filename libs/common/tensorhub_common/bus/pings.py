@@ -19,6 +19,8 @@ from tensorhub_common.wire.asks import Pong
 from tensorhub_common.wire.commands import PROTOCOL
 
 PING_TIMEOUT_S: Final = 1.0
+CONNECT_S_MAX: Final = 2.0
+"""Of a health check, which has 5 s for all of it (docker-compose.yml): by then it must have said what is wrong."""
 
 
 async def answer_pings(bus: Bus, process: str, role: str) -> Service:
@@ -45,7 +47,9 @@ async def _main(process: str) -> str | None:
         settings = load(os.environ)
         if settings.nats is None:
             return "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
-        bus = await connect(settings.nats, name=f"ping {process}", credentials=settings.credentials)
+        bus = await connect(
+            settings.nats, name=f"ping {process}", credentials=settings.credentials, timeout_s=CONNECT_S_MAX
+        )
         async with bus:
             pong = await ping(bus, check_name("process", process))
     except TensorHubError as why:
