@@ -160,6 +160,15 @@ def _outcome_twice() -> list[Replacement]:
     return [(RegistryNode, "_learn_end", learn_end), (RegistryNode, "_requests", requests)]
 
 
+def _swap_per_shard() -> list[Replacement]:
+    """A staged shard swaps when it is filled itself, and does not wait for its siblings."""
+
+    def on_filled(self: Any, event: Any) -> None:
+        self._stand(event.version, event.root, swap=self.core.place.staged)
+
+    return [(ReadOperation, "_on_filled", on_filled)]
+
+
 BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "no-drain": _no_drain,
     "latest-per-shard": _latest_per_shard,
@@ -169,6 +178,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "close-waits": _close_waits,
     "window-hogged": _window_hogged,
     "outcome-twice": _outcome_twice,
+    "swap-per-shard": _swap_per_shard,
 }
 
 

@@ -8,7 +8,7 @@ from tensorhub_agent.effects import Answer, AnyCall, CallRead, CallUnpublish, Ke
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.wire.commands import Sender
-from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.memory import Segment, Violation
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
@@ -31,6 +31,8 @@ class OpenCall:
     call: AnyCall
     reply: Reply
     slept_s: float
+    stood: Segment | None = None
+    """Where the shard stood when the call began."""
     want_by: Sender | None = None
 
 
@@ -55,7 +57,9 @@ class Calls:
             sent = self._sent.pop(number, None)
             if sent is not None:
                 call = make(number, clock.now)
-                self._open[number] = OpenCall(node, key, call, sent[1], node.slept_s)
+                shelved = node.shelf.get(key)
+                stood = shelved.segment if shelved is not None else None
+                self._open[number] = OpenCall(node, key, call, sent[1], node.slept_s, stood)
                 node.begin(key, call)
 
         clock.after(clock.lag(), node, arrive)
@@ -83,6 +87,8 @@ class Calls:
         if shelved is not None and shelved.target.writers and not waited:
             raise Violation("one writer", f"{open_call.key}: a call ends while something can be written: {end}")
         if isinstance(end, Raise):
+            if isinstance(open_call.call, CallRead) and shelved is not None and shelved.segment is not open_call.stood:
+                raise Violation("swap with all", f"{open_call.key} has swapped in a read that failed: {end}")
             self.raised[end.error] = self.raised.get(end.error, 0) + 1
             self.world.note(
                 f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)}: {end.error}: {end.message}"

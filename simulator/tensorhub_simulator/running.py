@@ -72,12 +72,12 @@ class Totals:
         self.raised.update(world.calls.raised)
         self.left.update(world.left)
 
-
     def merge(self, other: "Totals") -> None:
         """Count the worlds that another process has counted."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, mine + theirs)
+
 
 @contextmanager
 def scaled_down() -> Iterator[None]:

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import run_program
 from torch import nn
 
 import tensorhub
@@ -142,3 +143,27 @@ async def test_an_agent_that_is_killed_takes_both_segments_back(hub: RunningHub)
             # The engine's call waits for its agent; what it has meanwhile is the old version, whole.
             assert await engine.replicate(version + 1, timeout_s=WAIT_S) == version + 1
             assert values(engine) == {float(version + 1)}
+
+
+async def test_a_worker_that_is_killed_finds_the_version_that_was_swapped_in(hub: RunningHub) -> None:
+    """An odd number of swaps: what it finds stands in the segment that was the spare one at first."""
+    program = """
+import os, sys, torch, tensorhub
+hub = tensorhub.connect(sys.argv[1])
+engine = hub.register("policy", {"w": torch.zeros(9)}, replica="rollout", install="staged")
+print(engine.replicate(), engine.tensors["w"].unique().tolist(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+    job = new_job()
+    async with hub.connected(job) as (here, _):
+        trainer = await here.register("policy", {"w": torch.full((9,), 5.0)}, replica="trainer")
+        await trainer.publish(3)
+        ended = await asyncio.to_thread(run_program, hub, program, job)
+        assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "3 [5.0]\n")
+        engine = await here.register("policy", {"w": torch.zeros(9)}, replica="rollout", install="staged")
+        assert engine.version == 3
+        assert values(engine) == {5.0}
+        async with trainer.overwriting(publish=True) as mine:
+            mine["w"].fill_(6)
+        assert await engine.update() == 4
+        assert values(engine) == {6.0}

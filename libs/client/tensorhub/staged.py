@@ -2,7 +2,7 @@
 
 A read fills the memory that the tensors do not show. The swap then lets every tensor stand in the other one: objects
 stay what they were (parameters, buffers and the values of `shard.tensors`), only what stands behind them changes, so
-nothing is copied and it takes about a millisecond for some hundred tensors.
+nothing is copied, and some hundred tensors take less than a millisecond.
 
 Always true: all tensors show one memory, but for the moment of the swap; the other one may be written by the agent. So
 what a caller has taken from a tensor that outlives the swap (a view, a numpy array, a pointer) shows the old version

@@ -31,6 +31,7 @@ LAST_FOUND = {
     "latest-per-shard": 9,
     "outcome-twice": 14,
     "second-writer": 72,
+    "swap-per-shard": 11,
     "window-hogged": 8,
 }
 """The seeds that found a bug when they were last looked for are tried first; what they show changes with the code."""
