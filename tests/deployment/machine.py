@@ -138,26 +138,28 @@ class Machine:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_until(self._find_init, BOOT_S_MAX)
         wait_until(self._is_up, BOOT_S_MAX)
 
     def _mount(self, at: Path, *what: str) -> None:
         subprocess.run(["mount", *what, str(at)], check=True)
         self._mounted.append(at)
 
-    def _find_init(self) -> bool:
-        assert self._nspawn is not None
-        if self._nspawn.poll() is not None:
-            raise AssertionError(f"systemd-nspawn ended with {self._nspawn.returncode}")
-        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
-        self._init = int(children[0]) if children else 0
-        return bool(self._init)
-
     def _is_up(self) -> bool:
+        # Looked up each time: the first child of nspawn is one that only prepares the container.
+        self._init = self._find_init()
+        if not self._init:
+            return False
         asked = subprocess.run(
             self._inside(("systemctl", "is-active", "basic.target"), None), check=False, capture_output=True, text=True
         )
         return asked.stdout.strip() == "active"
+
+    def _find_init(self) -> int:
+        assert self._nspawn is not None
+        if self._nspawn.poll() is not None:
+            raise AssertionError(f"systemd-nspawn ended with {self._nspawn.returncode}")
+        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
+        return int(children[0]) if children else 0
 
     def _end(self) -> None:
         if self._nspawn is not None:
