@@ -34,7 +34,7 @@ class Latency:
 
     def __init__(self, fleet: Fleet, hub: HubFile, transport: str) -> None:
         self._fleet, self._hub, self._transport = fleet, hub, transport
-        self._registry = Registry(JOB, NatsAddress(hub.nats, None))
+        self._registry = Registry(JOB, NatsAddress(hub.nats, Path(hub.credentials)))
         self._published = False
 
     async def start(self) -> None:
@@ -78,11 +78,11 @@ async def measure(fleet: Fleet, hub: HubFile, transport: str, count: int) -> Sma
     await latency.start()
     for _ in range(WARM_UP):
         await latency.once()
-    pids, entries = of_hub(hub) | fleet.pids, await end_of_log(hub.nats)
+    pids, entries = of_hub(hub) | fleet.pids, await end_of_log(hub)
     before = {name: used_s([pid]) for name, pid in pids.items()}
     took = [await latency.once() for _ in range(count)]
     spent = {name: (used_s([pid]) - before[name]) / count for name, pid in pids.items()}
-    entries = await end_of_log(hub.nats) - entries
+    entries = await end_of_log(hub) - entries
     await latency.stop()
     return Small(
         ready=[ready for ready, _, _ in took],

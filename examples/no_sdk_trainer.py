@@ -1,19 +1,31 @@
-"""Publish what a replica's memory holds, with a NATS client alone: no_sdk_trainer.py URL JOB MODEL REPLICA VERSION."""
+"""Publish what a replica's memory holds, with a NATS client alone.
+
+no_sdk_trainer.py URL KEY JOB MODEL REPLICA VERSION, where KEY is a file of `tensorhub credentials`, or the one that
+hub.json names.
+"""
 
 import asyncio
 import json
 import sys
 import uuid
+from pathlib import Path
 
 import nats
+import nkeys
 
 # A version that was taken back is available again when the same bytes are published under its number again.
 ENDS = ("version.published", "version.available", "publish.failed", "publish.declined")
 
 
-async def publish(url: str, job: str, model: str, replica: str, version: int) -> bool:
+def public_half(key: Path) -> str:
+    """Return what NATS knows of a key."""
+    return bytes(nkeys.from_seed(bytearray(key.read_bytes())).public_key).decode()
+
+
+async def publish(url: str, key: Path, job: str, model: str, replica: str, version: int) -> bool:
     """Say the wish, read its outcome, and follow the model's events until the version is there."""
-    client = await nats.connect(url)
+    # Who logs in with a key may listen on inboxes that begin with its public half, and on no others.
+    client = await nats.connect(url, nkeys_seed=str(key), inbox_prefix=f"_INBOX.{public_half(key)}")
     inbox = client.new_inbox()
     outcomes = await client.subscribe(inbox)
     events = await client.subscribe(f"tensorhub.v1.{job}.event.{model}.*.*")
@@ -33,7 +45,7 @@ async def publish(url: str, job: str, model: str, replica: str, version: int) ->
 
 
 try:
-    url, job, model, replica, version = sys.argv[1:]
+    url, key, job, model, replica, version = sys.argv[1:]
 except ValueError:
     sys.exit(__doc__)
-sys.exit(not asyncio.run(publish(url, job, model, replica, int(version))))
+sys.exit(not asyncio.run(publish(url, Path(key), job, model, replica, int(version))))

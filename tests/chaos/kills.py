@@ -89,8 +89,8 @@ class Run:
         began = time.monotonic()
         environment = {**os.environ, "TENSORHUB_LOG_FORMAT": "console"}
         async with Up(self.directory, agents=AGENTS, hosts=self.hosts, environment=environment) as up:
-            url = up.hub.nats
-            async with await connect(url, name="chaos") as bus, Prober(bus, JOB) as prober:
+            url, key = up.hub.nats, up.hub.credentials
+            async with await connect(url, name="chaos", credentials=key) as bus, Prober(bus, JOB) as prober:
                 fleet = self._fleet()
                 try:
                     await fleet.start()

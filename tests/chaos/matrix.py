@@ -105,7 +105,7 @@ class Matrix:
             for victim, blow, moment in self._all():
                 await self._play(fleet, victim, blow, moment)
             await fleet.end()
-            async with await connect(up.hub.nats, name="matrix") as bus:
+            async with await connect(up.hub.nats, name="matrix", credentials=up.hub.credentials) as bus:
                 verdict = await read_whole_log(bus, JOB, self.directory / "logs" / "job.log")
             self.findings.wrongs += verdict.wrongs
 

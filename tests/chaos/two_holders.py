@@ -199,7 +199,9 @@ async def two_holders(directory: Path, nbytes: int, *, hosts: int, **environment
         up = await stack.enter_async_context(
             Up(directory, agents=3, hosts=hosts, environment={**os.environ, **environment})
         )
-        bus = await stack.enter_async_context(await connect(up.hub.nats, name="two-holders"))
+        bus = await stack.enter_async_context(
+            await connect(up.hub.nats, name="two-holders", credentials=up.hub.credentials)
+        )
         sockets = {each.id: each.socket for each in up.hub.agents}
         hubs = {
             agent: await tensorhub.connect_async(JOB, agent=socket, nats=up.hub.nats)

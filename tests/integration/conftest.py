@@ -26,18 +26,29 @@ STOP_TIMEOUT_S: Final = 10.0
 _jobs: Final = count()
 
 
-class RunningNats:
-    """The embedded server as `tensorhub up` configures it, to be killed and started again on its port and store."""
+USERS: Final = 'authorization { user: tensorhub, password: "let-me-in" }'
 
-    def __init__(self, directory: Path) -> None:
+
+class RunningNats:
+    """The embedded server as `tensorhub up` configures it, to be killed and started again on its port and store.
+
+    Whoever has its address may do everything; `users` says otherwise (tests/integration/security).
+    """
+
+    def __init__(self, directory: Path, users: Path | None = None) -> None:
         self.directory = directory
-        self._server = NatsServer(directory)
+        self._login = "tensorhub:let-me-in@" if users is None else ""
+        if users is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            users = directory / "users.conf"
+            users.write_text(USERS)
+        self._server = NatsServer(directory, users)
         self._server.prepare()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return self._server.url
+        return self._server.url.replace("//", f"//{self._login}")
 
     @property
     def pid(self) -> int:

@@ -7,13 +7,17 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+import nats
 import torch
 from msgspec import structs
+from nats.aio.client import Client
 
 import tensorhub
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import Up
+from tensorhub_common.access.keys import public_key_of, read_seed
+from tensorhub_common.access.permissions import inbox_of
 
 _jobs: Final = count()
 
@@ -51,6 +55,18 @@ async def running_hub(
         yield RunningHub(up, directory)
 
 
+def admin_key(hub: HubFile) -> Path:
+    """Return the key with which a test may say what nobody else may."""
+    return Path(hub.credentials).with_name("admin.nk")
+
+
+async def raw_client(hub: HubFile) -> Client:
+    """Return a NATS client that has nothing of ours about it."""
+    key = admin_key(hub)
+    prefix = inbox_of(public_key_of(read_seed(key), key))
+    return await nats.connect(hub.nats, nkeys_seed=str(key), inbox_prefix=prefix)
+
+
 def new_job() -> str:
     """Return a job name that no other test of this run uses."""
     return f"job-{next(_jobs)}"
@@ -73,7 +89,7 @@ def assert_same_bytes(found: Mapping[str, torch.Tensor], expected: Mapping[str, 
 
 async def catalog_of(hub: RunningHub, job: str) -> dict[str, object]:
     """Return all that the registry says of a job, but for how long its log is."""
-    async with Registry(job, NatsAddress(hub.file.nats, None)) as registry:
+    async with Registry(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
         status = await registry.status()
         models = [model.model for model in status.models]
         return {

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tests.integration.hubs import running_hub
 
+from tensorhub.up.hub_file import HubFile
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.subjects import commands_of
@@ -42,10 +43,10 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_p
         os.kill(registry, signal.SIGSTOP)
         try:
             first.stdin.write(b"go\n")
-            await until_said(hub.file.nats, "ready")
+            await until_said(hub.file, "ready")
             first.kill()
             await first.wait()
-            await until_said(hub.file.nats, "withdraw")
+            await until_said(hub.file, "withdraw")
         finally:
             asyncio.get_running_loop().call_later(SILENCE_S, os.kill, registry, signal.SIGCONT)
         async with hub.connected(JOB) as (mine, other):
@@ -57,11 +58,11 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_p
             assert torch.equal(reader.tensors["w"], torch.full((1000,), 1.0))
 
 
-async def until_said(nats: str, verb: str) -> None:
+async def until_said(hub: HubFile, verb: str) -> None:
     """Wait until a command stands in the log."""
     async with (
         asyncio.timeout(10),
-        await connect(nats, name="test") as bus,
+        await connect(hub.nats, name="test", credentials=hub.credentials) as bus,
         contextlib.aclosing(JobLog(bus, JOB).follow(1, commands_of(JOB))) as entries,
     ):
         async for entry in entries:

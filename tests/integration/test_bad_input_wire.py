@@ -11,14 +11,14 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, catalog_of, new_job
+from tests.integration.hubs import RunningHub, admin_key, catalog_of, new_job
 
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub_common.bus.answering import answer_or_raise
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask, hub_ask
+from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AnyEvent, CommandRejected
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
-    async with await connect(hub.file.nats, name="outside") as connected:
+    async with await connect(hub.file.nats, name="outside", credentials=admin_key(hub.file)) as connected:
         yield connected
 
 
@@ -120,8 +120,7 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
         before = await catalog_of(hub, job)
         for subject in [
             *(ask(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
-            hub_ask("open"),
-            *(agent_ask("agent-0", what) for what in ("lease", "digests")),
+            *(agent_ask("agent-0", what, "agent-1") for what in ("lease", "digests")),
         ]:
             for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, bytes(900 * 1024)):
                 await assert_refused(bus, subject, body)
@@ -161,8 +160,8 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
 async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:
     """Where NATS lets anybody write events, a forged one stops that job, which is better than to lie; others go on."""
     job = new_job()
-    async with Registry(job, NatsAddress(hub.file.nats, None)) as registry:
-        await bus.request(hub_ask("open"), b'{"job":"' + job.encode() + b'"}')
+    async with Registry(job, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+        await bus.request(ask(job, "open"))
         assert await registry.versions("m") == []
         forged = b'{"kind":"version.published","cmd":1,"i":1,"k":1,"model":"m","version":9,"replica":"x","roots":[]}'
         await JobLog(bus, job).append(f"{PREFIX}.{job}.event.m.version.published", forged, "forged")

@@ -5,10 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nats
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, new_job
+from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, raw_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -16,9 +15,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "no_sdk_trainer.py"
 
 
 async def run_example(hub: RunningHub, job: str, *arguments: str) -> tuple[int, list[str]]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(EXAMPLE), hub.file.nats, job, *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    command = (sys.executable, str(EXAMPLE), hub.file.nats, hub.file.credentials, job, *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     async with asyncio.timeout(30):
         out, _ = await process.communicate()
     assert process.returncode is not None
@@ -84,7 +82,7 @@ async def test_the_same_wish_twice(hub: RunningHub) -> None:
     job = new_job()
     async with hub.connected(job) as (here, _):
         await here.register("m", {"w": torch.ones(5)}, replica="trainer")
-        client = await nats.connect(hub.file.nats)
+        client = await raw_client(hub.file)
         try:
             stream = client.jetstream()
             body = b'{"verb":"publish","model":"m","replica":"trainer","version":1}'

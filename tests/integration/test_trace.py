@@ -34,7 +34,7 @@ WAIT_S = 20.0
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def bus(hub: RunningHub) -> AsyncIterator[Bus]:
-    async with await connect(hub.file.nats, name="test") as connected:
+    async with await connect(hub.file.nats, name="test", credentials=hub.file.credentials) as connected:
         yield connected
 
 

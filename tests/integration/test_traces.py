@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
 import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job, raw_client, running_hub
 from tests.integration.otlp_receiver import Received, Receiver, receiving, tree
 from tests.integration.programs import environment
 
@@ -206,7 +205,7 @@ async def test_a_wish_from_outside(hub: RunningHub, receiver: Receiver, tracepar
     async with hub.connected(job) as (here, there):
         await here.register("policy", {"w": torch.arange(9.0)}, replica="trainer")
         reader = await there.register("policy", {"w": torch.zeros(9)}, replica="reader")
-        client = await nats.connect(hub.file.nats)
+        client = await raw_client(hub.file)
         try:
             headers = {"Nats-Msg-Id": job, **({"Traceparent": traceparent} if traceparent else {})}
             body = b'{"verb":"publish","model":"policy","replica":"trainer","version":3}'
@@ -229,7 +228,7 @@ async def test_with_telemetry_off_nothing_is_made(tmp_path: Path, receiver: Rece
     async with running_hub(tmp_path, 2, 1, **off) as quiet:
         job = new_job()
         await one_version(quiet, job, 1, off, off)
-        client = await nats.connect(quiet.file.nats)
+        client = await raw_client(quiet.file)
         try:
             stream = client.jetstream()
             name = await stream.find_stream_name_by_subject(f"tensorhub.v1.{job}.event.>")

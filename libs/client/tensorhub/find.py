@@ -79,12 +79,12 @@ def _path(settings: Settings, agent: AgentEntry) -> Path:
 
 def find_nats(nats: str | None, settings: Settings) -> NatsAddress:
     """Return the address of NATS that `nats` or the environment names, else the one in `hub.json`."""
-    if nats or settings.nats:
-        return NatsAddress(nats or settings.nats or "", settings.credentials)
-    hub = read_hub_file(settings.dir)
+    named = nats or settings.nats
+    hub = None if named and settings.credentials else read_hub_file(settings.dir)
+    if named and (settings.credentials or hub is None or hub.nats != named):
+        return NatsAddress(named, settings.credentials, settings.tls)
     if hub is None:
         raise RegistryUnavailable(
             f"there is no hub in {settings.dir.absolute()}: {_START}, or say where its NATS is with TENSORHUB_NATS"
         )
-    credentials = settings.credentials or (Path(hub.credentials) if hub.credentials else None)
-    return NatsAddress(hub.nats, credentials)
+    return NatsAddress(hub.nats, settings.credentials or Path(hub.credentials), settings.tls)

@@ -27,6 +27,7 @@ from tensorhub.shard import AsyncShard
 from tensorhub.watching import Watched
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
+from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
@@ -34,6 +35,7 @@ from tensorhub_common.subjects import check_job
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
 from tensorhub_common.wire.commands import Command, Delete, Pin, Retain, Rewind, Unpin
 from tensorhub_common.wire.events import AnyEvent, VersionRetired
+from tensorhub_common.wire.worker import Attached
 
 if TYPE_CHECKING:
     from tensorhub.staged import Staged
@@ -291,13 +293,16 @@ async def connect_async(
     except BaseException:
         await session.close()
         raise
-    return AsyncHub(name, session, Registry(name, _nats_address(nats, settings, attached.nats, attached.credentials)))
+    return AsyncHub(name, session, Registry(name, _nats_address(nats, settings, attached)))
 
 
-def _nats_address(nats: str | None, settings: Settings, said: str, credentials: str | None) -> NatsAddress:
-    if nats or settings.nats:
-        return NatsAddress(nats or settings.nats or "", settings.credentials)
-    return NatsAddress(said, settings.credentials or (Path(credentials) if credentials else None))
+def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsAddress:
+    """Return where questions go. What the agent says is for its own NATS: another one is shown none of its keys."""
+    url = nats or settings.nats or said.nats
+    if url != said.nats:
+        return NatsAddress(url, settings.credentials, settings.tls)
+    credentials = settings.credentials or (Path(said.credentials) if said.credentials else None)
+    return NatsAddress(url, credentials, settings.tls or (TlsFiles(Path(said.ca)) if said.ca else None))
 
 
 # ------------------------------------------------------------------------------------------------ tensors and memory

@@ -17,6 +17,7 @@ import msgspec
 
 from tensorhub.watching import Watched, watch
 from tensorhub_common import subjects
+from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
 from tensorhub_common.bus.failures import Busy, NoAnswer, NoBus, NoResponder
@@ -36,10 +37,11 @@ Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
-    """Where NATS is, and the file with the credentials for it."""
+    """Where NATS is, the file with the credentials for it, and those for TLS."""
 
     url: str
     credentials: Path | None = None
+    tls: TlsFiles | None = None
 
 
 class Registry:
@@ -54,7 +56,7 @@ class Registry:
 
     async def open_job(self, timeout_s: float = ASK_S) -> None:
         """Make the job if it is not there yet."""
-        await self._ask(subjects.hub_ask("open"), asks.OpenJob(job=self.job), asks.JobOpened, timeout_s)
+        await self._ask(self._subject("open"), None, asks.JobOpened, timeout_s)
 
     async def versions(self, model: str, timeout_s: float = ASK_S) -> list[asks.VersionInfo]:
         """Return the versions of a model, oldest first."""
@@ -124,8 +126,9 @@ class Registry:
         """Return the connection to NATS, made now if there is none yet. Raises `RegistryUnavailable`."""
         async with self._connecting:
             if self._bus is None:
+                where = self.address
                 self._bus = await connect(
-                    self.address.url, name="sdk", credentials=self.address.credentials, timeout_s=timeout_s
+                    where.url, name="sdk", credentials=where.credentials, tls=where.tls, timeout_s=timeout_s
                 )
             return self._bus
 

@@ -98,7 +98,9 @@ async def _connect(settings: Settings, url: str, name: str) -> Bus:
     told = ""
     while True:
         try:
-            return await connect(url, name=name, credentials=settings.credentials, timeout_s=CONNECT_S_MAX)
+            return await connect(
+                url, name=name, credentials=settings.credentials, tls=settings.tls, timeout_s=CONNECT_S_MAX
+            )
         except RegistryUnavailable as why:
             if str(why) != told:
                 told = str(why)

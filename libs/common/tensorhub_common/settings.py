@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from tensorhub_common import setting_values as values
+from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.errors import TensorHubError
 
 PREFIX: Final = "TENSORHUB_"
@@ -75,8 +76,36 @@ class Settings:
         values.optional_path,
         "",
         unit="path",
-        example="/etc/tensorhub/job.creds",
-        meaning="File with the credentials for NATS.",
+        example="/etc/tensorhub/agent-0.nk",
+        meaning="File with the credentials for NATS: a key of `tensorhub credentials`, `.creds`, or user:password.",
+    )
+    worker_credentials: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/etc/tensorhub/client.nk",
+        meaning="The credentials that an agent names to its workers, which use them where they are given none.",
+    )
+    nats_ca: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/etc/tensorhub/ca.pem",
+        meaning="Whom to believe that a server is our NATS. With it, nothing is said to a server that has no TLS.",
+    )
+    nats_certificate: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/etc/tensorhub/agent.pem",
+        meaning="The certificate that this process shows to NATS, where the server asks for one.",
+    )
+    nats_key: Path | None = _variable(
+        values.optional_path,
+        "",
+        unit="path",
+        example="/etc/tensorhub/agent.key",
+        meaning="The private key of that certificate.",
     )
     dir: Path = _variable(
         values.path,
@@ -274,6 +303,18 @@ class Settings:
         example="planner-1",
         meaning="What a planner calls itself. Several may run, each with a name of its own.",
     )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files for TLS to NATS, or None: then it goes in the clear. Raises `InvalidSetting`."""
+        if self.nats_ca is not None:
+            return TlsFiles(self.nats_ca, self.nats_certificate, self.nats_key)
+        if self.nats_certificate is None and self.nats_key is None:
+            return None
+        raise InvalidSetting(
+            "TENSORHUB_NATS_CERTIFICATE or TENSORHUB_NATS_KEY is set, and TENSORHUB_NATS_CA is not, so NATS would be "
+            "spoken to in the clear: name the CA too, for example TENSORHUB_NATS_CA=/etc/tensorhub/ca.pem"
+        )
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {

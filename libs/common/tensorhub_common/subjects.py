@@ -10,7 +10,7 @@ wildcard or reach another job's subjects. `parse` is the way back: it takes exac
     tensorhub.v1.<job>.snapshot.index                the same: which snapshots there are
     tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
     tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
-    tensorhub.v1._hub.agent.<agent>.<what>           request and reply: that agent answers
+    tensorhub.v1._hub.agent.<agent>.<what>.<asker>   request and reply: that agent answers, and knows which one asks
     tensorhub.v1._hub.beat.<agent>                   an agent lives
 """
 
@@ -25,6 +25,8 @@ from tensorhub_common.names import check_name, is_name
 PREFIX: Final = "tensorhub.v1"
 HUB: Final = "_hub"
 """Stands in the job's place for what belongs to the hub as a whole, and in the model's for what belongs to no model."""
+REGISTRY: Final = "_registry"
+"""Stands in the sender's place of a registry's commands; no agent can be called so."""
 
 LOG_STREAM_PREFIX: Final = "TENSORHUB_"
 BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
@@ -77,10 +79,11 @@ class AskSubject(msgspec.Struct, frozen=True):
 
 
 class AgentAskSubject(msgspec.Struct, frozen=True):
-    """What the subject of a question to one agent says."""
+    """What the subject of a question to one agent says. `asker` is the agent that alone may publish on it."""
 
     agent: str
     what: str
+    asker: str
 
 
 class BeatSubject(msgspec.Struct, frozen=True):
@@ -103,6 +106,21 @@ def commands_of(job: str) -> str:
     return f"{_job(job)}.cmd.>"
 
 
+def commands_by_anyone(job: str) -> str:
+    """Return the wildcard over a job's commands that no single process is the sender of."""
+    return f"{_job(job)}.cmd.*"
+
+
+def commands_of_all_jobs_by_anyone() -> str:
+    """Return the same, of every job."""
+    return f"{PREFIX}.*.cmd.*"
+
+
+def commands_of_all_jobs_by(process: str) -> str:
+    """Return the wildcard over what one agent, or the registries, may command in every job."""
+    return f"{PREFIX}.*.cmd.*.{process if process == REGISTRY else check_name('agent', process)}"
+
+
 def event(job: str, model: str, noun: str, what: str) -> str:
     """Return the subject of an event; `model` is `HUB` where the event belongs to no model."""
     token = model if model == HUB else check_name("model", model)
@@ -116,6 +134,11 @@ def events_of(job: str, model: str | None = None) -> str:
     return f"{_job(job)}.event.{check_name('model', model)}.>"
 
 
+def events_of_all_jobs() -> str:
+    """Return the wildcard over all events there are."""
+    return f"{PREFIX}.*.event.>"
+
+
 def blob(job: str, digest: str, index: int) -> str:
     """Return the subject of chunk number `index` of the blob with this digest."""
     return f"{_job(job)}.blob.{check_digest(digest)}.{index:d}"
@@ -124,6 +147,11 @@ def blob(job: str, digest: str, index: int) -> str:
 def blobs_of(job: str) -> str:
     """Return the wildcard over all chunks of all blobs of a job."""
     return f"{_job(job)}.blob.>"
+
+
+def blobs_of_all_jobs() -> str:
+    """Return the wildcard over all chunks of all blobs there are."""
+    return f"{PREFIX}.*.blob.>"
 
 
 def snapshot(job: str, digest: str, index: int) -> str:
@@ -139,6 +167,11 @@ def snapshot_index(job: str) -> str:
 def snapshots_of(job: str) -> str:
     """Return the wildcard over all that is kept of a job's snapshots."""
     return f"{_job(job)}.snapshot.>"
+
+
+def snapshots_of_all_jobs() -> str:
+    """Return the wildcard over what is kept of the snapshots of every job."""
+    return f"{PREFIX}.*.snapshot.>"
 
 
 def ask(job: str, what: str) -> str:
@@ -161,9 +194,29 @@ def ping(process: str) -> str:
     return hub_ask(f"ping.{check_name('process', process)}")
 
 
-def agent_ask(agent: str, what: str) -> str:
-    """Return the subject of a question to one agent."""
-    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_dotted(what)}"
+def pings() -> str:
+    """Return the wildcard over the pings of all processes."""
+    return hub_ask("ping") + ".*"
+
+
+def agent_ask(agent: str, what: str, asker: str) -> str:
+    """Return the subject on which one agent asks another; `asker` alone may publish on it."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_token('question', what)}.{check_name('agent', asker)}"
+
+
+def agent_asks(agent: str, what: str) -> str:
+    """Return the wildcard under which an agent answers one question, whoever asks."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_token('question', what)}.*"
+
+
+def asks_to_agent(agent: str) -> str:
+    """Return the wildcard over all questions to an agent."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.*.*"
+
+
+def asks_by_agent(asker: str) -> str:
+    """Return the wildcard over all questions of an agent to others."""
+    return f"{PREFIX}.{HUB}.agent.*.*.{check_name('agent', asker)}"
 
 
 def beat(agent: str) -> str:
@@ -220,8 +273,8 @@ def parse(subject: str) -> Subject:
     if subject.startswith(root):
         job, _, rest = subject.removeprefix(root).partition(".")
         match rest.split("."):
-            case ["agent", agent, *what] if job == HUB:
-                return AgentAskSubject(check_name("agent", agent), _dotted(".".join(what)))
+            case ["agent", agent, what, asker] if job == HUB:
+                return AgentAskSubject(check_name("agent", agent), _token("question", what), check_name("agent", asker))
             case ["beat", agent] if job == HUB:
                 return BeatSubject(check_name("agent", agent))
             case ["ask", *what]:

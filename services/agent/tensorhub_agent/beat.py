@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.failures import NoBus
 from tensorhub_common.errors import TensorHubError
@@ -32,11 +33,11 @@ _log: Final = logging.getLogger(__name__)
 class BeatThread:
     """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread."""
 
-    def __init__(self, agent: str, url: str, credentials: Path | None, beat_s: float) -> None:
+    def __init__(self, agent: str, url: str, credentials: Path | None, tls: TlsFiles | None, beat_s: float) -> None:
         """Prepare; `start` begins."""
         self.incarnation = 0
         self._turned = time.monotonic()
-        self._agent, self._url, self._credentials, self._beat_s = agent, url, credentials, beat_s
+        self._agent, self._url, self._credentials, self._tls, self._beat_s = agent, url, credentials, tls, beat_s
         self._thread = threading.Thread(target=self._run, name="tensorhub-beat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = threading.Event()
@@ -62,7 +63,7 @@ class BeatThread:
         subject = beat(self._agent)
         while not self._stop.is_set():
             try:
-                bus = await connect(self._url, name=f"{self._agent}-beat", credentials=self._credentials)
+                bus = await connect(self._url, name=f"{self._agent}-beat", credentials=self._credentials, tls=self._tls)
             except TensorHubError as why:
                 _log.debug("no beat yet: %s", why)
                 await asyncio.sleep(CONNECT_AGAIN_S)

@@ -59,9 +59,9 @@ from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.layout import Layout, shared_mismatch
-from tensorhub_common.subjects import ask, events_of, hub_ask
+from tensorhub_common.subjects import ask, events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
-from tensorhub_common.wire.asks import Error, OpenJob
+from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
 from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, LeaseRefusal, PlanAnswer, Refusal, SourceId
@@ -122,7 +122,7 @@ class JobAgent:
             ) from None
 
     async def _open_job(self) -> None:
-        await self._around.bus.request(hub_ask("open"), msgspec.json.encode(OpenJob(job=self.job)), OPEN_ASK_S)
+        await self._around.bus.request(ask(self.job, "open"), b"", OPEN_ASK_S)
 
     async def _follow(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -36,7 +37,7 @@ from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
-from tensorhub_common.subjects import agent_ask
+from tensorhub_common.subjects import agent_asks
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.wire.worker import Attached
@@ -75,7 +76,7 @@ class AgentService:
         settings = self._settings
         bus = await self._connect()
         pool = CopyPool(settings.copy_threads)
-        beat = BeatThread(self.agent, str(settings.nats), settings.credentials, settings.beat_s)
+        beat = BeatThread(self.agent, str(settings.nats), settings.credentials, settings.tls, settings.beat_s)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)
@@ -93,8 +94,8 @@ class AgentService:
                 self._open(job).adopt(adopted)
             for job_agent in self._jobs.values():
                 job_agent.start()
-            await bus.serve(agent_ask(self.agent, "lease"), self._on_lease_ask)
-            await bus.serve(agent_ask(self.agent, "digests"), self._on_digests_ask)
+            await bus.serve(agent_asks(self.agent, "lease"), self._on_lease_ask)
+            await bus.serve(agent_asks(self.agent, "digests"), self._on_digests_ask)
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
@@ -114,7 +115,7 @@ class AgentService:
             raise RegistryUnavailable("an agent needs TENSORHUB_NATS, for example nats://127.0.0.1:4222")
         while True:
             try:
-                return await connect(settings.nats, name=self.agent, credentials=settings.credentials)
+                return await connect(settings.nats, name=self.agent, credentials=settings.credentials, tls=settings.tls)
             except RegistryUnavailable as why:
                 _log.warning("%s", why)
                 with contextlib.suppress(TimeoutError):
@@ -236,7 +237,8 @@ class AgentService:
             agent=self.agent,
             incarnation=self._around.incarnation.number,
             nats=str(settings.nats),
-            credentials=None if settings.credentials is None else str(settings.credentials.resolve()),
+            credentials=_absolute(settings.worker_credentials),
+            ca=_absolute(settings.nats_ca),
         )
 
     # Leases.
@@ -246,6 +248,9 @@ class AgentService:
             ask = msgspec.msgpack.decode(message.data, type=LeaseAsk)
         except msgspec.MsgspecError as why:
             raise BadCommand(f"the question for a lease could not be read: {why}") from None
+        # NATS lets each agent ask under its own id alone, so here it is known who will get the ticket.
+        if ask.reader.agent != (asker := message.subject.rpartition(".")[2]):
+            raise BadCommand(f"agent {asker!r} asked for a lease in the name of {ask.reader.agent!r}: ask in your own")
         job = self._jobs.get(ask.job)
         answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
         if job is not None:
@@ -284,6 +289,10 @@ class AgentService:
         job = self._jobs.get(_job_of(lease))
         if job is not None:
             job.lease_ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _job_of(name: str) -> str:

@@ -93,7 +93,7 @@ class Sources:
         key, number = effect.key, effect.source
         try:
             grant = await self._lease(effect, reader, headers)
-            digests = await self._digests(effect.share.source.agent, grant, headers)
+            digests = await self._digests(effect.share.source.agent, reader.agent, grant, headers)
             session = await self._transports.open(
                 effect.share.transport,
                 grant,
@@ -120,7 +120,7 @@ class Sources:
             reader=reader,
             transport=effect.share.transport,
         )
-        subject = agent_ask(effect.share.source.agent, "lease")
+        subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
         try:
             answer = _grants.decode(body)
@@ -130,12 +130,12 @@ class Sources:
             raise SourceGone(answer.reason)
         return answer
 
-    async def _digests(self, agent: str, grant: LeaseGrant, headers: dict[str, str]) -> bytes:
+    async def _digests(self, agent: str, reader: str, grant: LeaseGrant, headers: dict[str, str]) -> bytes:
         digests = bytearray(grant.digests)
         while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
             ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
             body = await self._bus.request(
-                agent_ask(agent, "digests"), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
+                agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
             )
             page = msgspec.msgpack.decode(body, type=DigestsPage).digests
             if not page or len(page) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:

@@ -22,7 +22,6 @@ from tensorhub_common.wire.asks import (
     Error,
     JobOpened,
     ModelAsk,
-    OpenJob,
     Outcome,
     OutcomeAsk,
     Replicas,
@@ -36,6 +35,8 @@ from tensorhub_registry.job import Job
 
 READY_WAIT_S_MAX: Final = 5.0
 """A question that comes while the log is still being read waits at most so long for its answer."""
+
+OPEN: Final = "open"
 
 _SILENCE: Final = b""
 
@@ -70,8 +71,8 @@ class Questions:
         """Answer from now on."""
         if self._subscriptions:
             return
-        every = [subjects.hub_ask("open"), *(subjects.asks_of_all_jobs(what) for what in self._answers)]
-        for subject in every:
+        for what in (OPEN, *self._answers):
+            subject = subjects.asks_of_all_jobs(what)
             self._subscriptions.append(await self._bus.subscribe(subject, self._answering.take))
 
     async def unsubscribe(self) -> None:
@@ -94,11 +95,10 @@ class Questions:
 
     async def _answer(self, question: Message) -> msgspec.Struct | None:
         ask = subjects.parse(question.subject)
-        if not isinstance(ask, subjects.AskSubject):
-            raise BadCommand(f"{question.subject} is no question")
-        if ask.job is None:
-            job = await self._open_the_job(_read(question, OpenJob).job)
-            return JobOpened(job=job.name)
+        if not isinstance(ask, subjects.AskSubject) or ask.job is None:
+            raise BadCommand(f"a question belongs to a job, so it can't be asked on {question.subject}")
+        if ask.what == OPEN:
+            return JobOpened(job=(await self._open_the_job(ask.job)).name)
         job = await self._find(ask.job)
         if not await job.is_ready(READY_WAIT_S_MAX) and job.failure is None:
             return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.bus import connection
+from tensorhub_common.bus import connection, server_check
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
@@ -168,7 +168,7 @@ async def test_wrong_credentials_are_told_at_once(nats_server: RunningNats, tmp_
 
 
 async def test_an_old_server_is_refused(nats_server: RunningNats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "API_LEVEL_MIN", 1000)
+    monkeypatch.setattr(server_check, "API_LEVEL_MIN", 1000)
     with pytest.raises(RegistryUnavailable, match="too old"):
         await connect(nats_server.url, name="test")
 

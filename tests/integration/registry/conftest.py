@@ -21,7 +21,7 @@ from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.bus.pings import ping
-from tensorhub_common.wire.asks import Error, JobOpened, OpenJob
+from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.codec import decode_event, encode
 from tensorhub_common.wire.commands import Command
 from tensorhub_common.wire.events import AnyEvent
@@ -138,10 +138,9 @@ class WatchedJob:
 
         async def is_open() -> bool:
             nonlocal answer
-            ask = msgspec.json.encode(OpenJob(job=self.name))
             try:
                 answer = msgspec.json.decode(
-                    await self.bus.request(subjects.hub_ask("open"), ask, 5.0), type=JobOpened | Error
+                    await self.bus.request(subjects.ask(self.name, "open"), b"", 5.0), type=JobOpened | Error
                 )
             except (NoResponder, NoAnswer, NoBus):
                 return False

@@ -89,9 +89,9 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
 @pytest.mark.parametrize(
     ("subject", "body", "error"),
     [
-        ("tensorhub.v1._hub.ask.open", b'{"job":"a.b"}', "InvalidName"),
-        ("tensorhub.v1._hub.ask.open", b'{"job":"_x"}', "InvalidName"),
-        ("tensorhub.v1._hub.ask.open", b"\xff", "BadCommand"),
+        ("tensorhub.v1._x.ask.open", b"", "InvalidName"),
+        ("tensorhub.v1.BLOBS_x.ask.open", b"", "InvalidName"),
+        ("tensorhub.v1._hub.ask.open", b"", "BadCommand"),
         ("tensorhub.v1.nobody-opened-this.ask.status", b"", "VersionUnavailable"),
     ],
 )

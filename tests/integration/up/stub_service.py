@@ -23,7 +23,8 @@ async def main(role: str) -> None:
     tell_environment(process)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with await connect(os.environ["TENSORHUB_NATS"], name=process) as bus:
+    url = os.environ["TENSORHUB_NATS"]
+    async with await connect(url, name=process, credentials=os.environ["TENSORHUB_CREDENTIALS"]) as bus:
         await answer_pings(bus, process, role)
         await stop.wait()
 

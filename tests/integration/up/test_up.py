@@ -18,6 +18,7 @@ from tensorhub.up.children import ChildDied
 from tensorhub.up.hub_dir import HubDir, HubDirInUse
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import Commands, Up
+from tensorhub_common.access.keys import make_key
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.joblog import open_job
 from tensorhub_common.bus.pings import ping
@@ -44,7 +45,7 @@ async def until_back(directory: Path, before: HubFile, name: str) -> HubFile:
     async with asyncio.timeout(20.0):
         while pids_of(hub := hub_file.read(directory))[name] == pids_of(before)[name]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        async with await connect(hub.nats, name="test") as bus:
+        async with await connect(hub.nats, name="test", credentials=hub.credentials) as bus:
             for process in set(pids_of(hub)) - {"nats"}:
                 while (pong := await ping(bus, process)) is None or pong.pid != pids_of(hub)[process]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -70,6 +71,8 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
         seen = json.loads((tmp_path / "hub" / "agent-2.env.json").read_text())
         assert seen == {
             "TENSORHUB_NATS": hub.nats,
+            "TENSORHUB_CREDENTIALS": str(tmp_path / "hub/credentials/agents/agent-2.nk"),
+            "TENSORHUB_WORKER_CREDENTIALS": str(tmp_path / "hub/credentials/client.nk"),
             "TENSORHUB_DIR": str(tmp_path / "hub"),
             "TENSORHUB_AGENT_ID": "agent-2",
             "TENSORHUB_HOST": "host-0",
@@ -79,7 +82,7 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
             "TENSORHUB_STATE_DIR": str(tmp_path / "hub" / "state" / "agent-2"),
             "TENSORHUB_BEAT_S": "0.25",
         }
-        async with await connect(hub.nats, name="test") as bus:
+        async with await connect(hub.nats, name="test", credentials=hub.credentials) as bus:
             pong = await ping(bus, "agent-1")
             assert pong is not None
             assert (pong.id, pong.pid, pong.role) == ("agent-1", hub.agents[1].pid, "agent")
@@ -87,24 +90,37 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
     assert not any(is_alive(pid) for pid in pids_of(hub).values())
 
 
-def tellers(directory: Path, secret: str) -> list[Path]:
-    """The files that tell a secret to other users; what the stubs note for these tests aside."""
-    files = [path for path in directory.rglob("*") if path.is_file() and not path.name.endswith(".env.json")]
-    return [path for path in files if path.stat().st_mode & 0o077 and secret in path.read_text(errors="replace")]
+def holds(path: Path, secret: str) -> bool:
+    return secret in path.read_text(errors="replace")
 
 
-async def test_nobody_without_the_address_gets_in(tmp_path: Path) -> None:
-    async with Up(tmp_path, commands=stubs()) as up:
-        with pytest.raises(TensorHubError, match="refuses the credentials"):
-            await connect("nats://" + up.hub.nats.rpartition("@")[2], name="stranger")
-        assert "@" in up.hub.nats
-        assert tellers(tmp_path, up.hub.nats.partition("@")[0].rpartition(":")[2]) == []
+def admin(directory: Path) -> Path:
+    return directory / "credentials/admin.nk"
+
+
+async def test_nobody_without_a_key_gets_in(tmp_path: Path) -> None:
+    """Keys are their owner's alone, the server is told none of their secret halves, and they outlive the hub."""
+    keys = ("registry.nk", "planner.nk", "client.nk", "admin.nk", "agents/agent-0.nk")
+    foreign = tmp_path / "foreign"
+    make_key(foreign)
+    secrets: list[dict[str, str]] = []
+    for _ in range(2):
+        async with Up(tmp_path / "hub", commands=stubs()) as up:
+            for stranger in (None, foreign):
+                with pytest.raises(TensorHubError, match="refuses the credentials"):
+                    await connect(up.hub.nats, name="stranger", credentials=stranger)
+            secrets.append({key: (tmp_path / "hub/credentials" / key).read_text() for key in keys})
+            for key, secret in secrets[-1].items():
+                holders = [path for path in (tmp_path / "hub").rglob("*") if path.is_file() and holds(path, secret)]
+                assert [str(path.relative_to(tmp_path / "hub/credentials")) for path in holders] == [key]
+                assert stat.S_IMODE(holders[0].stat().st_mode) == 0o600
+    assert secrets[0] == secrets[1]
 
 
 async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_path: Path) -> None:
     async with Up(tmp_path, agents=2, commands=stubs()) as up:
         hub = up.hub
-        async with await connect(hub.nats, name="test") as bus:
+        async with await connect(hub.nats, name="test", credentials=admin(tmp_path)) as bus:
             log = await open_job(bus, "job")
             assert await log.append(cmd("job", "publish"), b"", "m") == 1
         for name in ("agent-1", "registry-0", "planner-0", "nats"):
@@ -114,14 +130,17 @@ async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_
             assert changed == {name}
             assert after.nats == hub.nats
             hub = after
-        async with await connect(hub.nats, name="test") as bus:
+        async with await connect(hub.nats, name="test", credentials=admin(tmp_path)) as bus:
             log = await open_job(bus, "job")
             assert await log.last_seq() == 1
 
 
 async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
     for seq in (1, 2):
-        async with Up(tmp_path, commands=stubs()) as up, await connect(up.hub.nats, name="test") as bus:
+        async with (
+            Up(tmp_path, commands=stubs()) as up,
+            await connect(up.hub.nats, name="test", credentials=admin(tmp_path)) as bus,
+        ):
             log = await open_job(bus, "job")
             assert await log.append(cmd("job", "publish"), b"", f"m{seq}") == seq
 

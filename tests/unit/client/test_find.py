@@ -18,7 +18,7 @@ def entry(index: int, host: str) -> AgentEntry:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     agents = [entry(0, "host-0"), entry(1, "host-1"), entry(2, "host-0")]
-    hub = HubFile("nats://127.0.0.1:4222", 1, None, ProcessEntry(2), ProcessEntry(3), agents)
+    hub = HubFile("nats://127.0.0.1:4222", 1, "/hub/client.nk", ProcessEntry(2), ProcessEntry(3), agents)
     hub_file.write(tmp_path, hub)
     return tmp_path
 
@@ -73,7 +73,9 @@ def nats_of(directory: Path, nats: str | None = None, **environ: str) -> tuple[s
 
 
 def test_nats(directory: Path, tmp_path: Path) -> None:
-    assert nats_of(directory) == ("nats://127.0.0.1:4222", None)
+    assert nats_of(directory) == ("nats://127.0.0.1:4222", Path("/hub/client.nk"))
+    assert nats_of(directory, CREDENTIALS="/c") == ("nats://127.0.0.1:4222", Path("/c"))
+    assert nats_of(directory, NATS="nats://127.0.0.1:4222") == ("nats://127.0.0.1:4222", Path("/hub/client.nk"))
     assert nats_of(directory, NATS="nats://a:1") == ("nats://a:1", None)
     assert nats_of(directory, "nats://b:1", NATS="nats://a:1", CREDENTIALS="/c") == ("nats://b:1", Path("/c"))
     with pytest.raises(RegistryUnavailable, match="tensorhub up"):

@@ -13,7 +13,7 @@ from tensorhub_common.errors import RegistryUnavailable
 HUB = HubFile(
     nats="nats://tensorhub:secret@127.0.0.1:4222",
     nats_pid=1,
-    credentials=None,
+    credentials="/hub/credentials/client.nk",
     registry=ProcessEntry(2),
     planner=ProcessEntry(3),
     agents=[AgentEntry("agent-0", 4, "/tmp/agent-0.sock", "host-0", "site-0")],  # noqa: S108
@@ -30,7 +30,7 @@ def test_its_keys_are_as_documented(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "hub.json").read_text()) == {
         "nats": "nats://tensorhub:secret@127.0.0.1:4222",
         "nats_pid": 1,
-        "credentials": None,
+        "credentials": "/hub/credentials/client.nk",
         "registry": {"pid": 2},
         "planner": {"pid": 3},
         "agents": [

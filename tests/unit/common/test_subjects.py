@@ -40,9 +40,15 @@ def test_subjects_are_as_the_protocol_says() -> None:
     assert subjects.events_of("run-7", "policy") == "tensorhub.v1.run-7.event.policy.>"
     assert subjects.ask("run-7", "outcome") == "tensorhub.v1.run-7.ask.outcome"
     assert subjects.asks_of_all_jobs("outcome") == "tensorhub.v1.*.ask.outcome"
-    assert subjects.hub_ask("open") == "tensorhub.v1._hub.ask.open"
     assert subjects.ping("registry-0") == "tensorhub.v1._hub.ask.ping.registry-0"
-    assert subjects.agent_ask("agent-0", "lease") == "tensorhub.v1._hub.agent.agent-0.lease"
+    assert subjects.pings() == "tensorhub.v1._hub.ask.ping.*"
+    assert subjects.agent_ask("agent-0", "lease", "agent-1") == "tensorhub.v1._hub.agent.agent-0.lease.agent-1"
+    assert subjects.agent_asks("agent-0", "lease") == "tensorhub.v1._hub.agent.agent-0.lease.*"
+    assert subjects.asks_by_agent("agent-1") == "tensorhub.v1._hub.agent.*.*.agent-1"
+    assert subjects.asks_to_agent("agent-0") == "tensorhub.v1._hub.agent.agent-0.*.*"
+    assert subjects.commands_by_anyone("run-7") == "tensorhub.v1.run-7.cmd.*"
+    assert subjects.commands_of_all_jobs_by("agent-0") == "tensorhub.v1.*.cmd.*.agent-0"
+    assert subjects.commands_of_all_jobs_by("_registry") == "tensorhub.v1.*.cmd.*._registry"
     assert subjects.beat("agent-0") == "tensorhub.v1._hub.beat.agent-0"
     assert subjects.beats() == "tensorhub.v1._hub.beat.*"
     assert subjects.blob("run-7", DIGEST, 3) == f"tensorhub.v1.run-7.blob.{DIGEST}.3"
@@ -67,7 +73,7 @@ def test_parse_undoes_every_function(job: str, one: str, two: str, three: str, d
     assert parse(subjects.ask(job, f"{one}.{two}")) == AskSubject(job, f"{one}.{two}")
     assert parse(subjects.hub_ask(one)) == AskSubject(None, one)
     assert parse(subjects.ping(one)) == AskSubject(None, f"ping.{one}")
-    assert parse(subjects.agent_ask(one, two)) == AgentAskSubject(one, two)
+    assert parse(subjects.agent_ask(one, two, three)) == AgentAskSubject(one, two, three)
     assert parse(subjects.beat(one)) == BeatSubject(one)
     assert subjects.job_of_log(subjects.log_stream(job)) == job
     assert subjects.job_of_log(subjects.blob_stream(job)) is None
@@ -81,7 +87,13 @@ BUILDERS: list[Callable[[str], str]] = [
     lambda bad: subjects.events_of("j", bad),
     subjects.commands_of,
     lambda bad: subjects.ask(bad, "outcome"),
-    lambda bad: subjects.agent_ask(bad, "lease"),
+    lambda bad: subjects.agent_ask(bad, "lease", "a"),
+    lambda bad: subjects.agent_ask("a", bad, "a") if bad != "_x" else subjects.agent_ask("a", "lease", bad),
+    lambda bad: subjects.agent_ask("a", "lease", bad),
+    subjects.asks_by_agent,
+    subjects.asks_to_agent,
+    subjects.commands_by_anyone,
+    subjects.commands_of_all_jobs_by,
     subjects.beat,
     subjects.ping,
     subjects.log_stream,

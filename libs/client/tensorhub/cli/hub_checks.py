@@ -15,9 +15,10 @@ from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
 from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.address import shown
-from tensorhub_common.bus.connection import API_LEVEL_MIN, Bus, connect
+from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
 from tensorhub_common.bus.pings import ping
+from tensorhub_common.bus.server_check import API_LEVEL_MIN
 from tensorhub_common.errors import TensorHubError, VersionUnavailable
 from tensorhub_common.settings import Settings
 
@@ -44,7 +45,9 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
             yield finding
     try:
         address = find_nats(nats, settings)
-        bus = await connect(address.url, name="doctor", credentials=address.credentials, timeout_s=CONNECT_S)
+        bus = await connect(
+            address.url, name="doctor", credentials=address.credentials, tls=address.tls, timeout_s=CONNECT_S
+        )
     except TensorHubError as error:
         yield fail("nats", str(error), START)
         return

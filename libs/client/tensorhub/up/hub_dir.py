@@ -3,6 +3,7 @@
 hub.json          how programs find the hub             (see hub_file)
 up.lock           held by the `up` that uses it, with its process id inside
 logs/NAME.log     what each child writes
+credentials/      the key of each process, and of clients; see tensorhub_common.access.keyring
 nats/             the embedded server's configuration and store
 agents/ID.sock    where workers reach the agents, unless the path is too long for a socket
 state/ID/         what each agent keeps
@@ -71,6 +72,11 @@ class HubDir:
     def nats(self) -> Path:
         """Where the embedded server keeps its files."""
         return self.path / "nats"
+
+    @property
+    def credentials(self) -> Path:
+        """Where the keys of this hub's users stand."""
+        return self.path / "credentials"
 
     def log(self, name: str) -> Path:
         """Return where the child of this name writes."""

@@ -1,7 +1,7 @@
 """`hub.json`: how programs on this machine find the hub that `tensorhub up` runs here.
 
-It is written by rename, so a reader sees a whole file or none, and readable by its owner alone: the address holds the
-password of the embedded server. It stands there from when all is ready until the hub stops.
+It is written by rename, so a reader sees a whole file or none, and readable by its owner alone, as the key is that it
+names. It stands there from when all is ready until the hub stops.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ class AgentEntry(msgspec.Struct, frozen=True):
 
 
 class HubFile(msgspec.Struct, frozen=True):
-    """What stands in the file. `credentials` is the path of a file, or None: then the address says all."""
+    """What stands in the file. `credentials` is the path of the key for clients of every job."""
 
     nats: str
     nats_pid: int
-    credentials: str | None
+    credentials: str
     registry: ProcessEntry
     planner: ProcessEntry
     agents: list[AgentEntry]

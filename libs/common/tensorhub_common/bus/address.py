@@ -1,10 +1,23 @@
-"""Where NATS is and how we are let in: addresses without their secrets, and files of credentials."""
+"""Where NATS is and how we are let in: addresses without their secrets, files of credentials, and TLS.
+
+A file of credentials is one of three: a key (NATS's nkey, which `tensorhub credentials` makes), NATS's own `.creds`, or
+one line "user:password". Always true: no secret of it stands in an error or in a log; with files for TLS nothing is
+said to a server that does not speak TLS.
+"""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
+
+from tensorhub_common.access.keys import KeyUnusable, is_seed, public_key_of
+from tensorhub_common.access.permissions import INBOX, inbox_of
+from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.names import is_name
+
+_CREDS: Final = "BEGIN NATS USER JWT"
 
 
 def shown(url: str) -> str:
@@ -16,19 +29,38 @@ def shown(url: str) -> str:
         return url.rpartition("@")[2]
 
 
-def login(credentials: Path | None) -> dict[str, Any]:
-    """Return what nats-py is to be given for this file: NATS's own `.creds`, or one line "user:password"."""
+class Login(msgspec.Struct, frozen=True):
+    """What nats-py is to be given, and what the inboxes of this user begin with."""
+
+    options: dict[str, Any]
+    inbox: str
+
+
+def login(url: str, credentials: Path | None, tls: TlsFiles | None = None) -> Login:
+    """Read the files. Raises `RegistryUnavailable`, with what to do."""
+    options: dict[str, Any] = {} if tls is None else {"tls": tls.context()}
     if credentials is None:
-        return {}
+        return Login(options, _inbox_of_name(urlsplit(url).username))
     try:
         text = credentials.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryUnavailable(f"the credentials for NATS in {credentials} can't be read: {error}") from None
-    if "BEGIN NATS USER JWT" in text:
-        return {"user_credentials": str(credentials)}
+    if _CREDS in text:
+        return Login({**options, "user_credentials": str(credentials)}, INBOX)
+    if is_seed(seed := text.strip()):
+        try:
+            return Login({**options, "nkeys_seed_str": seed}, inbox_of(public_key_of(seed, credentials)))
+        except KeyUnusable as why:
+            raise RegistryUnavailable(str(why)) from None
     user, colon, password = text.strip().partition(":")
     if not user or not colon or "\n" in password:
         raise RegistryUnavailable(
-            f"{credentials} holds no credentials for NATS: it must be a .creds file or one line user:password"
+            f"{credentials} holds no credentials for NATS: it must be a key that `tensorhub credentials` made, a "
+            ".creds file or one line user:password"
         )
-    return {"user": user, "password": password}
+    return Login({**options, "user": user, "password": password}, _inbox_of_name(user))
+
+
+def _inbox_of_name(user: str | None) -> str:
+    """Return the inboxes of somebody who has no key: under the user's name, if it may stand in a subject."""
+    return inbox_of(user) if user is not None and is_name(user) else INBOX

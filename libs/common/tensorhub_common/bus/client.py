@@ -12,9 +12,10 @@ handler.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.errors import SecureConnRequiredError
 
 from tensorhub_common.bus.message import Message
 
@@ -79,6 +80,18 @@ class LeanClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._handlers: dict[int, Handler] = {}
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """What the server said of itself when we connected."""
+        return self._server_info
+
+    def _connect_command(self) -> bytes:
+        # nats-py goes on in the clear where the server doesn't ask for TLS, so whoever stands between the two could
+        # have it tell who it is, and all else. This is the last moment before that.
+        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
+            raise SecureConnRequiredError
+        return super()._connect_command()
 
     def handle(self, sid: int, handler: Handler) -> None:
         """Call `handler` with each message of this subscription from now on."""

@@ -8,23 +8,25 @@ is no connection nothing is kept to be sent later, so what was given up is not s
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, Final, Self
 
 import nats.errors
 
-from tensorhub_common.bus.address import login, shown
+from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.bus.address import Login, login, shown
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
 from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
 from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message, header_bytes
+from tensorhub_common.bus.refusals import Refusals
+from tensorhub_common.bus.server_check import check_server, why_never
 from tensorhub_common.bus.subscription import Service, Subscription
 from tensorhub_common.errors import RegistryUnavailable
 
@@ -37,9 +39,9 @@ PING_EVERY_S: Final = 1.0
 PINGS_OUTSTANDING_MAX: Final = 2
 """A server that answers no ping for about three seconds counts as gone, though its socket be open."""
 
-API_LEVEL_MIN: Final = 2
-"""JetStream's API level of nats-server 2.12, the oldest that the hub was built for. Servers silently ignore headers
-that they don't know: below level 1 (2.11) a lease that is given with `Nats-TTL` would never end."""
+CHANCE_BYTES: Final = 12
+"""In each inbox, and in each question's own: agents may write to any inbox, and see those of who asks them, so where
+the answers of others are awaited must not be guessed. (nats-py's own go up by small steps.)"""
 
 NO_RESPONDERS: Final = "503"
 Watcher = Callable[[bool], None]
@@ -50,10 +52,11 @@ _log: Final = logging.getLogger(__name__)
 class Bus:
     """The connection. Make it with `connect`; use it in the event loop that made it."""
 
-    def __init__(self, url: str, name: str, credentials: Path | None) -> None:
+    def __init__(self, url: str, name: str, user: Login) -> None:
         self.url = url
         self.name = name
-        self._credentials = credentials
+        self._user = user
+        self._refusals = Refusals(name)
         self._client = LeanClient()
         self._closing = False
         self._closer: asyncio.Task[Any] | None = None
@@ -65,12 +68,16 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._services: list[Service] = []
         self._watchers: list[Watcher] = []
-        self._tokens: Iterator[int] = count()
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
-        self._inbox = self._client.new_inbox()
+        self._waiting: dict[str, tuple[str, asyncio.Future[Message]]] = {}
+        self._inbox = self.new_inbox()
         self._revival: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------- state
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """What the server says of itself."""
+        return self._client.server_info
 
     @property
     def is_connected(self) -> bool:
@@ -101,8 +108,8 @@ class Bus:
     # ---------------------------------------------------------------------------------------- messages
 
     def new_inbox(self) -> str:
-        """Return a subject that nobody else uses."""
-        return self._client.new_inbox()
+        """Return a subject that nobody else uses, and that nobody else may listen on."""
+        return f"{self._user.inbox}.{token_hex(CHANCE_BYTES)}"
 
     async def publish(
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS, reply: str = ""
@@ -131,7 +138,8 @@ class Bus:
     ) -> bytes:
         """Ask and return the answer, or raise the error that the answering side raised.
 
-        Raises `NoResponder` when nobody listens, `NoAnswer` after `timeout_s`, `NoBus` without a connection.
+        Raises `NoResponder` when nobody listens, `NoAnswer` after `timeout_s`, `NoBus` without a connection,
+        `NotPermitted` where this user may not ask that.
         """
         return answer_or_raise(await self.request_message(subject, body, timeout_s, headers))
 
@@ -152,10 +160,10 @@ class Bus:
         """Publish with a reply subject of our own: to `subject` or, when that is empty, to this reply subject."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.wait_connected(timeout_s)
-        token = str(next(self._tokens))
+        token = token_hex(CHANCE_BYTES)
         inbox = f"{self._inbox}.{token}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = answer
+        self._waiting[token] = (subject or inbox, answer)
         try:
             async with asyncio.timeout_at(deadline):
                 await self.publish(subject or inbox, body, headers, inbox)
@@ -169,6 +177,7 @@ class Bus:
         """Call `on_message` for each message, one after the other; of one `queue` group one member takes each.
 
         Once it returns, what anybody publishes arrives; without a connection that is so once there is one again.
+        Raises `NotPermitted` where this user may not listen there.
         """
         subscription = Subscription(subject, queue, on_message, self._forget)
         self._subscriptions.append(subscription)
@@ -178,6 +187,9 @@ class Bus:
             # A message to ourselves comes back after the server has read the subscription, which stands before it.
             with contextlib.suppress(NoBus, NoAnswer):
                 await self._exchange("", b"", REQUEST_TIMEOUT_S, NO_HEADERS)
+            if (refused := self._refusals.of_subscription(subject)) is not None:
+                await subscription.close()
+                raise refused
         return subscription
 
     async def serve(
@@ -239,7 +251,7 @@ class Bus:
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # It takes fractions of a second as well.
             ping_interval=PING_EVERY_S,  # type: ignore[arg-type]
             max_outstanding_pings=PINGS_OUTSTANDING_MAX,
-            **login(self._credentials),
+            **self._user.options,
         )
 
     async def _revive(self) -> None:
@@ -308,7 +320,7 @@ class Bus:
         else:
             self._connected_since = None
             self._connected.clear()
-            for answer in self._waiting.values():
+            for _, answer in self._waiting.values():
                 if not answer.done():
                     broke = NoBus(
                         "the connection to NATS broke while an answer was awaited: whether it was done is unknown"
@@ -318,9 +330,20 @@ class Bus:
             watcher(connected)
 
     async def _take_answer(self, message: Message) -> None:
-        answer = self._waiting.get(message.subject.rpartition(".")[2])
+        _, answer = self._waiting.get(message.subject.rpartition(".")[2], (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message)
+
+    def _take_refusal(self, text: str) -> bool:
+        """Tell whoever waits for an answer that its question was not let through; False: it is another complaint."""
+        refused = self._refusals.take(text)
+        if refused is None:
+            return False
+        subject, error = refused
+        for asked, answer in self._waiting.values():
+            if asked.lower() == subject and not answer.done():
+                answer.set_exception(error)
+        return True
 
     async def _on_connected(self) -> None:
         if self._closing:
@@ -341,9 +364,12 @@ class Bus:
             # `wait_for` of Python 3.11 loses a cancellation that comes together with a refused connection, and then
             # nats-py would dial for ever. Here every round of its dialling comes by.
             raise asyncio.CancelledError
+        if self._take_refusal(str(error)):
+            return
         self._last_error = str(error) or type(error).__name__
-        if "authorization violation" in self._last_error.lower() and not self._refused.done():
-            self._refused.set_result("it refuses the credentials")
+        why = why_never(error)
+        if why is not None and not self._refused.done():
+            self._refused.set_result(why)
         if isinstance(error, nats.errors.SlowConsumerError):
             _log.warning("%s reads %s too slowly: messages are dropped", self.name, error.subject)
         elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
@@ -352,32 +378,24 @@ class Bus:
             _log.error("a message could not be handled", exc_info=error)
 
 
-async def connect(url: str, *, name: str, credentials: Path | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> Bus:
+async def connect(
+    url: str,
+    *,
+    name: str,
+    credentials: str | Path | None = None,
+    tls: TlsFiles | None = None,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+) -> Bus:
     """Connect to NATS and check that it can do what the hub needs. Raises `RegistryUnavailable` within the bound.
 
-    `credentials` is a file: NATS's own `.creds`, or one line "user:password".
+    `credentials` is a file: a key, NATS's own `.creds`, or one line "user:password" (see `address`). With `tls` the
+    server must prove who it is.
     """
-    bus = Bus(url, name, credentials)
+    bus = Bus(url, name, login(url, None if credentials is None else Path(credentials), tls))
     await bus.start(timeout_s)
     try:
-        await _check_server(bus, timeout_s)
+        await check_server(bus, timeout_s)
     except BaseException:
         await bus.close()
         raise
     return bus
-
-
-async def _check_server(bus: Bus, timeout_s: float) -> None:
-    try:
-        info = json.loads(await bus.request("$JS.API.INFO", b"", timeout_s))
-    except (NoResponder, NoAnswer):
-        info = {"error": {}}
-    if "error" in info:
-        why = info["error"].get("description", "JetStream does not answer")
-        raise RegistryUnavailable(f"NATS at {shown(bus.url)} has no JetStream for us ({why}): start it with -js")
-    level = int(info.get("api", {}).get("level", 0))
-    if level < API_LEVEL_MIN:
-        raise RegistryUnavailable(
-            f"NATS at {shown(bus.url)} is too old (JetStream API level {level}, and {API_LEVEL_MIN} is needed): leases "
-            "would never end on it. Run nats-server 2.12 or newer"
-        )

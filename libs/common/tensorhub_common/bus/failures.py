@@ -12,6 +12,10 @@ class NoBus(RegistryUnavailable):
     """There is no connection to NATS, or it broke while an answer was awaited."""
 
 
+class NotPermitted(RegistryUnavailable):
+    """NATS does not let this user publish or subscribe there. Nothing was sent; asking again would not help."""
+
+
 class NoResponder(TensorHubError):
     """Nobody listens on the subject that was asked."""
 

@@ -48,7 +48,11 @@ async def _main(process: str) -> str | None:
         if settings.nats is None:
             return "TENSORHUB_NATS is not set: say where NATS is, as in TENSORHUB_NATS=nats://127.0.0.1:4222"
         bus = await connect(
-            settings.nats, name=f"ping {process}", credentials=settings.credentials, timeout_s=CONNECT_S_MAX
+            settings.nats,
+            name=f"ping {process}",
+            credentials=settings.credentials,
+            tls=settings.tls,
+            timeout_s=CONNECT_S_MAX,
         )
         async with bus:
             pong = await ping(bus, check_name("process", process))

@@ -37,12 +37,6 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
     protocol: int
 
 
-class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Make the job's stream if it is not there yet."""
-
-    job: str
-
-
 class JobOpened(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """The job's stream stands."""
 

@@ -273,7 +273,7 @@ def _fill(book: _Book) -> None:
     for event in EVENTS:
         book.event(event)
     no = asks.Error
-    book.ask("open", f"{_HUB}.ask.open", asks.OpenJob, [asks.JobOpened, no])
+    book.ask("open", f"{_JOB}.ask.open", None, [asks.JobOpened, no])
     book.ask("outcome", f"{_JOB}.ask.outcome", asks.OutcomeAsk, [asks.Outcome, no])
     book.ask("versions", f"{_JOB}.ask.versions", asks.ModelAsk, [asks.Versions, no])
     book.ask("replicas", f"{_JOB}.ask.replicas", asks.ModelAsk, [asks.Replicas, no])

@@ -30,13 +30,17 @@ class Attach(Frame, frozen=True, kw_only=True, tag="attach"):
 
 
 class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
-    """The agent serves this connection. `nats` is where queries about the job are answered."""
+    """The agent serves this connection. `nats` is where queries about the job are answered.
+
+    `credentials` and `ca` are paths of files, for a worker that was given none of its own.
+    """
 
     protocol: int
     agent: str
     incarnation: int
     nats: str
     credentials: str | None = None
+    ca: str | None = None
 
 
 class Refused(Frame, frozen=True, kw_only=True, tag="refused"):
