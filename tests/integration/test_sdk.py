@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import run_program
+from tests.integration.programs import fork_program, run_program
 from torch import nn
 
 import tensorhub
@@ -264,10 +264,10 @@ with tensorhub.connect(job, agent=f"agent-{1 - index}") as hub:
     job = new_job()
     programs = [(program, str(index)) for program in (rank, engine) for index in (0, 1)]
     ended = await asyncio.gather(
-        *(asyncio.to_thread(run_program, hub, program, index, job) for program, index in programs)
+        *(asyncio.to_thread(fork_program, hub, program, index, job) for program, index in programs)
     )
-    assert [each.stderr for each in ended] == [""] * 4
-    assert [each.stdout for each in ended] == [
+    assert [err for _, _, err in ended] == [""] * 4
+    assert [out for _, out, _ in ended] == [
         "",
         "",
         "1 [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]\n",

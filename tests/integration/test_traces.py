@@ -1,23 +1,25 @@
 """One trace over all processes, as a real OTLP receiver gets it."""
 
 import asyncio
-import subprocess
-import sys
+import os
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, new_job, raw_client, running_hub
 from tests.integration.otlp_receiver import Received, Receiver, receiving, tree
-from tests.integration.programs import environment
+from tests.integration.programs import environment, nursery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LINE_S = 30
+STDERR = 2
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 TRAINER = """
@@ -56,38 +58,37 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> A
 class Program:
     """A worker of its own that says a line and waits for one."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, said: asyncio.StreamReader, stdin: BinaryIO) -> None:
+        self._said, self._stdin = said, stdin
 
     async def says(self, line: str) -> None:
-        assert self._process.stdout is not None
         async with asyncio.timeout(LINE_S):
-            assert (await self._process.stdout.readline()).decode().strip() == line
+            assert (await self._said.readline()).decode().strip() == line
 
     def go_on(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
+        self._stdin.write(b"\n")
 
 
 @asynccontextmanager
 async def program(hub: RunningHub, text: str, *arguments: str, **more: str) -> AsyncIterator[Program]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        text,
-        *arguments,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(hub, **more),
+    stdin, stdin_of_ours = os.pipe()
+    stdout_of_ours, stdout = os.pipe()
+    said = asyncio.StreamReader()
+    hearing, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(stdout_of_ours, "rb", 0)
     )
+    pid, ended = nursery().start(text, arguments, environment(hub, **more), (stdin, stdout, STDERR))
+    os.close(stdin)
+    os.close(stdout)
     try:
-        yield Program(process)
-        async with asyncio.timeout(LINE_S):
-            assert await process.wait() == 0
+        with os.fdopen(stdin_of_ours, "wb", 0) as going_on:
+            yield Program(said, going_on)
+            async with asyncio.timeout(LINE_S):
+                assert await asyncio.wrap_future(ended) == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        if not ended.done():
+            os.kill(pid, signal.SIGKILL)
+        hearing.close()
 
 
 async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str, str], reader: dict[str, str]) -> None:

@@ -1,0 +1,133 @@
+"""Starts Python programs within milliseconds: a process that has imported torch, and forks for each order.
+
+To import torch takes longer than most of what the tests' programs do. An order comes by a socket, with the three files
+that are to be the program's own; how a program ended goes back the same way. All programs end with the nursery, and the
+nursery with the tests. Where a test is about an interpreter's beginning or end, it starts one of its own.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from tensorhub.up.tether import PR_SET_PDEATHSIG
+
+ORDER_BYTES_MAX: Final = 128 * 1024
+ANSWER_BYTES_MAX: Final = 64
+FILES: Final = 3
+START_S: Final = 30.0
+BUFFER_BYTES: Final = 4096
+
+
+class Nursery:
+    """The process, as the tests see it."""
+
+    def __init__(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.integration.nursery", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[2],
+            )
+        self._lock = threading.Lock()
+        self._born: Future[int] = Future()
+        self._lives: dict[int, Future[int]] = {}
+        self._listening = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listening.start()
+
+    def start(
+        self, text: str, arguments: tuple[str, ...], environment: Mapping[str, str], files: tuple[int, int, int]
+    ) -> tuple[int, "Future[int]"]:
+        """Start a program with these files as stdin, stdout and stderr; return its process and its exit code to be."""
+        order = json.dumps({"text": text, "arguments": arguments, "environment": dict(environment)}).encode()
+        assert len(order) <= ORDER_BYTES_MAX
+        with self._lock:
+            self._born = born = Future()
+            socket.send_fds(self._orders, [order], files)
+            pid = born.result(START_S)
+        return pid, self._lives[pid]
+
+    def close(self) -> None:
+        """End it, and with it every program that still runs."""
+        self._orders.shutdown(socket.SHUT_RDWR)
+        self._listening.join(START_S)
+        self._orders.close()
+        self._process.wait(START_S)
+
+    def _listen(self) -> None:
+        while answer := self._orders.recv(ANSWER_BYTES_MAX):
+            pid, code = json.loads(answer)
+            if code is None:
+                self._lives[pid] = Future()
+                self._born.set_result(pid)
+            else:
+                self._lives[pid].set_result(code)
+
+
+# What follows is the nursery's own.
+
+
+def main() -> None:
+    """Fork until the tests have ended. Each program returns from here, and ends as any interpreter does."""
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([orders, reader], [], [])
+        if reader in ready:
+            os.read(reader, BUFFER_BYTES)
+            _tell_ends(orders)
+        if orders not in ready:
+            continue
+        order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, FILES)
+        if not order:
+            return
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            orders.close()
+            _become(json.loads(order), files)
+            return
+        for file in files:
+            os.close(file)
+        orders.send(json.dumps([pid, None]).encode())
+
+
+def _tell_ends(orders: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            orders.send(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]).encode())
+
+
+def _become(order: dict[str, object], files: list[int]) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    for as_file, file in enumerate(files):
+        os.dup2(file, as_file)
+        os.close(file)
+    text, arguments, environment = order["text"], order["arguments"], order["environment"]
+    assert isinstance(text, str)
+    assert isinstance(arguments, list)
+    assert isinstance(environment, dict)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = ["-c", *arguments]
+    exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 (a program of the tests)
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401 (what all this is for)
+
+    main()
