@@ -53,9 +53,9 @@ class Nursery:
         order = json.dumps({"text": text, "arguments": arguments, "environment": dict(environment)}).encode()
         assert len(order) <= ORDER_BYTES_MAX
         with self._lock:
-            self._born = born = Future()
+            self._born = Future()
             socket.send_fds(self._orders, [order], files)
-            pid = born.result(START_S)
+            pid = self._born.result(START_S)
         return pid, self._lives[pid]
 
     def close(self) -> None:
@@ -85,11 +85,11 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     while True:
-        ready, _, _ = select.select([orders, reader], [], [])
+        ready, _, _ = select.select([orders.fileno(), reader], [], [])
         if reader in ready:
             os.read(reader, BUFFER_BYTES)
             _tell_ends(orders)
-        if orders not in ready:
+        if orders.fileno() not in ready:
             continue
         order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, FILES)
         if not order:
