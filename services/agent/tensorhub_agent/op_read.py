@@ -76,6 +76,8 @@ class ReadOperation:
         self._decision: RoundDecided | None = None
         self._beside: ShardFilled | None = None
         """What stands whole in the spare memory of a staged shard."""
+        self._ready: ReplicaReady | None = None
+        """The answer, which waits until nothing can be written any more."""
 
     @property
     def transfer(self) -> Transfer | None:
@@ -189,6 +191,13 @@ class ReadOperation:
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
+        if self.stage is not Stage.FILLED and self.transfer is not None:
+            # The log went back to what stands here, and what is on its way is not wanted any more.
+            self._report = None
+            self._carrier.abandon()
+            if self.transfer is not None:
+                self._ready = event
+                return
         if self._beside is not None:
             self._stand(self._beside.version, self._beside.root, swap=True)
         self.core.hold(event.version)
@@ -228,7 +237,9 @@ class ReadOperation:
     def _follow_decision(self, now: float) -> None:
         """The abandoned transfer may be quiet by now; then the decision that waited for that is followed."""
         self._carrier.forget_if_quiet()
-        if self.transfer is None and self._decision is not None:
+        if self.transfer is None and self._ready is not None:
+            self._on_ready(self._ready, now)
+        elif self.transfer is None and self._decision is not None:
             self._decided(self._decision, now)
 
     def _transfer_failed(self, transfer: Transfer, now: float) -> None:

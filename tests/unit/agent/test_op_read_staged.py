@@ -7,7 +7,7 @@ from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import OUTCOME_S_MAX, Held, Memory, Place
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Drained, Filled, GiveUp, Unpublish
+from tensorhub_common.wire.commands import Drained, Filled, GiveUp, Rewind, Unpublish
 from tensorhub_common.wire.transfer import LeaseRefusal
 
 OLD, NEW = root_digest(digests_of("a")), root_digest(digests_of("b"))
@@ -198,3 +198,22 @@ def test_a_reader_of_the_old_version_ends_in_order_while_the_new_one_comes() -> 
     reader.do(reader.core.lease_ended("lease", LeaseMove.DONE, reader.now))
     reader.log()
     assert held(reader) == (Memory.READY, 2, NEW)
+
+
+def test_a_round_that_goes_back_to_what_stands_here_answers_when_nothing_is_written_any_more() -> None:
+    """Only a staged shard can hold the round's version while it fills another."""
+    _, reader = standing()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "b")
+    reader.log()
+    assert reader.last(Post) is not None
+    reader.take(Rewind(model=key.model, to=1))
+    assert reader.end_of(call) is None, "a batch is still under way"
+    reader.closed(key)
+    end = reader.end_of(call)
+    assert isinstance(end, Answer)
+    assert (end.version, end.report) == (1, None)
+    assert held(reader) == (Memory.READY, 1, OLD)
