@@ -35,6 +35,7 @@ from tensorhub_agent.effects import (
     Save,
     Say,
     ShardNews,
+    Show,
     SiblingsChecked,
 )
 from tensorhub_agent.op_read import ReadOperation
@@ -208,6 +209,10 @@ class AgentNode(Node):
                 self._close(effect)
             case BreakLease():
                 self._break(effect)
+            case Show():
+                shown = self.world.links.get(effect.lease)
+                if shown is not None and shown.reader.up:
+                    shown.show(effect.pieces)
             case Free():
                 self._free(effect.key)
             case Fenced():

@@ -12,17 +12,19 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_agent import transfer
+from tensorhub_agent import serving, transfer
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_agent.proof import Proof
+from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import Memory
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
+from tensorhub_planner import coverage, plan
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -169,6 +171,26 @@ def _swap_per_shard() -> list[Replacement]:
     return [(ReadOperation, "_on_filled", on_filled)]
 
 
+def _partial_serves_all() -> list[Replacement]:
+    """A half-filled replica says that it has everything as soon as it is being filled."""
+    prove = LeaseTable.prove
+
+    def claim(self: LeaseTable, key: Any, pieces: Any) -> list[str]:
+        coming = self.coming.get(key)
+        return prove(self, key, pieces if coming is None or coming.has is None else [(0, len(coming.has))])
+
+    return [(LeaseTable, "prove", claim)]
+
+
+def _wait_cycle() -> list[Replacement]:
+    """Half-filled replicas read from each other whatever their turns are."""
+
+    def precedes(_source: Any, reader: Any) -> bool:
+        return reader is not None
+
+    return [(module, "precedes", precedes) for module in (plan, coverage, serving)]
+
+
 BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "no-drain": _no_drain,
     "latest-per-shard": _latest_per_shard,
@@ -178,6 +200,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "close-waits": _close_waits,
     "window-hogged": _window_hogged,
     "outcome-twice": _outcome_twice,
+    "partial-serves-all": _partial_serves_all,
+    "wait-cycle": _wait_cycle,
     "swap-per-shard": _swap_per_shard,
 }
 

@@ -7,6 +7,7 @@ two agents is cut while both reach NATS, the end of a connection is heard late o
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import (
+    Available,
     BatchDone,
     Confirm,
     Confirmed,
@@ -18,11 +19,12 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
-from tensorhub_simulator.memory import Segment
-from tensorhub_simulator.wire import Half, Receives, Wire
+from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
@@ -36,7 +38,11 @@ END_LATE_S: Final = 10.0
 AGAIN_ODDS: Final = 0.03
 """So often a word comes twice."""
 
-News = SourceOpened | BatchDone | SourceLost | SourceClosed
+LEASE_HOLD_S: Final = 1.0
+HOLD_LOOK_S: Final = 0.02
+"""How often a question that a source holds is looked at: production wakes it."""
+
+News = SourceOpened | Available | BatchDone | SourceLost | SourceClosed
 
 
 class Link:
@@ -46,7 +52,7 @@ class Link:
         """Begin with the effect that asks for it."""
         self.reader, self.clock = reader, reader.world.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
-        self.version, self.root = effect.version, effect.root
+        self.version, self.root, self.turn = effect.version, effect.root, effect.turn
         self.source = reader.world.agents[effect.share.source.agent]
         self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
         self.source_life, self.reader_life = 0, reader.life
@@ -55,6 +61,8 @@ class Link:
         self.is_local = self.share.transport == "local"
         self.receives = Receives(self)
         self._wire: Wire | None = None
+        self._early: list[tuple[Range, ...]] = []
+        """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
         self._questions = 0
 
@@ -92,6 +100,7 @@ class Link:
             version=self.version,
             root=self.root,
             reader=me,
+            turn=self.turn,
         )
         self._at_reader(LEASE_ASK_S, self._silent)
         if world.net_loses():
@@ -107,15 +116,19 @@ class Link:
         if not self.source.up:
             self._at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
             return
-        self.clock.after(0.0, self.source, lambda: self._asked(ask))
+        until = self.clock.now + LEASE_HOLD_S
+        self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
 
-    def _asked(self, ask: LeaseAsk) -> None:
+    def _asked(self, ask: LeaseAsk, until: float) -> None:
         world = self.reader.world
         name = f"lease-{world.number()}"
         answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.clock.now)
         self.source.set_timer()
-        if not world.net_loses():
-            self._at_reader(self.clock.lag(), lambda: self._answer(answer))
+        if answer is None and self.clock.now < until:
+            self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
+        elif not world.net_loses():
+            word = answer if answer is not None else LeaseRefusal(reason="it is not being filled yet")
+            self._at_reader(self.clock.lag(), lambda: self._answer(word))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self.answered:
@@ -125,6 +138,7 @@ class Link:
             self.lost(answer.reason)
             return
         self.lease = answer.lease
+        self.reader.world.strangers.overhear(self.source, answer.ticket)
         self.reader.world.links[answer.lease] = self
         if self.closing:
             return
@@ -147,24 +161,55 @@ class Link:
         if lease is None:
             self._at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
             return
-        memory = self.source.shelf[lease.key].segment
-        self._at_reader(self.clock.lag(), lambda: self._opened(memory, grant))
+        self.reader.world.strangers.opened(grant.ticket)
+        memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
+        self._at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces))
 
-    def _opened(self, memory: Segment, grant: LeaseGrant) -> None:
+    def _opened(self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None) -> None:
         if self.closing:
             self._tell_source(LeaseMove.READER_GONE)
             return
         self.is_open = True
         self._wire = Wire(self, memory, self._arrived)
-        self._tell(SourceOpened(self.key, self.number, grant.digests))
+        self._tell(SourceOpened(self.key, self.number, grant.digests, pieces))
+        for later in self._early:
+            self.available(later)
         self._renew()
+
+    def check_served(self, piece: int) -> None:
+        """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
+        core = self.source.core
+        coming = core.table.coming.get(self.source_key) if self.source_lives else None
+        if coming is None or self.lease not in coming.leases:
+            return
+        operation = core.shards[self.source_key].operation
+        transfer = operation.transfer if isinstance(operation, ReadOperation) else None
+        if transfer is None or not transfer.proof.done[piece]:
+            raise Violation("served as verified", f"piece {piece} of {self.source_key} is read before it stands there")
 
     def _renew(self) -> None:
         if self.closing or not self.source_lives:
             return
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.clock.now)
+            if self.source.core.table.waits(self.lease):
+                self._at_reader(self.clock.lag(), lambda: self.available(()))
         self._at_reader(RENEW_S, self._renew)
+
+    def show(self, pieces: tuple[Range, ...]) -> None:
+        """The source tells of pieces that stand in it; over a path that is cut, when it is whole again."""
+        if self.is_cut:
+            self.clock.after(STUCK_S, self.source, lambda: self.show(pieces), self.source_life)
+        else:
+            self._at_reader(self.clock.lag(), lambda: self.available(pieces))
+
+    def available(self, pieces: tuple[Range, ...]) -> None:
+        """The reader hears of pieces."""
+        if self.is_open:
+            if not self.closing:
+                self._tell(Available(self.key, self.number, pieces))
+        else:
+            self._early.append(pieces)
 
     @property
     def source_lives(self) -> bool:

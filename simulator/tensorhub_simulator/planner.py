@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.mismatch import explain
-from tensorhub_planner.plan import LayoutsDiffer, plan
+from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.sources import find
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 
@@ -60,16 +60,12 @@ class PlannerNode(Node):
         reply(self._plan(demand))
 
     def _plan(self, demand: Demand) -> PlanAnswer:
-        found = find(self.fold.catalog, demand)
+        found = found_in(self.fold, demand, self.limits)
         if isinstance(found, Refusal):
             return found
         sizes = Sizes(self.world.sizes_of(found.seat.layout))
-        load = self.ledger.at(self.clock.now)
-        answer = plan(demand, found.seat, sizes, found.holders, found.topology, load, self.limits)
+        answer = Question(self.world.job, demand, found, sizes).decide(self.ledger, self.limits, self.clock.now)
+        self.ledger.check()
         if isinstance(answer, LayoutsDiffer):
             return explain(demand, answer, None, None)
-        if not isinstance(answer, Refusal):
-            reader = Reader(self.world.job, demand.model, demand.replica, demand.shard)
-            self.ledger.assign(reader, answer, self.clock.now)
-        self.ledger.check()
         return answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import pace, serving, shard, sharing
+from tensorhub_agent import pace, reading, serving, shard, sharing
 from tensorhub_common.catalog import availability
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
@@ -19,6 +19,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "UCXX_BATCH_BYTES", 8),
     (pace, "BATCH_BYTES_MIN", 1),
     (pace, "STALL_MIN_S", 0.3),
+    (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (sharing, "SWITCH_S", 0.03),
     (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.

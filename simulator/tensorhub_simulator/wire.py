@@ -123,6 +123,7 @@ class Wire:
 
     def _next(self) -> tuple[Half, int, bytes]:
         piece, half = self.asked.popleft()
+        self.link.check_served(piece)
         start, end = self.memory.at[piece], self.memory.at[piece + 1]
         middle = (start + end) // 2
         begin, stop = (middle, end) if half else (start, middle)

@@ -262,12 +262,28 @@ class World:
                 registry.fold.check()
                 registry.liveness.check()
         self.folded.clear()
+        if any(agent.up and agent.core.table.coming for agent in self.touched):
+            self._check_waiting()
         for agent in self.touched:
             if agent.up:
                 agent.core.check()
                 for core in agent.core.shards.values():
                     self._check_shard(agent, core)
         self.touched.clear()
+
+    def _check_waiting(self) -> None:
+        """Whoever has a lease on what is being filled waits for that replica; nobody may wait for itself."""
+        waits_for: dict[str, set[str]] = {}
+        for agent in self.agents.values():
+            for key, coming in agent.core.table.coming.items() if agent.up else ():
+                for lease in coming.leases.values():
+                    waits_for.setdefault(lease.reader.split("/")[1], set()).add(key.replica)
+        left = set(waits_for)
+        while left:
+            ended = {replica for replica in left if not waits_for[replica] & left}
+            if not ended:
+                raise Violation("no wait cycle", f"{sorted(left)} wait for each other's pieces")
+            left -= ended
 
     def _check_shard(self, agent: AgentNode, core: ShardCore) -> None:
         key, held = core.key, core.held

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Transport
-from tensorhub_planner.coverage import grounded
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Transport, Turn, precedes
+from tensorhub_planner.coverage import chain_ends, grounded
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Busy, Lane
 from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
 from tensorhub_planner.ranges import Ranges, Sizes, normal
-from tensorhub_planner.sources import Feed, Holder, Holders, Seat
+from tensorhub_planner.sources import Holder, Holders, Seat
 from tensorhub_planner.topology import Place, Topology
 
 PIECES = 24
@@ -49,7 +49,7 @@ ranges = st.lists(st.tuples(st.integers(0, PIECES - 1), st.integers(1, PIECES)),
 )
 places = st.builds(Place, st.sampled_from(("host-1", "host-2")), st.sampled_from(("berlin", "paris")))
 sources = st.builds(SourceId, st.sampled_from(AGENTS), st.integers(1, 2), st.just("replica"), st.just(0))
-feeds = st.lists(st.builds(Feed, sources | st.just(ME), ranges.map(normal)), max_size=2).map(tuple)
+turns = st.builds(Turn, st.integers(1, 4), st.integers(1, 4))
 
 
 @st.composite
@@ -62,7 +62,8 @@ def holders(draw: st.DrawFn, source: SourceId, *, whole: bool) -> Holder:
         shards=1,
         root=draw(st.sampled_from(("right", "right", "right", "wrong"))),
         pieces=None if whole else draw(st.none() | ranges.map(normal)),
-        feeds=() if whole else draw(feeds),
+        turn=None if whole else draw(st.none() | turns),
+        depth=draw(st.integers(1, 9)),
     )
 
 
@@ -83,6 +84,7 @@ def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
             at_seq=1,
             pieces=draw(st.none() | ranges),
             avoid=tuple(draw(st.lists(sources, max_size=4))),
+            turn=draw(st.none() | turns),
         ),
         sizes=Sizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
         holders=tuple(draw(holders(source, whole=whole)) for source in known),
@@ -94,41 +96,33 @@ def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
 
 def usable(case: Case) -> dict[SourceId, set[int]]:
     """Return, in the plainest way, which pieces each holder may give to the reader."""
-    by_source = {holder.source: holder for holder in case.holders}
     everything: Ranges = case.sizes.all()
+    ends = chain_ends(case.holders, KEYS["mine"], everything, draining=False)
     return {
-        holder.source: numbers(grounded(holder.source, everything, by_source, ME, case.limits.chain_max))
+        holder.source: numbers(grounded(holder, everything, case.demand.turn, ends))
         for holder in case.holders
         if holder.key == KEYS["mine"]
         and holder.source not in case.demand.avoid
+        and (holder.turn is None or precedes(holder.turn, case.demand.turn))
         and (case.demand.root is None or holder.root == case.demand.root)
     }
 
 
 @given(cases())
 @settings(max_examples=400)
-def test_a_plan_covers_exactly_what_is_wanted(case: Case) -> None:
-    """Each wanted piece from one source, which may give it; bytes and versions are right, no source comes twice."""
-    found = case.answer()
-    if not isinstance(found, Plan):
-        return
-    able = usable(case)
-    read = Counter(piece for share in found.shares for piece in numbers(share.pieces))
-    assert read == Counter(dict.fromkeys(case.wanted(), 1))
-    for share in found.shares:
-        assert numbers(share.pieces) <= able[share.source]
-        assert share.pieces == normal(share.pieces)
-        assert share.nbytes == case.sizes.of(share.pieces) > 0
-        assert share.why
-    assert len({share.source for share in found.shares}) == len(found.shares)
-    assert found.why
-
-
-@given(cases())
-@settings(max_examples=400)
-def test_a_refusal_means_that_no_source_is_left(case: Case) -> None:
-    """A refusal, or a word about layouts, if and only if some wanted piece has nobody who may give it."""
+def test_an_answer_is_right(case: Case) -> None:
+    """All that holds of every answer is looked at in each case: to draw one costs more than all of it."""
     found, able = case.answer(), usable(case)
+    refused_only_if_no_source_is_left(case, found, able)
+    if isinstance(found, Plan):
+        covers_exactly_what_is_wanted(case, found, able)
+    equal_for_equal_arguments(case, found)
+    if not isinstance(found, LayoutsDiffer):
+        assert msgspec.json.decode(msgspec.json.encode(found), type=Plan | Refusal) == found, "it fits the wire"
+
+
+def refused_only_if_no_source_is_left(case: Case, found: Answer, able: dict[SourceId, set[int]]) -> None:
+    """A refusal, or a word about layouts, if and only if some wanted piece has nobody who may give it."""
     givers = {source for source, pieces in able.items() if pieces & case.wanted() or not case.wanted()}
     covered = case.wanted() <= set().union(*able.values()) and bool(givers)
     assert isinstance(found, Plan) == covered
@@ -140,14 +134,24 @@ def test_a_refusal_means_that_no_source_is_left(case: Case) -> None:
         assert all(holder.key != KEYS["mine"] for holder in case.holders)
 
 
-@given(cases())
-def test_equal_arguments_give_equal_answers(case: Case) -> None:
+def covers_exactly_what_is_wanted(case: Case, found: Plan, able: dict[SourceId, set[int]]) -> None:
+    """Each wanted piece from one source, which may give it; bytes and versions are right, no source comes twice."""
+    read = Counter(piece for share in found.shares for piece in numbers(share.pieces))
+    assert read == Counter(dict.fromkeys(case.wanted(), 1))
+    for share in found.shares:
+        assert numbers(share.pieces) <= able[share.source]
+        assert share.pieces == normal(share.pieces)
+        assert share.nbytes == case.sizes.of(share.pieces) > 0
+        assert share.why
+    assert len({share.source for share in found.shares}) == len(found.shares)
+    assert found.why
+
+
+def equal_for_equal_arguments(case: Case, found: Answer) -> None:
     """Also when the holders come in another order: what counts is who they are."""
-    found = case.answer()
     assert found == case.answer()
-    other = msgspec.structs.replace(case, holders=tuple(reversed(case.holders)))
     if isinstance(found, Plan):
-        again = other.answer()
+        again = msgspec.structs.replace(case, holders=tuple(reversed(case.holders))).answer()
         assert isinstance(again, Plan)
         assert again.shares == found.shares
 
@@ -169,11 +173,3 @@ def test_the_nearest_whole_holders_are_read(case: Case) -> None:
     if transport == "local":
         assert len(found.shares) == 1
     assert all(len(share.pieces) <= max(1, len(case.demand.pieces or ())) for share in found.shares), "runs are whole"
-
-
-@given(cases())
-def test_an_answer_fits_the_wire(case: Case) -> None:
-    """What goes out reads back as it was."""
-    found = case.answer()
-    if not isinstance(found, LayoutsDiffer):
-        assert msgspec.json.decode(msgspec.json.encode(found), type=Plan | Refusal) == found

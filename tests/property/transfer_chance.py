@@ -47,11 +47,19 @@ class Peer:
     """When it breaks its leases: from then on it sends other bytes."""
     damages: float
     """How likely a piece of it is wrong though its lease holds; never without digests."""
+    fills: list[float]
+    """Of a half-filled one, when it has each piece; at times never. Empty: it is ready."""
 
     @property
     def is_sound(self) -> bool:
         """Whether nothing is ever wrong with it."""
-        return self.opens == 1.0 and not self.stops and self.damages == 0.0 and min(self.dies, self.breaks) > FOREVER
+        return (
+            self.opens == 1.0
+            and not self.stops
+            and not self.fills
+            and self.damages == 0.0
+            and min(self.dies, self.breaks) > FOREVER
+        )
 
     def when_running(self, when: float) -> float:
         for begin, end in self.stops:
@@ -67,6 +75,8 @@ class Session:
     peer: Peer
     busy_until: float = 0.0
     closed: bool = False
+    told: set[int] = field(default_factory=set)
+    """Which pieces a half-filled source has told of."""
     flying: dict[int, tuple[tuple[Range, ...], dict[int, bytes]]] = field(default_factory=dict)
 
 
@@ -117,6 +127,9 @@ class World:
             begin = rng.random() * 3
             stops.append((begin, begin + rng.choice((0.3, 2.0, 10.0, FOREVER))))
         never = FOREVER * 2
+        half = self.verify and rng.random() < 0.3  # Without digests nobody serves what is half-filled.
+        slowness = rng.choice((0.0, 0.3, 3.0))
+        fills = [rng.random() * slowness if rng.random() < 0.97 else never for _ in self.sizes] if half else []
         return Peer(
             source=SourceId(f"agent-{number}", 1, "trainer", 0),
             transport=rng.choice(("local", "ucxx", "ucxx")),
@@ -126,6 +139,7 @@ class World:
             dies=rng.random() * 4 if rng.random() < 0.2 else never,
             breaks=rng.random() * 4 if rng.random() < 0.2 else never,
             damages=0.1 if self.verify and rng.random() < 0.1 else 0.0,
+            fills=fills,
         )
 
     # Time.
@@ -240,7 +254,7 @@ class World:
         elif self.now + when > peer.breaks or self.rng.random() > peer.opens:
             self.tell(when, lambda: self.transfer.lost(number, "refused", self.now))
         else:
-            self.tell(when, lambda: self.transfer.opened(number, self.digests, self.now))
+            self.tell(when, lambda: self._opened(number))
         if peer.dies < FOREVER and self.rng.random() < 0.7:
             dies_in = max(peer.dies - self.now, 0) + self.lag()
             self.tell(dies_in, lambda: self.transfer.lost(number, "died", self.now))
@@ -248,11 +262,38 @@ class World:
             breaks_in = max(peer.breaks - self.now, 0) + self.lag()
             self.tell(breaks_in, lambda: self.transfer.lost(number, "broke its lease", self.now))
 
+    def _opened(self, number: int) -> None:
+        """The source is open; a half-filled one tells what it has, and by and by the rest, and that it lives."""
+        session, peer = self.sessions[number], self.sessions[number].peer
+        if not peer.fills:
+            self.transfer.opened(number, self.digests, self.now)
+            return
+        there = [(piece, 1) for piece, when in enumerate(peer.fills) if when <= self.now]
+        session.told.update(piece for piece, _ in there)
+        self.transfer.opened(number, self.digests, self.now, there)
+        for piece, when in enumerate(peer.fills):
+            if self.now < when < peer.dies:
+                self._tell_of(number, ((piece, 1),), peer.when_running(when) - self.now)
+        for beat in range(1, 60):
+            self._tell_of(number, (), peer.when_running(self.now + beat) - self.now)
+
+    def _tell_of(self, number: int, pieces: tuple[Range, ...], delay_s: float) -> None:
+        session = self.sessions[number]
+
+        def told() -> None:
+            if not session.closed:
+                session.told.update(piece for piece, _ in pieces)
+                self.transfer.available(number, pieces, self.now)
+
+        if self.now + delay_s < min(session.peer.dies, session.peer.breaks, FOREVER):
+            self.tell(delay_s + self.lag(), told)
+
     def post(self, number: int, batch: int, ranges: tuple[Range, ...]) -> None:
         session = self.sessions[number]
         assert not session.closed
         pieces = [piece for first, count in ranges for piece in range(first, first + count)]
         for piece in pieces:
+            assert not session.peer.fills or piece in session.told, f"piece {piece} is asked of one that lacks it"
             assert piece not in self.writer, f"piece {piece} has two writers"
             self.writer[piece] = number
         nbytes = sum(self.sizes[piece] for piece in pieces)

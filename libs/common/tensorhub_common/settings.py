@@ -198,6 +198,13 @@ class Settings:
         example="off",
         meaning="Whether an agent loads UCX, which brings bytes between hosts. UCX's own `UCX_*` variables hold.",
     )
+    pipelining: bool = _variable(
+        values.switch,
+        "on",
+        unit="on, off",
+        example="off",
+        meaning="Whether the planner names half-filled replicas as sources, so that readers form chains.",
+    )
     copy_threads: int = _variable(
         values.count,
         "0",

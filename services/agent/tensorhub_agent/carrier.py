@@ -1,11 +1,13 @@
 """Carries one read's transfer: its wishes go out as effects, and what comes of them goes in. Pure.
 
 Always true: a transfer is forgotten only when it is quiet, so a new one never shares a destination byte with an old
-one.
+one. What is being filled is offered to readers of later turns while its transfer goes on, piece by piece as each is
+verified in the memory that is being filled; when the transfer is given up, their leases are broken first.
 """
 
 from tensorhub_agent.effects import (
     AskPlan,
+    Available,
     BatchDone,
     CloseSource,
     Confirm,
@@ -15,13 +17,16 @@ from tensorhub_agent.effects import (
     Post,
     Progressed,
     ShardNews,
+    Show,
     SourceClosed,
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.ranges import marked
 from tensorhub_agent.shard import Memory, ShardCore
 from tensorhub_agent.transfer import Todo, Transfer
-from tensorhub_common.wire.transfer import Demand, Range, SourceId
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Demand, Range, SourceId, Turn
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
 """Pieces that need a source, and sources to leave out."""
@@ -38,8 +43,9 @@ class Carrier:
         self.at_seq = 0
         """What the planner must have folded to know what this read rests on."""
         self._plan_number = 0
+        self._turn: Turn | None = None
 
-    def begin(self, version: int, root: str | None, now: float) -> None:
+    def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
@@ -56,6 +62,20 @@ class Carrier:
             now=now,
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
+        self._turn = turn
+        if limits.digests and root is not None and root != NO_ROOT and not core.place.staged:
+            # Otherwise nothing vouches for a piece before all of them stand. A staged shard serves what it held.
+            core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+
+    def serve(self) -> None:
+        """The memory is being filled: show what stands in it already."""
+        if self.transfer is not None:
+            self._show(tuple(marked(self.transfer.proof.done, 0, len(self.transfer.proof.done))))
+
+    def _show(self, pieces: tuple[Range, ...]) -> None:
+        core = self._core
+        if pieces:
+            core.out.extend(Show(lease, pieces) for lease in core.table.prove(core.key, pieces))
 
     def tell(self, news: ShardNews, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
@@ -65,7 +85,9 @@ class Carrier:
             case PlanCame() if news.number == self._plan_number:
                 transfer.planned(news.answer, now)
             case SourceOpened():
-                transfer.opened(news.source, news.digests, now)
+                transfer.opened(news.source, news.digests, now, news.pieces)
+            case Available():
+                transfer.available(news.source, news.pieces, now)
             case Progressed():
                 transfer.progressed(news.source, news.nbytes, now)
             case BatchDone():
@@ -81,8 +103,13 @@ class Carrier:
         """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
         transfer = self.transfer
         assert transfer is not None
+        core = self._core
+        transfer.is_relayed = core.table.awaiting(core.key) > 0
         transfer.tick(now)
         todo = transfer.todo()
+        if transfer.proof.digests is not None:
+            core.table.vouch(core.key, transfer.proof.digests)
+        self._show(tuple(todo.proven))
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent)
         self._emit(todo)
@@ -98,6 +125,7 @@ class Carrier:
 
     def stop(self) -> None:
         """End the transfer; `is_quiet` tells when it has ended."""
+        self._core.break_waiting("the source is not filled with this version any more")
         if self.transfer is not None:
             self.transfer.stop()
             self._emit(self.transfer.todo())
@@ -135,6 +163,7 @@ class Carrier:
             at_seq=self.at_seq,
             pieces=pieces,
             avoid=avoid,
+            turn=self._turn,
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 
@@ -142,7 +171,7 @@ class Carrier:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         out = core.out
-        out.extend(OpenSource(key, n, share, transfer.version, transfer.root) for n, share in todo.open)
+        out.extend(OpenSource(key, n, share, transfer.version, transfer.root, self._turn) for n, share in todo.open)
         out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
         out.extend(Confirm(key, n) for n in todo.confirm)
         out.extend(CloseSource(key, n) for n in todo.close)

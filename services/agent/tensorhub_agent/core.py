@@ -24,6 +24,7 @@ from tensorhub_agent.effects import (
     Say,
     ShardNews,
 )
+from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
@@ -136,11 +137,14 @@ class AgentCore:
         effects: list[AnyEffect] = []
         if not self.joined:
             return effects
-        for key in list(self.keeper.copies):
+        for key, copy in list(self.keeper.copies.items()):
             core = self.shards.get(key)
             if core is not None:
                 self.keeper.tend(core, now)
                 effects += self._take(core)
+            elif copy.again is not None:
+                # It was tried, and is gone from here since.
+                self.keeper.forget(key)
         return effects
 
     def _is_disowned_by(self, event: AnyEvent) -> bool:
@@ -258,11 +262,20 @@ class AgentCore:
 
     def lease_asked(
         self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
-    ) -> LeaseGrant | LeaseRefusal:
-        """Answer a reader's agent."""
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Answer a reader's agent. None: ask again once something has happened here, within a bound."""
         if (ask.source.agent, ask.source.incarnation) != (self.agent, self.incarnation):
             return LeaseRefusal(reason=f"incarnation {ask.source.incarnation} of {ask.source.agent!r} is over")
-        return self.table.grant(ask, name, ticket, endpoint, now)
+        answer = self.table.grant(ask, name, ticket, endpoint, now)
+        if isinstance(answer, LeaseRefusal) and ask.turn is not None and self._may_be_decided(ask):
+            return None
+        return answer
+
+    def _may_be_decided(self, ask: LeaseAsk) -> bool:
+        """Tell whether the log may have decided what this agent has not heard yet, and the reader has."""
+        core = self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        operation = core.operation if core is not None else None
+        return isinstance(operation, ReadOperation) and operation.stage is Stage.JOINING
 
     def redeemed(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket from the transport."""
@@ -303,7 +316,7 @@ class AgentCore:
         """Say when `tick` is wanted."""
         times = [when for core in self.shards.values() if (when := core.deadline()) is not None]
         lease = self.table.deadline()
-        again = self.keeper.deadline()
+        again = self.keeper.deadline() if self.joined else None
         times += [each for each in (lease, again) if each is not None]
         return min(times, default=None)
 

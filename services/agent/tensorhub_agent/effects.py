@@ -8,7 +8,7 @@ import msgspec
 
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events import Sibling
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share, Turn
 from tensorhub_common.wire.worker import ReadReport
 
 
@@ -147,6 +147,8 @@ class OpenSource(Effect, frozen=True):
     share: Share
     version: int
     root: str | None
+    turn: Turn | None = None
+    """Of the reader's round; a half-filled source serves later turns only."""
 
 
 class Post(Effect, frozen=True):
@@ -180,6 +182,13 @@ class BreakLease(Effect, frozen=True):
 
     lease: str
     reason: str
+
+
+class Show(Effect, frozen=True):
+    """Tell the reader of a half-filled shard that these pieces stand there, verified."""
+
+    lease: str
+    pieces: tuple[Range, ...]
 
 
 class Free(Effect, frozen=True):
@@ -233,11 +242,23 @@ class PlanCame(msgspec.Struct, frozen=True):
 
 
 class SourceOpened(msgspec.Struct, frozen=True):
-    """The lease stands and the transport is open. `digests` of all of the source's pieces."""
+    """The lease stands and the transport is open. `digests` of all of the source's pieces.
+
+    `pieces` are those that a half-filled source has so far; None: it has everything.
+    """
 
     key: Key
     source: int
     digests: bytes
+    pieces: tuple[Range, ...] | None = None
+
+
+class Available(msgspec.Struct, frozen=True):
+    """A half-filled source lives, and has these pieces now, beside those that it has told of; at times none."""
+
+    key: Key
+    source: int
+    pieces: tuple[Range, ...]
 
 
 class Progressed(msgspec.Struct, frozen=True):
@@ -282,7 +303,7 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | MakeCopy | AskPlan | OpenSource | Post | Confirm
-    | CloseSource | BreakLease | Free | Rejoin | Fenced
+    | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
 )  # fmt: skip
-ReadEvent = PlanCame | SourceOpened | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
+ReadEvent = PlanCame | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
 ShardNews = Digested | SiblingsChecked | ReadEvent

@@ -42,10 +42,12 @@ from tensorhub_agent.effects import (
     Save,
     Say,
     ShardNews,
+    Show,
     SiblingsChecked,
 )
 from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.manifest import Adopted
+from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Held, Memory, Place
 from tensorhub_agent.shelf import Shelf
@@ -72,6 +74,9 @@ JOIN_S_MAX: Final = 10.0
 
 PLAN_ASK_S: Final = 0.9
 """A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
+
+LEASE_HOLD_S: Final = 1.0
+"""A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
 
 FOLLOW_AGAIN_S: Final = 0.2
 
@@ -100,6 +105,7 @@ class JobAgent:
         self._alarm = Alarm(self._loop, self._tick)
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()
+        self._postponed = Postponed()
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
         self._concerns = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
@@ -192,6 +198,7 @@ class JobAgent:
         """Do what the core wants, in order."""
         for effect in effects:
             self._do(effect, self._tracing.effect(effect, self.core.shards))
+        self._postponed.happened()
         self._alarm.set(self.core.deadline())
 
     def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912 (one line for each effect)
@@ -226,6 +233,8 @@ class JobAgent:
                 self.sources.close(effect)
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
+            case Show():
+                self._around.transports.show(effect.lease, effect.pieces)
             case Free():
                 self.shelf.free(effect.key)
             case Rejoin():
@@ -318,17 +327,18 @@ class JobAgent:
 
     # Readers.
 
-    def lease_asked(
+    async def lease_asked(
         self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> LeaseAnswer:
         """Answer a reader's agent."""
         began_ns = time.time_ns()
-        answer = self._grant(question, name, ticket)
+        held = LeaseRefusal(reason="the shard is not being filled with this version yet")
+        answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
         self._tracing.lease_asked(question, answer, headers, began_ns)
         self._alarm.set(self.core.deadline())
         return answer
 
-    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer:
+    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
         transports = self._around.transports
         endpoint = transports.endpoint(question.transport)
         if endpoint is None:
@@ -339,7 +349,17 @@ class JobAgent:
         """Take a ticket from the transport, once."""
         lease = self.core.redeemed(ticket, self._loop.time())
         self._alarm.set(self.core.deadline())
-        return None if lease is None else LeaseOpened(lease.name, self.shelf.places[lease.key].segment)
+        if lease is None:
+            return None
+        place, pieces, table = self.shelf.places[lease.key], lease.pieces(), self.core.table
+        if pieces is None:
+            return LeaseOpened(lease.name, place.segment)
+
+        def lacks(origin: int, nbytes: int) -> bool:
+            at = place.table.piece_at
+            return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
+
+        return LeaseOpened(lease.name, place.segment, pieces, lacks)
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:
         """A reader is done, or gone."""

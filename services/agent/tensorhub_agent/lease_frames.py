@@ -6,6 +6,8 @@
       Renew, each RENEW_S              →
       Confirm(number)                  →
                                        ←   Holds(number, holds)
+                                       ←   Have(pieces), where the source is half-filled: at first, with each
+                                           piece that stands there, and as the answer to Renew
                                        ←   Broken, and the end (at any time)
       Done, and the end                →
 
@@ -13,14 +15,20 @@ How frames travel, and how the bytes come, is the transport's: `local_frames.py`
 the connection, with one line in the log of whoever saw it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+
+from tensorhub_common.wire.transfer import Range
 
 REASON_CHARS_MAX: Final = 500
 
 RENEW_S: Final = 1.0
 """A reader says so often that it is alive."""
+
+HAVE_RANGES_MAX: Final = 256
+"""A frame tells of so many ranges of pieces at most."""
 
 CONFIRM_S: Final = 2.0
 """A source that doesn't say within this whether the lease holds is lost."""
@@ -68,6 +76,18 @@ class Holds(Frame, frozen=True, tag="holds"):
     holds: bool
 
 
+class Have(Frame, frozen=True, tag="have"):
+    """These pieces stand in the source, verified, beside those it has told of; with none of them: it lives."""
+
+    pieces: tuple[Range, ...] = ()
+
+
+def have(pieces: Sequence[Range]) -> list[Have]:
+    """Return the frames that tell of these pieces, one at least."""
+    starts = range(0, max(len(pieces), 1), HAVE_RANGES_MAX)
+    return [Have(tuple(pieces[start : start + HAVE_RANGES_MAX])) for start in starts]
+
+
 class Done(Frame, frozen=True, tag="done"):
     """The reader has all that it wants. `nbytes`: how much it took, where the source can't see that itself."""
 
@@ -81,4 +101,4 @@ class Broken(Frame, frozen=True, tag="broken"):
 
 
 FromReader = Hello | Renew | Confirm | Done
-FromSource = Welcome | No | Holds | Broken
+FromSource = Welcome | No | Holds | Have | Broken

@@ -16,11 +16,11 @@ import msgspec
 
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
-from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Holds, Renew
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, Renew
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.settled import Ending
-from tensorhub_agent.transport import OnLost, TransportLost, silent
+from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
 
@@ -30,10 +30,18 @@ _log: Final = logging.getLogger(__name__)
 class LocalSession:
     """One open lease. `LocalTransport.open` makes it; see `SourceSession`."""
 
-    def __init__(self, framed: Framed, mapping: Mapping, pool: CopyPool, cache: MappingCache, on_lost: OnLost) -> None:
+    def __init__(
+        self,
+        framed: Framed,
+        mapping: Mapping,
+        pool: CopyPool,
+        cache: MappingCache,
+        on_lost: OnLost,
+        on_have: OnHave,
+    ) -> None:
         """Take over an opened connection and a mapping."""
         self._framed, self._mapping, self._pool, self._cache = framed, mapping, pool, cache
-        self._on_lost = on_lost
+        self._on_lost, self._on_have = on_lost, on_have
         self._over: str | None = None
         self._jobs: set[CopyJob] = set()
         self._confirming = Confirmations()
@@ -114,6 +122,8 @@ class LocalSession:
                 match await from_source(self._framed):
                     case Holds() as holds:
                         self._confirming.answered(holds)
+                    case Have(pieces):
+                        self._on_have(pieces)
                     case Broken(reason):
                         self._lose(f"the source has broken the lease: {reason}")
                     case other:

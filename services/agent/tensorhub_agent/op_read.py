@@ -38,6 +38,7 @@ from tensorhub_common.wire.events import (
     RoundWithdrawn,
     ShardFilled,
 )
+from tensorhub_common.wire.transfer import Turn
 from tensorhub_common.wire.worker import ReadReport
 
 REPLAN_S: float = 0.1
@@ -187,7 +188,7 @@ class ReadOperation:
         if core.key.shard in event.held:
             self.stage = Stage.GRANTED
             return
-        self._carrier.begin(event.version, event.roots[core.key.shard], now)
+        self._carrier.begin(event.version, event.roots[core.key.shard], Turn(event.cmd, event.round), now)
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
@@ -284,6 +285,7 @@ class ReadOperation:
 
     def _write(self, now: float) -> None:
         self.stage = Stage.FILLING
+        self._carrier.serve()
         if self.transfer is not None:
             self.transfer.start(now)
             self._drive(now)

@@ -30,6 +30,9 @@ FADE: Final = 0.75
 STALL_MIN_S: Final = 1.0
 """However fast it was, a source may be silent for this long: a busy machine keeps a process waiting for less."""
 
+RELAY_S: Final = 0.01
+"""While others read what is being filled, batches are as short as this: a piece is shown with its whole batch."""
+
 STALL_TIMES: Final = 4
 """A source may be silent for so many times as long as what is under way should take."""
 
@@ -64,10 +67,12 @@ class Pace:
         rate = self.rate
         return 0 if rate is None else min(share_bytes, rate * AHEAD_S)
 
-    def batch_bytes(self, share_bytes: int) -> float:
-        """Return how large its next batch should be."""
+    def batch_bytes(self, share_bytes: int, *, relayed: bool = False) -> float:
+        """Return how large its next batch should be; `relayed`: others wait for what it brings."""
         largest = max(min(batch_bytes_max(self.transport), share_bytes // BATCHES_MIN), 1)
         rate = self.rate
+        if relayed:
+            return min(largest, max(BATCH_BYTES_MIN, (rate or 0.0) * RELAY_S))
         return largest if rate is None else min(largest, max(BATCH_BYTES_MIN, rate * AHEAD_S / BATCHES_MIN))
 
     def patience_s(self, flying_bytes: int, stall_s: float) -> float:

@@ -19,6 +19,21 @@ def marked(marks: bytearray, start: int, stop: int) -> list[Range]:
     return runs
 
 
+def split(marks: bytearray, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+    """Divide these pieces into those with a mark and those without."""
+    with_mark: list[Range] = []
+    without: list[Range] = []
+    for first, count in ranges:
+        at, stop = first, first + count
+        while at < stop:
+            is_marked = marks[at]
+            end = marks.find(0 if is_marked else 1, at, stop)
+            end = stop if end == -1 else end
+            (with_mark if is_marked else without).append((at, end - at))
+            at = end
+    return with_mark, without
+
+
 def unmarked(marks: bytearray) -> list[Range]:
     """Return the runs of marks that are not set."""
     return marked(bytearray(1 - mark for mark in marks), 0, len(marks))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.pace import Pace
-from tensorhub_agent.ranges import count_of
+from tensorhub_agent.ranges import count_of, mark, marked, merged, split
 from tensorhub_common.wire.transfer import Range, Share
 
 BATCH_PIECES_MAX: Final = 4096
@@ -15,6 +15,12 @@ BATCH_PIECES_MAX: Final = 4096
 
 OPEN_S_MAX: Final = 2.0
 """A source that has not granted a lease and opened a transport within this is left out."""
+
+WAITING_SILENT_S: Final = 3.0
+"""A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
+
+STARVED_TIMES: Final = 2
+"""A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
 
 FOREVER: Final = float("inf")
 
@@ -37,6 +43,13 @@ class Reading:
     phase: SourcePhase
     since: float
     queue: deque[Range] = field(default_factory=deque)
+    """To be asked for next: it has them."""
+    parked: list[Range] = field(default_factory=list)
+    """To be asked for as soon as the source, a half-filled one, has them."""
+    has: bytearray | None = None
+    """Marks of what a half-filled source has; None: everything."""
+    fed: float = 0.0
+    """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
     unconfirmed: list[Range] = field(default_factory=list)
     unconfirmed_bytes: int = 0
@@ -60,6 +73,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         """Begin to measure."""
+        self.fed = self.since
         self.pace = Pace(self.share.transport)
 
     @property
@@ -75,20 +89,25 @@ class Reading:
     @property
     def is_idle(self) -> bool:
         """Whether it could be asked for pieces, and there are none for it."""
-        return self.is_ready and not self.queue and not self.flying
+        return self.is_ready and not self.queue and not self.flying and not self.parked
 
     @property
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
-        return count_of(self.queue)
+        return count_of(self.queue) + count_of(self.parked)
 
     @property
     def flying_bytes(self) -> int:
         """How much is under way."""
         return sum(nbytes for _, nbytes in self.flying.values())
 
-    def patience_s(self, stall_s: float) -> float:
-        """Return how long it may go on without progress."""
+    def due(self, stall_s: float) -> float:
+        """Return until when it may go on as it does, without progress or without anything new."""
+        if self.phase is SourcePhase.OPEN and self.parked and not self.queue and not self.flying:
+            return min(self.since + WAITING_SILENT_S, self.fed + STARVED_TIMES * stall_s)
+        return self.since + self._patience_s(stall_s)
+
+    def _patience_s(self, stall_s: float) -> float:
         if self.phase is SourcePhase.OPENING:
             return OPEN_S_MAX
         if self.phase is not SourcePhase.OPEN:
@@ -104,15 +123,67 @@ class Reading:
     def places(self) -> Iterable[Iterable[Range]]:
         """Yield everything that is with this source."""
         yield self.queue
+        yield self.parked
         yield self.unconfirmed
         for ranges, _ in self.flying.values():
             yield ranges
 
     # What happens to its pieces.
 
-    def cut_batch(self, sizes: Sequence[int], share_bytes: int) -> tuple[tuple[Range, ...], int]:
+    def give(self, ranges: Iterable[Range]) -> None:
+        """Let it bring these pieces, each as soon as it has it."""
+        if self.has is None:
+            self.queue.extend(ranges)
+            return
+        there, awaited = split(self.has, ranges)
+        self.queue.extend(there)
+        self.parked.extend(awaited)
+
+    def fills(self, pieces: int, there: Iterable[Range], now: float) -> None:
+        """Take note that it is half-filled: it has some of so many pieces."""
+        self.has = bytearray(pieces)
+        mark(self.has, there)
+        given = list(self.queue)
+        self.queue.clear()
+        self.give(given)
+        self.fed = now
+
+    def available(self, ranges: Iterable[Range], now: float) -> None:
+        """Take note of what a half-filled source has now, or of its word that it lives."""
+        if self.has is None:
+            return
+        if not self.flying:
+            self.since = now
+        before = self.has.count(1)
+        mark(self.has, ranges)
+        if self.has.count(1) > before:
+            self.fed = now
+            there, self.parked = split(self.has, self.parked)
+            self.queue.extend(there)
+
+    def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
+        """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
+        taken: list[Range] = []
+        left: list[Range] = []
+        for place in (self.parked, self.queue):
+            left.clear()
+            while place and wanted > 0:
+                first, count = place.pop()
+                able = [(first, count)] if which is None else marked(which, first, first + count)
+                left += [] if which is None else split(which, [(first, count)])[1]
+                for start, some in reversed(able):
+                    part = min(some, wanted)
+                    wanted -= part
+                    taken += [(start + some - part, part)] if part else []
+                    left += [(start, some - part)] if part < some else []
+            place.extend(merged(left))
+        return merged(taken)
+
+    def cut_batch(
+        self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
+    ) -> tuple[tuple[Range, ...], int]:
         """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
-        largest = self.pace.batch_bytes(share_bytes)
+        largest = self.pace.batch_bytes(share_bytes, relayed=relayed)
         ranges: list[Range] = []
         nbytes = pieces = 0
         while self.queue and nbytes < largest and pieces < BATCH_PIECES_MAX:
@@ -166,15 +237,21 @@ class Reading:
         self.unconfirmed, self.unconfirmed_bytes = [], 0
         return ranges
 
+    def let_all_go(self) -> list[Range]:
+        """Take away all that waits."""
+        ranges = [*self.queue, *self.parked]
+        self.queue.clear()
+        self.parked.clear()
+        return ranges
+
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
-        ranges = [*self.queue, *self.unconfirmed]
+        ranges = [*self.let_all_go(), *self.unconfirmed]
         asked = count_of(self.unconfirmed)
         for batch, _ in self.flying.values():
             ranges.extend(batch)
             asked += count_of(batch)
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
-        self.queue.clear()
         self.flying.clear()
         self.unconfirmed, self.unconfirmed_bytes, self.early_bytes = [], 0, 0
         return ranges

@@ -255,7 +255,7 @@ class AgentService:
         answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
         if job is not None:
             name = f"{ask.job}:{secrets.token_hex(8)}"
-            answer = job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
+            answer = await job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
         return msgspec.msgpack.encode(answer)
 
     async def _on_digests_ask(self, message: Message) -> bytes:
@@ -273,11 +273,13 @@ class AgentService:
         opened = job.redeem(ticket) if job is not None else None
         return opened if opened is not None else Refused("the ticket is unknown, used or too old")
 
-    def renew(self, lease: str) -> None:
-        """Note that a reader is alive."""
+    def renew(self, lease: str) -> bool:
+        """Note that a reader is alive; tells whether it waits for pieces."""
         job = self._jobs.get(_job_of(lease))
-        if job is not None:
-            job.core.table.renew(lease, asyncio.get_running_loop().time())
+        if job is None:
+            return False
+        job.core.table.renew(lease, asyncio.get_running_loop().time())
+        return job.core.table.waits(lease)
 
     def holds(self, lease: str) -> bool:
         """Tell whether a lease has held up to now."""

@@ -3,16 +3,30 @@
 A lease keeps a shard's memory as it is while somebody reads it: `unpublish` waits for the open ones or breaks them. A
 ticket opens a transport once. A lease holds only while it is open here, so a reader that asks after its last byte
 learns whether the memory was what it asked for all the time.
+
+A shard that is being filled grants leases too, on the version that it will hold (`coming`), to readers of later turns.
+It says which pieces stand there, verified; these may be asked for, and no others. When it has them all the leases go
+on as those of a ready shard. Given up, or decided anew, they are broken before the memory is used again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.ranges import mark, marked
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.wire.transfer import (
+    DIGESTS_PAGE_PIECES,
+    LeaseAsk,
+    LeaseGrant,
+    LeaseRefusal,
+    Range,
+    Turn,
+    precedes,
+)
 
 TICKET_S: Final = 5.0
 """A ticket that was not shown within this is void, and its lease over."""
@@ -54,7 +68,22 @@ LEASE_MOVES: Final = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Offered:
+    """A shard that stands ready, or will. `version` is None while its publication has not been numbered yet."""
+
+    version: int | None
+    root: str
+    digests: bytes
+    granting: bool = True
+    leases: "dict[str, Lease]" = field(default_factory=dict)
+    turn: Turn | None = None
+    """Of the round that fills the shard."""
+    has: bytearray | None = None
+    """Marks of the pieces that stand there, while it is being filled; None: all do."""
+
+
+@dataclass(slots=True, eq=False)
 class Lease:
     """One reader's lease on one shard."""
 
@@ -63,18 +92,18 @@ class Lease:
     reader: str
     ticket: str
     deadline: float
+    offered: Offered
+    is_told: bool = False
+    """Its reader asks for nothing before it is told that it is there."""
     state: LeaseState = LeaseState.GRANTED
 
-
-@dataclass(slots=True)
-class Offered:
-    """A shard that stands ready. `version` is None while its publication has not been numbered yet."""
-
-    version: int | None
-    root: str
-    digests: bytes
-    granting: bool = True
-    leases: dict[str, Lease] = field(default_factory=dict)
+    def pieces(self) -> tuple[Range, ...] | None:
+        """Return what its reader may ask for; None: everything, and it knows."""
+        if not self.is_told:
+            return None
+        has = self.offered.has
+        whole = len(self.offered.digests) // PIECE_DIGEST_BYTES
+        return tuple(marked(has, 0, len(has))) if has is not None else ((0, whole),) if whole else ()
 
 
 class LeaseTable:
@@ -83,20 +112,56 @@ class LeaseTable:
     def __init__(self) -> None:
         """Begin with nothing offered."""
         self.offers: dict[Key, Offered] = {}
+        self.coming: dict[Key, Offered] = {}
+        """Shards that are being filled."""
         self._leases: dict[str, Lease] = {}
         self._tickets: dict[str, Lease] = {}
 
     def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
-        """Grant leases on the shard from now on. Readers that are in it already stay in it."""
-        known = self.offers.get(key)
-        leases = known.leases if known is not None else {}
-        self.offers[key] = Offered(version, root, digests, leases=leases)
+        """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
+        offered = Offered(version, root, digests)
+        for known in (self.offers.get(key), self.coming.pop(key, None)):
+            for lease in known.leases.values() if known is not None else ():
+                lease.offered = offered
+                offered.leases[lease.name] = lease
+        self.offers[key] = offered
 
     def stop(self, key: Key) -> None:
         """Grant no new lease on the shard."""
         offered = self.offers.get(key)
         if offered is not None:
             offered.granting = False
+
+    def expect(self, key: Key, version: int, root: str, turn: Turn, pieces: int) -> None:
+        """The shard will be filled with a version: readers of later turns may have leases, once there are digests."""
+        assert key not in self.coming
+        self.coming[key] = Offered(version, root, b"", turn=turn, has=bytearray(pieces))
+
+    def vouch(self, key: Key, digests: bytes) -> None:
+        """Grant leases on a shard that is being filled: the log vouches for these digests."""
+        coming = self.coming.get(key)
+        if coming is not None:
+            coming.digests = digests
+
+    def prove(self, key: Key, pieces: Sequence[Range]) -> list[str]:
+        """These pieces stand in a shard that is being filled, verified; returns the open leases, whose readers wait."""
+        coming = self.coming.get(key)
+        if coming is None or coming.has is None:
+            return []
+        mark(coming.has, pieces)
+        return [lease.name for lease in coming.leases.values() if lease.state is LeaseState.OPEN]
+
+    def abandon(self, key: Key) -> list[str]:
+        """The shard will not hold the version: break its leases; returns their names."""
+        coming = self.coming.get(key)
+        names = self._break(coming)
+        self.coming.pop(key, None)
+        return names
+
+    def awaiting(self, key: Key) -> int:
+        """Return how many leases there are on what a shard is being filled with."""
+        coming = self.coming.get(key)
+        return len(coming.leases) if coming is not None else 0
 
     def reading(self, key: Key) -> int:
         """Return how many leases on the shard are under way."""
@@ -111,15 +176,25 @@ class LeaseTable:
 
     def break_all(self, key: Key) -> list[str]:
         """Break every lease on the shard; returns their names."""
-        offered = self.offers.get(key)
+        return self._break(self.offers.get(key))
+
+    def _break(self, offered: Offered | None) -> list[str]:
         names = list(offered.leases) if offered is not None else []
         for name in names:
             self._end(self._leases[name], LeaseMove.BROKEN)
         return names
 
-    def grant(self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
-        """Grant a lease if exactly what is asked for stands here and stays."""
+    def grant(
+        self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Grant a lease if exactly what is asked for stands here and stays, or comes.
+
+        None: it will be known soon, so the question may wait.
+        """
         key = Key(ask.model, ask.source.replica, ask.source.shard)
+        coming = self.coming.get(key)
+        if coming is not None and (coming.version, coming.root) == (ask.version, ask.root):
+            return self._grant_coming(coming, ask, name, ticket, endpoint, now)
         offered = self.offers.get(key)
         if offered is None or not offered.granting:
             return LeaseRefusal(reason="the shard is not published here, or it is draining")
@@ -131,20 +206,45 @@ class LeaseTable:
             # Only a root of real digests says that these are the bytes of the version that the log has numbered
             # meanwhile.
             return LeaseRefusal(reason="the shard's publication has no number yet")
+        return self._granted(offered, key, ask, name, ticket, endpoint, now)
+
+    def _grant_coming(
+        self, coming: Offered, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
+        assert coming.turn is not None
+        if not precedes(coming.turn, ask.turn):
+            return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
+        if not coming.digests:
+            return None
+        key = Key(ask.model, ask.source.replica, ask.source.shard)
+        return self._granted(coming, key, ask, name, ticket, endpoint, now)
+
+    def _granted(
+        self, offered: Offered, key: Key, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal:
         if len(offered.leases) >= READERS_MAX:
             return LeaseRefusal(reason=f"the shard has {READERS_MAX} readers already")
-        lease = Lease(name, key, f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}", ticket, now + TICKET_S)
+        filling = offered.has is not None
+        reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
+        lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling)
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
-        page = offered.digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES]
-        pieces = len(offered.digests) // PIECE_DIGEST_BYTES
-        return LeaseGrant(lease=name, ticket=ticket, ticket_s=TICKET_S, endpoint=endpoint, pieces=pieces, digests=page)
+        return LeaseGrant(
+            lease=name,
+            ticket=ticket,
+            ticket_s=TICKET_S,
+            endpoint=endpoint,
+            pieces=len(offered.digests) // PIECE_DIGEST_BYTES,
+            digests=offered.digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES],
+            filling=filling,
+        )
 
     def page(self, name: str, first: int) -> bytes:
         """Return a page of digests for a lease that is under way, else nothing."""
         lease = self._leases.get(name)
         if lease is None or first < 0:
             return b""
-        digests = self.offers[lease.key].digests
+        digests = lease.offered.digests
         return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
 
     def redeem(self, ticket: str, now: float) -> Lease | None:
@@ -169,6 +269,19 @@ class LeaseTable:
             return False
         lease.deadline = now + SILENCE_S_MAX
         return True
+
+    def waits(self, name: str) -> bool:
+        """Tell whether a lease's reader may wait for pieces, and so wants to hear that this agent is alive."""
+        lease = self._leases.get(name)
+        return lease is not None and lease.offered.has is not None
+
+    def lacks(self, name: str, first: int, stop: int) -> bool:
+        """Tell whether a lease may not ask for all of these pieces: some don't stand there yet, or it is over."""
+        lease = self._leases.get(name)
+        if lease is None:
+            return True
+        has = lease.offered.has
+        return has is not None and has.find(0, first, stop) != -1
 
     def holds(self, name: str) -> bool:
         """Tell whether the memory has been kept for this lease up to now."""
@@ -198,11 +311,12 @@ class LeaseTable:
         """Raise AssertionError when the indexes disagree."""
         for name, lease in self._leases.items():
             assert lease.state in (LeaseState.GRANTED, LeaseState.OPEN), f"lease {name} is kept though {lease.state}"
-            assert self.offers[lease.key].leases[name] is lease
+            assert lease.offered in (self.offers.get(lease.key), self.coming.get(lease.key))
+            assert lease.offered.leases[name] is lease
             assert (lease.ticket in self._tickets) == (lease.state is LeaseState.GRANTED)
 
     def _end(self, lease: Lease, how: LeaseMove) -> None:
         lease.state = LEASE_MOVES[lease.state, how]
         self._tickets.pop(lease.ticket, None)
         del self._leases[lease.name]
-        del self.offers[lease.key].leases[lease.name]
+        del lease.offered.leases[lease.name]

@@ -191,6 +191,7 @@ class ShardCore:
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
         self.operation = None
+        self.break_waiting("nothing is filled in here any more")
         if self.dismissed:
             self.leave()
         return call
@@ -201,6 +202,7 @@ class ShardCore:
             return
         self.gone = True
         self.break_readers("the shard is gone from this agent")
+        self.break_waiting("the shard is gone from this agent")
         self.out.append(Free(self.key))
         self._refuse_queued(f"{self.where} is gone from its agent: register it again")
 
@@ -212,6 +214,11 @@ class ShardCore:
     def break_readers(self, reason: str) -> None:
         """End the offer, and tell whoever reads."""
         for lease in self.table.forget(self.key):
+            self.out.append(BreakLease(lease, reason))
+
+    def break_waiting(self, reason: str) -> None:
+        """The memory will not be filled as was expected: tell whoever reads what is there."""
+        for lease in self.table.abandon(self.key):
             self.out.append(BreakLease(lease, reason))
 
     def dismiss(self, now: float) -> None:
@@ -341,6 +348,10 @@ class ShardCore:
             assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
         if self.held.memory is Memory.READY:
             assert self.held.version is not None
+        coming = self.table.coming.get(self.key)
+        if coming is not None:
+            assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"
+            assert self.held.memory is Memory.FILLING or not any(coming.has or b""), f"{self.where} shows old pieces"
 
     def _begin_queued(self, now: float) -> None:
         if self.operation is None and self.queued is not None and not self.gone:

@@ -1,14 +1,15 @@
 """Who takes whose pieces: loose ones, what a busy source has queued, and what a slow one has under way. Pure.
 
 Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
-closed.
+closed. A half-filled source takes from nobody what it does not have: it would be waited for in place of one that has
+it, or is nearer to one that has.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tensorhub_agent.pace import BATCHES_MIN
-from tensorhub_agent.ranges import count_of, mark, marked, take_first
+from tensorhub_agent.ranges import count_of, mark, marked, split, take_first
 from tensorhub_agent.reading import Reading
 from tensorhub_common.wire.transfer import Plan, Range, Share
 
@@ -28,7 +29,7 @@ SWITCH_S: Final = 0.1
 def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
     """Give loose pieces to these sources in equal parts, all of them."""
     for number, source in enumerate(sources):
-        source.queue.extend(take_first(loose, -(-count_of(loose) // (len(sources) - number))))
+        source.give(take_first(loose, -(-count_of(loose) // (len(sources) - number))))
 
 
 def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
@@ -49,23 +50,29 @@ def feed(sources: Sequence[Reading], loose: list[Range]) -> None:
     """Give idle sources what is loose, or else what others have waiting."""
     idle = [source for source in sources if source.is_idle]
     if loose:
-        share_out(loose, idle)
+        share_out(loose, [source for source in idle if source.has is None])
+        for source in idle:
+            if source.has is not None and loose:
+                there, loose[:] = split(source.has, loose)
+                source.give(there)
         return
     for source in idle:
         take_over(source, sources)
 
 
-def fill(source: Reading, sizes: Sequence[int], share_bytes: int, room_bytes: int) -> Iterator[Batch]:
+def fill(
+    source: Reading, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool = False
+) -> Iterator[Batch]:
     """Cut batches for a source until it has under way what it may: its part, if there is room, or its least.
 
-    `room_bytes` is what all sources together may ask for yet.
+    `room_bytes` is what all sources together may ask for yet; `relayed`: others wait for what comes.
     """
     own, began = source.flying_bytes, source.flying_bytes
     while source.queue:
         room = own - began < room_bytes and own < source.pace.ahead_bytes(share_bytes)
         if not room and len(source.flying) >= BATCHES_MIN:
             return
-        ranges, nbytes = source.cut_batch(sizes, share_bytes)
+        ranges, nbytes = source.cut_batch(sizes, share_bytes, relayed=relayed)
         own += nbytes
         yield ranges, nbytes
 
@@ -76,13 +83,7 @@ def take_over(taker: Reading, others: Iterable[Reading]) -> None:
     if busiest is None or not busiest.waiting:
         return
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
-    while wanted > 0:
-        first, count = busiest.queue.pop()
-        taken = min(count, wanted)
-        if taken < count:
-            busiest.queue.append((first, count - taken))
-        taker.queue.appendleft((first + count - taken, taken))
-        wanted -= taken
+    taker.give(busiest.let_go(wanted, taker.has))
 
 
 def _part(waiting: int, taker: float | None, giver: float | None) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.effects import (
+    Available,
     BatchDone,
     CloseSource,
     Confirm,
@@ -43,13 +44,14 @@ from tensorhub_common.wire.transfer import (
     LeaseAsk,
     LeaseGrant,
     LeaseRefusal,
+    Range,
     SourceId,
 )
 
 LEASE_ASK_S: Final = 1.5
 """A source's agent that does not answer within this is left out."""
 
-News = Callable[[SourceOpened | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None]
+News = Callable[[SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None]
 
 _log: Final = logging.getLogger(__name__)
 _grants: Final[msgspec.msgpack.Decoder[LeaseAnswer]] = msgspec.msgpack.Decoder(LeaseAnswer)
@@ -68,6 +70,8 @@ class Source:
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
+        self.told: list[Range] = []
+        """What a half-filled source has told of before its opening was."""
 
 
 class Sources:
@@ -99,6 +103,7 @@ class Sources:
                 grant,
                 reader=reader.agent,
                 on_lost=lambda reason: self._lost(key, number, reason),
+                on_have=lambda pieces: self._have(key, number, pieces),
             )
         except TensorHubError as why:
             self._tell(SourceLost(key, number, str(why)))
@@ -108,7 +113,16 @@ class Sources:
             await session.close()
             return
         source.session = session
-        self._tell(SourceOpened(key, number, digests))
+        self._tell(SourceOpened(key, number, digests, tuple(source.told) if grant.filling else None))
+
+    def _have(self, key: Key, number: int, pieces: tuple[Range, ...]) -> None:
+        source = self._open.get((key, number))
+        if source is None or source.closing:
+            return
+        if source.session is None:
+            source.told.extend(pieces)
+        else:
+            self._tell(Available(key, number, pieces))
 
     async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
         ask = LeaseAsk(
@@ -119,6 +133,7 @@ class Sources:
             root=effect.root,
             reader=reader,
             transport=effect.share.transport,
+            turn=effect.turn,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)

@@ -13,7 +13,7 @@ from typing import Final
 
 from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, merged
+from tensorhub_agent.ranges import count_of, merged, split
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
 from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
 from tensorhub_agent.trust import Trust
@@ -49,6 +49,8 @@ class Todo:
     post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
     confirm: list[int] = field(default_factory=list)
     close: list[int] = field(default_factory=list)
+    proven: list[Range] = field(default_factory=list)
+    """Pieces that stand in the destination, verified: others may read them there."""
 
 
 class Transfer:
@@ -82,6 +84,8 @@ class Transfer:
         self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
         self._next = first_number
         self._ending = self._damaged = self._begun = False
+        self.is_relayed = False
+        """Others read what is being filled here, and wait for it."""
         self._seen = now
         self._slow_closed = 0
         self._loose: list[Range] = self.proof.missing()
@@ -108,8 +112,8 @@ class Transfer:
             self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
-    def opened(self, number: int, digests: bytes, now: float) -> None:
-        """Take a granted lease with an open transport."""
+    def opened(self, number: int, digests: bytes, now: float, pieces: Sequence[Range] | None = None) -> None:
+        """Take a granted lease with an open transport. `pieces` are what a half-filled source has so far."""
         source = self.sources.get(number)
         if source is None or source.phase is not SourcePhase.OPENING:
             return
@@ -118,7 +122,20 @@ class Transfer:
             self.lost(number, "its digests are not those of the log", now)
             return
         source.phase, source.since = SourcePhase.OPEN, now
+        if pieces is not None:
+            source.fills(len(self._nbytes), pieces, now)
         self._advance(now)
+
+    def available(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a half-filled source has now."""
+        source = self.sources.get(number)
+        if source is not None and source.phase is SourcePhase.OPEN and self._exist(pieces):
+            source.available(pieces, now)
+            self._advance(now)
+
+    def _exist(self, pieces: Sequence[Range]) -> bool:
+        """Tell whether these are pieces of this shard, whatever a source says."""
+        return all(first >= 0 and 0 < count <= len(self._nbytes) - first for first, count in pieces)
 
     def progressed(self, number: int, nbytes: int, now: float) -> None:
         """Take note of bytes that have come within a batch."""
@@ -182,6 +199,8 @@ class Transfer:
         if self.phase is Phase.LEASED:
             self.phase = Phase.RUNNING
             self.started = self.first_at = self.last_at = now
+            for source in self.sources.values():
+                source.since = source.fed = now
             self._advance(now)
 
     def stop(self) -> None:
@@ -197,7 +216,7 @@ class Transfer:
             return
         self._look(now)
         for source in list(self.sources.values()):
-            if now >= source.since + source.patience_s(self._stall_s):
+            if now >= self._due(source):
                 self._leave(source, "it made no progress")
         if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
@@ -224,7 +243,7 @@ class Transfer:
         """Say when `tick` is wanted."""
         if self._ending:
             return None
-        bounds = [source.since + source.patience_s(self._stall_s) for source in self.sources.values()]
+        bounds = [self._due(source) for source in self.sources.values()]
         times = [when for when in bounds if when < FOREVER]
         if times:
             times.append(self._seen + LOOK_S)
@@ -232,6 +251,12 @@ class Transfer:
         if plan_at is not None:
             times.append(plan_at)
         return min(times, default=None)
+
+    def _due(self, source: Reading) -> float:
+        """Return when a source is left; before the read begins nothing is expected of an open one."""
+        if self.phase is not Phase.RUNNING and source.phase is SourcePhase.OPEN:
+            return FOREVER
+        return source.due(self._stall_s)
 
     @property
     def next_number(self) -> int:
@@ -289,7 +314,7 @@ class Transfer:
             if self.trust.has_failed(share.source):
                 self._loose.extend(ranges)
             else:
-                self._source_of(share, now).queue.extend(ranges)
+                self._source_of(share, now).give(ranges)
         return not before or count_of(self._loose) < before
 
     def _source_of(self, share: Share, now: float) -> Reading:
@@ -314,6 +339,7 @@ class Transfer:
         wrong = self.proof.count(ranges, digests)
         wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
         source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
+        self._todo.proven.extend(split(self.proof.done, ranges)[0] if wrong else ranges)
         if wrong:
             source.wasted(count_of(wrong), wrong_bytes)
             self._loose.extend(wrong)
@@ -332,7 +358,7 @@ class Transfer:
         late_s = now - due if due is not None else 0.0
         if late_s > LATE_S:
             for source in self.sources.values():
-                source.since = min(source.since + late_s, now)
+                source.since, source.fed = min(source.since + late_s, now), min(source.fed + late_s, now)
         self._seen = max(self._seen, now)
 
     def _leave(self, source: Reading, reason: str) -> None:
@@ -358,8 +384,7 @@ class Transfer:
     def _close(self, source: Reading) -> None:
         source.phase = SourcePhase.CLOSING
         source.confirming = False
-        self._loose.extend(source.queue)
-        source.queue.clear()
+        self._loose.extend(source.let_all_go())
         self._todo.close.append(source.number)
 
     # Getting on.
@@ -389,7 +414,7 @@ class Transfer:
         for source in sources:
             if not source.is_ready:
                 continue
-            for ranges, nbytes in fill(source, self._nbytes, share_bytes, room_bytes):
+            for ranges, nbytes in fill(source, self._nbytes, share_bytes, room_bytes, relayed=self.is_relayed):
                 source.asked(self._next, ranges, nbytes, now)
                 self._todo.post.append((source.number, self._next, ranges))
                 self._next += 1

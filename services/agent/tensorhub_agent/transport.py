@@ -17,7 +17,7 @@ import msgspec
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.segments import Segment
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_common.wire.transfer import LeaseGrant, Range
 
 
 class TransportLost(TensorHubError):
@@ -29,6 +29,10 @@ class LeaseOpened(msgspec.Struct, frozen=True):
 
     lease: str
     segment: Segment
+    pieces: tuple[Range, ...] | None = None
+    """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
+    lacks: Callable[[int, int], bool] | None = None
+    """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -43,8 +47,8 @@ class LeaseBook(Protocol):
     def redeem(self, ticket: str) -> LeaseOpened | Refused:
         """Take a ticket. It is good once; deciding that is the book's."""
 
-    def renew(self, lease: str) -> None:
-        """The reader of an open lease is alive."""
+    def renew(self, lease: str) -> bool:
+        """The reader of an open lease is alive; tells whether it waits for pieces, and is to be told that we live."""
 
     def holds(self, lease: str) -> bool:
         """Tell whether the memory has been kept for the lease from its opening up to now."""
@@ -93,6 +97,14 @@ OnLost = Callable[[str], None]
 """Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
 
 
+OnHave = Callable[[tuple[Range, ...]], None]
+"""Called when a half-filled source tells of pieces that stand there now; without any it only says that it lives."""
+
+
+def unheard(_: tuple[Range, ...]) -> None:
+    """Want no news of pieces: the source has everything."""
+
+
 class Transport(Protocol):
     """Both sides of one way for bytes."""
 
@@ -116,5 +128,10 @@ class Transport(Protocol):
     def break_lease(self, lease: str, reason: str) -> None:
         """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> SourceSession:
+    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+        """Tell the reader of a half-filled shard which pieces stand there, too. Unknown: no effect."""
+
+    async def open(
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard
+    ) -> SourceSession:
         """Show the grant's ticket to the source, as agent `reader`. Bounded. Raises `TransportLost`."""

@@ -21,15 +21,28 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.lease_frames import REASON_CHARS_MAX, Broken, Confirm, Done, Hello, Holds, No, Renew, Welcome
+from tensorhub_agent.lease_frames import (
+    REASON_CHARS_MAX,
+    Broken,
+    Confirm,
+    Done,
+    Have,
+    Hello,
+    Holds,
+    No,
+    Renew,
+    Welcome,
+    have,
+)
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
 from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
-from tensorhub_agent.transport import LeaseOpened, OnLost, Refused, TransportLost
+from tensorhub_agent.ranges import merged
+from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, TransportLost, unheard
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_common.wire.transfer import LeaseGrant, Range
 
 CONNECTIONS_MAX: Final = 1024
 BACKLOG: Final = 128
@@ -59,6 +72,27 @@ class _Served:
     def __init__(self, framed: Framed, lease: str) -> None:
         self.framed, self.lease = framed, lease
         self.breaking: asyncio.Task[None] | None = None
+        self._untold: list[Range] = []
+        self._telling: asyncio.Task[None] | None = None
+
+    def show(self, pieces: tuple[Range, ...]) -> None:
+        """Tell the reader of pieces; what comes while it is being told goes with the next frame."""
+        self._untold.extend(pieces)
+        if self._telling is None:
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        with contextlib.suppress(PeerGone):
+            while self._untold:
+                untold, self._untold = self._untold, []
+                for frame in have(merged(untold)):
+                    await send(self.framed, frame)
+        self._telling = None
+
+    def hush(self) -> None:
+        """Tell the reader of nothing more."""
+        if self._telling is not None:
+            self._telling.cancel()
 
     def end(self, reason: str) -> None:
         """Tell the reader, and close the connection, which ends the task that serves it."""
@@ -81,7 +115,7 @@ class LocalTransport:
         agent: str,
         pool: CopyPool,
         redeem: Callable[[str], LeaseOpened | Refused],
-        renew: Callable[[str], None],
+        renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
         mappings_max: int = MAPPINGS_MAX,
@@ -130,13 +164,19 @@ class LocalTransport:
         if served is not None:
             served.end(reason)
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> LocalSession:
+    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+        """See `Transport.show`."""
+        served = self._served.get(lease)
+        if served is not None and served.breaking is None:
+            served.show(pieces)
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> LocalSession:
         """See `Transport.open`."""
         try:
             async with asyncio.timeout(OPEN_S):
                 framed = await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
                 try:
-                    return await self._greet(framed, grant, reader, on_lost)
+                    return await self._greet(framed, grant, reader, on_lost, on_have)
                 except BaseException:
                     framed.close()
                     raise
@@ -147,12 +187,14 @@ class LocalTransport:
         except (TensorHubError, msgspec.MsgspecError) as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
 
-    async def _greet(self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost) -> LocalSession:
+    async def _greet(
+        self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnHave
+    ) -> LocalSession:
         await send(framed, Hello(PROTOCOL, grant.ticket, reader))
         match await from_source(framed):
             case Welcome(segment, nbytes):
                 mapping = self._cache.acquire(segment, framed.take_fd(), nbytes)
-                return LocalSession(framed, mapping, self._pool, self._cache, on_lost)
+                return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
             case No(reason):
                 raise TransportLost(f"the source refused: {reason}")
             case other:
@@ -219,9 +261,12 @@ class LocalTransport:
                 await send(framed, Welcome(opened.segment.name, opened.segment.nbytes), fd)
             finally:
                 os.close(fd)
+            if opened.pieces is not None:
+                served.show(opened.pieces)
             done = await self._answer(served)
         finally:
             del self._served[opened.lease]
+            served.hush()
             if served.breaking is None:
                 self._ended(opened.lease, done)
 
@@ -232,7 +277,8 @@ class LocalTransport:
                 frame = await from_reader(served.framed)
             match frame:
                 case Renew():
-                    self._renew(served.lease)
+                    if self._renew(served.lease):
+                        await send(served.framed, Have())
                 case Confirm(number):
                     await send(served.framed, Holds(number, self._holds(served.lease)))
                 case Done(nbytes):

@@ -16,7 +16,7 @@ from typing import Final
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.lease_frames import Hello
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
-from tensorhub_agent.transport import OnLost, TransportLost
+from tensorhub_agent.transport import OnHave, OnLost, TransportLost, unheard
 from tensorhub_agent.ucxx_engine import Engine
 from tensorhub_agent.ucxx_frames import COUNT_BITS, TAG_BITS, encode
 from tensorhub_agent.ucxx_idle import IdleLinks
@@ -24,7 +24,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_serving import Book, Served
 from tensorhub_agent.ucxx_session import UcxxSession
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_common.wire.transfer import LeaseGrant, Range
 
 OPEN_S: Final = 1.8
 """A source that doesn't let a reader in within this is left out. It takes some milliseconds."""
@@ -97,20 +97,29 @@ class UcxxTransport:
                 served.break_off(reason)
                 return
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> UcxxSession:
+    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+        """See `Transport.show`."""
+        for served in self._served:
+            if served.lease == lease:
+                served.show(pieces)
+                return
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> UcxxSession:
         """See `Transport.open`."""
         address, _, port = grant.endpoint.rpartition(":")
         if not address or not port.isdigit():
             raise TransportLost(f"the source named {grant.endpoint!r}, which is no address of this transport")
         try:
             async with asyncio.timeout(OPEN_S):
-                return await self._opened(grant, address, int(port), reader, on_lost)
+                return await self._opened(grant, address, int(port), reader, _Gate(on_lost), on_have)
         except TimeoutError:
             raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
         except TransportLost as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
 
-    async def _opened(self, grant: LeaseGrant, address: str, port: int, reader: str, on_lost: OnLost) -> UcxxSession:
+    async def _opened(
+        self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnHave
+    ) -> UcxxSession:
         """Show the ticket on a connection that stands, or on a new one.
 
         A connection that the source has closed meanwhile has not taken the ticket, so it is shown again.
@@ -119,9 +128,8 @@ class UcxxTransport:
             link = self._idle.take(grant.endpoint)
             is_new = link is None
             link = link or self._engine.connect(address, port)
-            gate = _Gate(on_lost)
             keep = functools.partial(self._idle.put, grant.endpoint)
-            session = UcxxSession(link, self._fresh_tag(), self._pool, gate.lost, keep)
+            session = UcxxSession(link, self._fresh_tag(), self._pool, gate.lost, on_have, keep)
             link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
             try:
                 await session.welcomed()

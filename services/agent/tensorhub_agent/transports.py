@@ -7,9 +7,9 @@ is whoever would have it read.
 import logging
 from typing import Final
 
-from tensorhub_agent.transport import OnLost, SourceSession, Transport, TransportLost
+from tensorhub_agent.transport import OnHave, OnLost, SourceSession, Transport, TransportLost
 from tensorhub_agent.ucxx_engine import UcxxUnavailable
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_common.wire.transfer import LeaseGrant, Range
 from tensorhub_common.wire.transfer import Transport as Name
 
 _log: Final = logging.getLogger(__name__)
@@ -64,9 +64,16 @@ class Transports:
         for transport in self._by_name.values():
             transport.break_lease(lease, reason)
 
-    async def open(self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> SourceSession:
+    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+        """See `Transport.show`; whichever transport serves it."""
+        for transport in self._by_name.values():
+            transport.show(lease, pieces)
+
+    async def open(
+        self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave
+    ) -> SourceSession:
         """See `Transport.open`."""
         transport = self._by_name.get(name)
         if transport is None:
             raise TransportLost(f"agent {reader!r} can't read: {self.lack(name)}")
-        return await transport.open(grant, reader=reader, on_lost=on_lost)
+        return await transport.open(grant, reader=reader, on_lost=on_lost, on_have=on_have)

@@ -1,7 +1,8 @@
 """The serving side of the ucxx transport: lets readers in that show a ticket, and sends what they have memory for.
 
 Always true:
-- Not a byte is sent before the ticket was good, nor any that lies outside the lease's segment.
+- Not a byte is sent before the ticket was good, nor any that lies outside the lease's segment, or that belongs to a
+  piece of a half-filled shard which does not stand there yet.
 - A lease that was opened and not broken is told to have ended exactly once, whatever its reader did.
 - The segment stays mapped until the last send out of it has ended.
 """
@@ -23,6 +24,7 @@ from tensorhub_agent.lease_frames import (
     No,
     Renew,
     Welcome,
+    have,
 )
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.transport import LeaseOpened, Refused
@@ -31,6 +33,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.transfer import Range
 
 HELLO_S: Final = 2.0
 """A connection that has not shown a ticket within this is closed."""
@@ -56,7 +59,7 @@ class Book:
     def __init__(
         self,
         redeem: Callable[[str], LeaseOpened | Refused],
-        renew: Callable[[str], None],
+        renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
     ) -> None:
@@ -81,12 +84,19 @@ class Served:
         self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
         self.lease: str | None = None
         self._mapping: Mapping | None = None
+        self._lacks: Callable[[int, int], bool] | None = None
         self._sending_bytes = 0
         self._is_done = self._is_broken = False
         self._ending: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._silent = self._loop.call_later(HELLO_S, self.end, "it showed no ticket")
         link.on_frame, link.on_down = self._took, self.end
+
+    def show(self, pieces: tuple[Range, ...]) -> None:
+        """Tell the reader which pieces stand here, too."""
+        if self._ending is None and not self._is_done:
+            for frame in have(pieces):
+                self._link.send(encode(frame))
 
     def break_off(self, reason: str) -> None:
         """Tell the reader that its lease is over, and end the connection. The book is not told."""
@@ -147,6 +157,9 @@ class Served:
         segment = opened.segment
         self._mapping = self._cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
+        self._lacks = opened.lacks
+        if opened.pieces is not None:
+            self.show(opened.pieces)
 
     def _opened(self, hello: Hello) -> LeaseOpened | Refused:
         if hello.protocol != PROTOCOL:
@@ -161,7 +174,8 @@ class Served:
             case Want():
                 self._send(frame)
             case Renew():
-                self._book.renew(lease)
+                if self._book.renew(lease):
+                    self.show(())
             case Confirm(number):
                 self._link.send(encode(Holds(number, self._book.holds(lease))))
             case Done():
@@ -178,6 +192,8 @@ class Served:
         for origin, nbytes in zip(want.origin, want.nbytes, strict=True):
             if origin < 0 or nbytes <= 0 or nbytes > len(view) - origin:
                 raise BadCommand(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(view)}")
+            if self._lacks is not None and self._lacks(origin, nbytes):
+                raise BadCommand(f"{nbytes} bytes from {origin} on were asked for before they stand here")
         total = sum(want.nbytes)
         if self._sending_bytes + total > WANTED_BYTES_MAX:
             raise BadCommand(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")

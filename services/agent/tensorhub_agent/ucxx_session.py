@@ -20,9 +20,9 @@ import msgspec
 
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Holds, No, Renew, Welcome
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, No, Renew, Welcome
 from tensorhub_agent.settled import Ending, settled
-from tensorhub_agent.transport import OnLost, TransportLost, silent
+from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
 from tensorhub_agent.ucxx_messages import Messages, messages_of
@@ -38,12 +38,20 @@ _log: Final = logging.getLogger(__name__)
 class UcxxSession:
     """One open lease. `UcxxTransport.open` makes it; see `SourceSession`."""
 
-    def __init__(self, link: Link, tag: int, pool: CopyPool, on_lost: OnLost, on_idle: Callable[[Link], None]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        tag: int,
+        pool: CopyPool,
+        on_lost: OnLost,
+        on_have: OnHave,
+        on_idle: Callable[[Link], None],
+    ) -> None:
         """Take over a link. `tag` is the session's, with a count of zero.
 
         `on_idle` is given the link back if the session ends in order; else the session closes it.
         """
-        self._on_idle = on_idle
+        self._on_idle, self._on_have = on_idle, on_have
         self._idle = asyncio.Event()
         self._is_open = False
         self.unanswered = True
@@ -183,6 +191,8 @@ class UcxxSession:
                     self._lose(f"the source refused: {reason}")
                 case Holds() as holds:
                     self._confirming.answered(holds)
+                case Have(pieces):
+                    self._on_have(pieces)
                 case Idle():
                     self._idle.set()
                 case Broken(reason):

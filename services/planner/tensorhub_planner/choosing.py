@@ -1,4 +1,10 @@
-"""Which of the usable sources give which pieces: nearest first, then the least loaded, striped where that is faster.
+"""Which of the usable sources give which pieces: nearest first, then who brings all soonest, striped where it pays.
+
+Who brings all soonest is a model of two costs: a source shares what it gives among its readers, and each half-filled
+replica on the way makes the end later by what `hop_bytes` take. So while a reader more on the one ready holder is
+dearer than a hop, readers form a chain; where a model is small they all read from the holder; in between it is a tree.
+A half-filled replica counts only where it brings all sooner than the nearest ready holder: never where that stands on the reader's
+own host, since the reader's copying is the bound there. docs/adr/0006 has the figures.
 
 Holders that have everything are the common case and form one group. Holders of parts divide what is wanted into groups
 of pieces that the same holders have; those with the fewest holders are settled first, since they have the least choice.
@@ -23,7 +29,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     distance: Distance
     readers: int
     assigned: int
-    is_filling: bool
+    depth: int
+    """How many half-filled replicas its bytes come through, itself included; 0 for one that is ready."""
     lot: int
     """Settles between sources that are equal otherwise."""
     pieces: Ranges
@@ -60,10 +67,16 @@ def choose(
     choices: list[Choice] = []
     begun: dict[SourceId, int] = {}
     left = wanted
+    nbytes = sizes.of(wanted)
+    offers = _worth_it(wanted, nbytes, offers, limits)
+
+    def order(offer: Offer) -> tuple[float, int, int, int, tuple[str, int, str, int]]:
+        return (_seconds(offer, nbytes, limits), *_load(offer))
+
     for distance in sorted({offer.distance for offer in offers}):
         if not left:
             break
-        tier = list(enumerate(sorted((o for o in offers if o.distance is distance), key=_order), start=1))
+        tier = list(enumerate(sorted((o for o in offers if o.distance is distance), key=order), start=1))
         for pieces, able in _groups(left, tier, limits.stripes_max):
             choice = _choose_group(pieces, able, len(tier), sizes, begun, limits)
             if choice is None:
@@ -76,10 +89,32 @@ def choose(
     return tuple(choices), left
 
 
-def _order(offer: Offer) -> tuple[int, int, bool, int, tuple[str, int, str, int]]:
+def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
+    """Return when a reader that takes everything from this source ends, by the model."""
+    rates = limits.rates(offer.distance)
+    share = 0.0 if rates.source_bps is None else (offer.readers + 1) / rates.source_bps
+    hops_s = offer.depth * limits.hop_bytes / rates.ingest_bps
+    return nbytes * max(1 / rates.ingest_bps, share) + rates.setup_s + hops_s
+
+
+def _load(offer: Offer) -> tuple[int, int, int, tuple[str, int, str, int]]:
     source = offer.source
     name = (source.agent, source.incarnation, source.replica, source.shard)
-    return (offer.readers, offer.assigned, offer.is_filling, offer.lot, name)
+    return (offer.readers, offer.assigned, offer.lot, name)
+
+
+def _worth_it(wanted: Ranges, nbytes: int, offers: tuple[Offer, ...], limits: Limits) -> tuple[Offer, ...]:
+    """Leave out half-filled sources where a ready one that has everything is as near and brings it as soon."""
+    ready = [offer for offer in offers if not offer.depth and offer.pieces == wanted]
+    if not ready:
+        return offers
+    nearest = min(offer.distance for offer in ready)
+    best = min(_seconds(offer, nbytes, limits) for offer in ready if offer.distance is nearest)
+    return tuple(
+        offer
+        for offer in offers
+        if not offer.depth or (offer.distance <= nearest and _seconds(offer, nbytes, limits) < best)
+    )
 
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:

@@ -1,14 +1,19 @@
 """The proof that a plan must pass before a byte moves.
 
-Every piece that the demand wants comes from exactly one source, which has it; no source is one that the demand avoids
-or the reader itself; and from each source the chain of "who gives it to whom" ends, without a cycle, at a shard that
-has the piece now. A plan that fails the proof is a bug, so it raises and no answer is given.
+Every piece that the demand wants comes from exactly one source, which has it or will; no source is one that the demand
+avoids or the reader itself; and from each source the chain of "who gives it to whom" ends, without a cycle, at a shard
+that is ready. A plan that fails the proof is a bug, so it raises and no answer is given.
+
+Why no cycle, though nobody looks at the other readers' plans: turns are in one order, and a half-filled source is named
+only where its turn is earlier than the reader's (`grounded`). That holds of its own plan too. So along a chain the
+turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's agent
+asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from tensorhub_common.wire.transfer import Plan, SourceId
-from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told, without
+from tensorhub_common.wire.transfer import Plan, SourceId, Turn, precedes
+from tensorhub_planner.ranges import NOTHING, Ranges, Sizes, common, normal, told, without
 from tensorhub_planner.sources import Holder, named
 
 
@@ -24,9 +29,10 @@ def prove(
     holders: Mapping[SourceId, Holder],
     reader: SourceId,
     avoid: frozenset[SourceId],
-    chain_max: int,
+    turn: Turn | None,
+    ends: Ranges,
 ) -> None:
-    """Raise `PlanError` that names the first thing which is wrong with the plan."""
+    """Raise `PlanError` that names the first thing which is wrong with the plan. `turn` is the reader's."""
     seen: set[SourceId] = set()
     left = wanted
     for share in plan.shares:
@@ -42,34 +48,30 @@ def prove(
             raise PlanError(f"pieces {told(without(pieces, left))} of {named(source)} are read twice or not wanted")
         if share.nbytes != sizes.of(pieces):
             raise PlanError(f"the share of {named(source)} says {share.nbytes} bytes and has {sizes.of(pieces)}")
-        if grounded(source, pieces, holders, reader, chain_max) != pieces:
+        holder = holders.get(source)
+        if holder is None or grounded(holder, pieces, turn, ends) != pieces:
             raise PlanError(f"the chain of {named(source)} ends at no shard that is ready")
         left = without(left, pieces)
     if left:
         raise PlanError(f"pieces {told(left)} are wanted and nobody gives them")
 
 
-def grounded(
-    source: SourceId, pieces: Ranges, holders: Mapping[SourceId, Holder], reader: SourceId, chain_max: int
-) -> Ranges:
-    """Return those of the pieces that `source` has, or gets by a chain that ends at a shard which has them now.
+def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) -> Ranges:
+    """Return those of the pieces that a holder has, or gets by a chain that ends at a shard which is ready.
 
-    A chain that comes through `reader`, back to itself, or through more than `chain_max` holders counts as none.
+    `turn` is the reader's; `ends` are the pieces at which a chain can end (`chain_ends`).
     """
-    found: list[Ranges] = []
-    # Each entry: pieces still to be traced, the holder that is to give them, and those between it and the reader.
-    open_ends: list[tuple[Ranges, SourceId, tuple[SourceId, ...]]] = [(pieces, source, (reader,))]
-    while open_ends:
-        part, at, below = open_ends.pop()
-        holder = holders.get(at)
-        if holder is None or at in below or len(below) > chain_max:
-            continue
-        part = part if holder.pieces is None else common(part, holder.pieces)
-        for feed in holder.feeds:
-            fed = common(part, feed.pieces)
-            if fed:
-                open_ends.append((fed, feed.source, (*below, at)))
-                part = without(part, fed)
-        if part:
-            found.append(part)
-    return found[0] if len(found) == 1 else normal(each for part in found for each in part)
+    has = pieces if holder.pieces is None else common(pieces, holder.pieces)
+    if holder.turn is None:
+        return has
+    return common(has, ends) if precedes(holder.turn, turn) else NOTHING
+
+
+def chain_ends(holders: Iterable[Holder], key: str, pieces: Ranges, *, draining: bool) -> Ranges:
+    """Return those of the pieces that stand in a ready shard, or in a draining one which still serves its readers."""
+    if draining:
+        return pieces
+    ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]
+    if None in ready:
+        return pieces
+    return common(pieces, normal(each for part in ready if part is not None for each in part))

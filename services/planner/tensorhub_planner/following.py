@@ -134,15 +134,15 @@ class Catalogs:
         """Follow all jobs that have a log, now and later."""
         self._discovering = asyncio.create_task(self._discover(), name="discover jobs")
 
-    async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> Catalog:
-        """Return the job's catalog, folded up to `seq` at least.
+    async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> Fold:
+        """Return the job's fold, which has taken the log up to `seq` at least.
 
         Raises `PlannerBehind` when it can't be within the bound, `JobUnknown` for a job without a log.
         """
         followed = self._followed(job)
         # A job that is new here is followed up to its first entry at least, which shows that it has a log at all.
         await followed.reach(max(1, seq), timeout_s)
-        return followed.fold.catalog
+        return followed.fold
 
     async def stop(self) -> None:
         """Follow nothing any more."""

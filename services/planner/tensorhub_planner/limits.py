@@ -51,8 +51,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A read whose end the log never told counts as load for so long."""
     readers_max: int = 65_536
     """The ledger knows so many reads at most; the oldest is forgotten first."""
+    pipelining: bool = True
+    """Half-filled replicas are named as sources. Without, each reader reads from a holder that is ready."""
+    hop_bytes: int = 8 * 1024 * 1024
+    """A reader ends later by as long as so many bytes take, for each half-filled replica through which its bytes come:
+    a batch must stand there, verified, before it is told of and asked for. In bytes, since a batch is, and since only
+    ratios of the rates are known."""
     chain_max: int = 64
-    """A piece may come through so many half-filled holders at most."""
+    """A piece may come through so many half-filled replicas at most."""
+    reserved_max: int = 64
+    """A question makes room for so many readers at most whose turn is earlier and who have not asked yet."""
 
     def rates(self, distance: Distance) -> Rates:
         """Return the rates that hold over a distance."""

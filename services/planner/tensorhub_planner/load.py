@@ -57,6 +57,10 @@ Load = Mapping[Lane, Busy]
 class _Read:
     since: float
     nbytes: dict[Lane, int] = field(default_factory=dict)
+    depth: int = 1
+    """How many half-filled replicas bytes come through that are read from this reader, itself included."""
+    is_reserved: bool = False
+    """It has not asked yet."""
 
 
 @dataclass(slots=True)
@@ -76,13 +80,28 @@ class Ledger:
             self.done(reader)
         return MappingProxyType(self._busy)
 
-    def assign(self, reader: Reader, plan: Plan, now: float) -> None:
-        """Count a plan, on top of what the reader reads already."""
+    def assign(self, reader: Reader, plan: Plan, now: float, *, reserved: bool = False) -> None:
+        """Count a plan, on top of what the reader reads already; `reserved`: it has not asked yet, and surely will."""
+        before = self._reads.get(reader)
+        if before is not None and before.is_reserved:
+            self.done(reader)
         read = self._reads.pop(reader, None) or _Read(now)
-        read.since = now
+        read.since, read.is_reserved = now, reserved
         self._reads[reader] = read
         for share in plan.shares:
-            self._add(read, (share.source.agent, share.transport), share.nbytes)
+            source = share.source
+            above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
+            read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
+            self._add(read, (source.agent, share.transport), share.nbytes)
+
+    def knows(self, reader: Reader) -> bool:
+        """Tell whether something is assigned to a reader, or reserved for it."""
+        return reader in self._reads
+
+    def depth(self, reader: Reader) -> int:
+        """Return how many half-filled replicas bytes come through that are read from this reader; 1 if unknown."""
+        read = self._reads.get(reader)
+        return 1 if read is None else read.depth
 
     def done(self, reader: Reader) -> None:
         """Forget a read that is over."""

@@ -14,6 +14,6 @@ def main() -> None:
 
 
 def _planner(bus: Bus, settings: Settings) -> Planner:
-    planner = Planner(bus, Limits(), settings.planner_id)
+    planner = Planner(bus, Limits(pipelining=settings.pipelining), settings.planner_id)
     metrics.watch(planner.counts)
     return planner

@@ -1,9 +1,10 @@
 """The decision: in goes a demand and what the log and the ledger know, out comes a plan with its reasons, or a refusal.
 
-Nearest first (same agent, same host, same site, any other); among equals the one with the fewest readers, then the
-fewest bytes assigned; among those still equal a lot that is fixed for each pair of reader and source and differs from
-reader to reader, so that planners which don't know of each other spread their readers all the same. Farther sources
-serve only what no nearer one has. `striping` decides how many equal ones to use.
+Nearest first (same agent, same host, same site, any other); among equals the one that brings all soonest, which of
+ready ones is the one with the fewest readers, then the fewest bytes assigned; among those still equal a lot that is
+fixed for each pair of reader and source and differs from reader to reader, so that planners
+which don't know of each other spread their readers all the same. Farther sources serve only what no nearer one has.
+`striping` decides how many equal ones to use.
 
 All pieces are numbered as in the reader's layout. Which of them a holder has to offer is decided in one place
 (`_offered`): a holder of an equal key numbers them alike, and one of another layout has none to offer yet.
@@ -12,16 +13,16 @@ Always true: equal arguments give equal plans; a plan has passed `coverage.prove
 wanted piece has no source left, and it says who was left out, and why.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import xxhash
 
 from tensorhub_common.errors import BadCommand, VersionUnavailable
-from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId
+from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId, precedes
 from tensorhub_planner.choosing import Choice, Offer, choose
-from tensorhub_planner.coverage import grounded, prove
+from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import IDLE, Load
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
@@ -50,6 +51,8 @@ class _Sorted(msgspec.Struct, frozen=True):
     offers: tuple[Offer, ...]
     left_out: tuple[str, ...]
     strangers: tuple[Holder, ...]
+    ends: Ranges
+    """At these pieces a chain of half-filled ones ends."""
 
 
 def plan(
@@ -59,8 +62,7 @@ def plan(
     wanted = _wanted(demand, sizes)
     if isinstance(wanted, str):
         return Refusal(error=BadCommand.__name__, reason=wanted)
-    by_source = {holder.source: holder for holder in holders.able}
-    found = _sort_out(demand, seat, wanted, by_source, topology, load, limits)
+    found = _sort_out(demand, seat, wanted, holders, topology, load, limits)
     if found.strangers and not found.offers and not found.left_out:
         return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
     choices, missing = choose(wanted, sizes, found.offers, limits)
@@ -75,10 +77,11 @@ def plan(
         answer,
         wanted=wanted,
         sizes=sizes,
-        holders=by_source,
+        holders={holder.source: holder for holder in holders.able},
         reader=seat.me,
         avoid=frozenset(demand.avoid),
-        chain_max=limits.chain_max,
+        turn=demand.turn,
+        ends=found.ends,
     )
     return answer
 
@@ -96,24 +99,19 @@ def _wanted(demand: Demand, sizes: Sizes) -> Ranges | str:
 
 
 def _sort_out(
-    demand: Demand,
-    seat: Seat,
-    wanted: Ranges,
-    by_source: Mapping[SourceId, Holder],
-    topology: Topology,
-    load: Load,
-    limits: Limits,
+    demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology, load: Load, limits: Limits
 ) -> _Sorted:
     offers: list[Offer] = []
     left_out: list[str] = []
     strangers: list[Holder] = []
-    avoid = frozenset(demand.avoid)
+    ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode())
-    for source, holder in by_source.items():
+    for holder in holders.able:
+        source = holder.source
         if holder.key != seat.key:
             strangers.append(holder)
             continue
-        pieces = _offered(demand, seat, holder, wanted, by_source, avoid, limits)
+        pieces = _offered(demand, seat, holder, wanted, ends, limits)
         if isinstance(pieces, str):
             left_out.append(f"{named(source)} {pieces}")
             continue
@@ -125,12 +123,12 @@ def _sort_out(
                 distance=distance,
                 readers=busy.readers,
                 assigned=busy.nbytes,
-                is_filling=bool(holder.feeds),
+                depth=0 if holder.turn is None else holder.depth,
                 lot=xxhash.xxh3_64_intdigest(f"{source.agent}/{source.replica}".encode(), seed),
                 pieces=pieces,
             )
         )
-    return _Sorted(tuple(offers), tuple(left_out), tuple(strangers))
+    return _Sorted(tuple(offers), tuple(left_out), tuple(strangers), ends)
 
 
 def _offered(
@@ -138,20 +136,21 @@ def _offered(
     seat: Seat,
     holder: Holder,
     wanted: Ranges,
-    by_source: Mapping[SourceId, Holder],
-    avoid: frozenset[SourceId],
+    ends: Ranges,
     limits: Limits,
 ) -> Ranges | str:
     """Return which wanted pieces a holder of the reader's own layout can give, or in words why none."""
-    if holder.source in avoid:
+    if holder.source in demand.avoid:
         return "failed this read"
     if holder.source == seat.me:
         return "is the reader itself"
     if demand.root is not None and holder.root != demand.root:
         return f"holds root {holder.root}, not {demand.root}"
-    if holder.pieces is None and not holder.feeds:
-        return wanted
-    pieces = grounded(holder.source, wanted, by_source, seat.me, limits.chain_max)
+    if holder.turn is not None and not precedes(holder.turn, demand.turn):
+        return "is being filled, and its turn is not earlier"
+    if holder.turn is not None and holder.depth > limits.chain_max:
+        return f"is being filled through {holder.depth} others"
+    pieces = grounded(holder, wanted, demand.turn, ends)
     return "has none of the wanted pieces" if wanted and not pieces else pieces
 
 

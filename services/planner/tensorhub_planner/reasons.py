@@ -14,9 +14,11 @@ CHOICES_TOLD_MAX: Final = 4
 
 def why_share(choice: Choice, part: Part) -> str:
     """Say why this source gives its pieces."""
+    offer = part.offer
+    filling = f"; half-filled, {counted(offer.depth, 'hop')} from a ready holder" if offer.depth else ""
     return (
         f"{WORDS[choice.distance]}; number {part.place} of {choice.sources} there by load "
-        f"({counted(part.offer.readers, 'reader')}, {_bytes(part.offer.assigned)} assigned)"
+        f"({counted(offer.readers, 'reader')}, {_bytes(offer.assigned)} assigned){filling}"
     )
 
 

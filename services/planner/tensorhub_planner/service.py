@@ -20,16 +20,15 @@ from tensorhub_common.layout import Layout
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.following import Catalogs
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.metrics import AnswerCounts
 from tensorhub_planner.mismatch import explain
-from tensorhub_planner.plan import LayoutsDiffer, plan
-from tensorhub_planner.ranges import count_of, normal
-from tensorhub_planner.sources import find
+from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.tracing import Tracing
 
 ROLE: Final = "planner"
@@ -103,21 +102,13 @@ class Planner:
             return Refusal(error=_code(why), reason=str(why))
 
     async def _plan(self, job: str, demand: Demand) -> PlanAnswer:
-        found = find(await self._catalogs.at(job, demand.at_seq), demand)
+        found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits)
         if isinstance(found, Refusal):
             return found
         sizes = await self._layouts.sizes(job, found.seat.layout)
-        reader, now = Reader(job, demand.model, demand.replica, demand.shard), time.monotonic()
-        if demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes):
-            # It begins anew: what it was given before is void, and no load on anybody.
-            self._ledger.done(reader)
-        else:
-            self._ledger.failed(reader, demand.avoid)
-        answer = plan(demand, found.seat, sizes, found.holders, found.topology, self._ledger.at(now), self._limits)
+        answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
         if isinstance(answer, LayoutsDiffer):
             return await self._mismatch(job, demand, answer)
-        if isinstance(answer, Plan):
-            self._ledger.assign(reader, answer, now)
         return answer
 
     async def _mismatch(self, job: str, demand: Demand, differ: LayoutsDiffer) -> Refusal:

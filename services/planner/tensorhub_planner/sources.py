@@ -3,18 +3,21 @@
 A holder is a shard of a live agent that stands ready at the version. Whether its *layout* suits the reader is not
 decided here but in `plan`: `key` is the log's own word for "equal bytes at equal versions" (`catalog.state.root_key`).
 
-A holder may have a part only (`pieces`), and may still be reading some of it from others (`feeds`): a half-filled
-replica that serves downstream. The catalog knows no such holders yet; plan and proof treat them all the same.
+A shard whose round was decided for the version is a holder too, a half-filled one: it has a `turn`, and gives what it
+has to those whose turn is later. It will have everything, for it reads from ready shards and from earlier turns alone.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard, root_key
-from tensorhub_common.catalog.table import AgentState, ShardState
+from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, root_key
+from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
 from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavailable
-from tensorhub_common.wire.transfer import Demand, Refusal, SourceId
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.ranges import Ranges
 from tensorhub_planner.topology import Place, Topology
 
@@ -22,11 +25,10 @@ ABSENT_MAX: Final = 8
 """So many shards that can't serve are named in a refusal; the rest are counted."""
 
 
-class Feed(msgspec.Struct, frozen=True):
-    """Pieces that a holder does not have yet, and whom it reads them from. Numbers as in the holder's layout."""
+Turns = Mapping[tuple[str, str], Turn]
+"""The turns of decided rounds, by (model, replica)."""
 
-    source: SourceId
-    pieces: Ranges
+NO_TURNS: Final[Turns] = MappingProxyType({})
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None
     pieces: Ranges | None = None
     """What it has or will have, in numbers of its own layout's pieces; None means all."""
-    feeds: tuple[Feed, ...] = ()
+    turn: Turn | None = None
+    """Of a half-filled one, when its round was decided; a ready one has none."""
+    depth: int = 1
+    """How many half-filled replicas the bytes of a half-filled one come through, itself included, as far as known."""
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +62,8 @@ class Holders(msgspec.Struct, frozen=True):
     able: tuple[Holder, ...]
     absent: tuple[str, ...] = ()
     absent_more: int = 0
+    draining: bool = False
+    """A shard that had the version is draining: half-filled ones that read from it go on."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -72,8 +79,11 @@ def named(source: SourceId) -> str:
     return f"{source.replica}/{source.shard} on {source.agent}"
 
 
-def find(catalog: Catalog, demand: Demand) -> Found | Refusal:
-    """Look up who can serve the demand; refuse one whose reader or version the log doesn't know."""
+def find(catalog: Catalog, demand: Demand, turns: Turns = NO_TURNS) -> Found | Refusal:
+    """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
+
+    Without `turns` nobody is half-filled.
+    """
     model = catalog.models.get(demand.model)
     if model is None:
         return _refusal(VersionUnavailable, f"model {demand.model!r} is unknown in job {catalog.job!r}")
@@ -82,7 +92,7 @@ def find(catalog: Catalog, demand: Demand) -> Found | Refusal:
         return seat
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
-    return _found(catalog, model, demand, seat)
+    return _found(catalog, model, demand, seat, turns)
 
 
 def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
@@ -101,13 +111,14 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     )
 
 
-def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat) -> Found:
+def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, turns: Turns) -> Found:
     agents = catalog.agents
     mine = agents[demand.agent]
     places = {mine.name: Place(mine.host, mine.site)}
     holders: list[Holder] = []
     absent: list[str] = []
     absent_count = 0
+    draining = False
     for replica in model.replicas.values():
         # The reader's own replica is what the round fills: whatever its shards hold is about to be overwritten.
         if replica.name == demand.replica:
@@ -116,22 +127,49 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat) -> Found:
         if shard is None:
             continue
         agent = agents[shard.agent]
-        if shard.state is ShardState.READY and shard.version == demand.version and agent.state is AgentState.LIVE:
-            holders.append(
-                Holder(
-                    source=SourceId(agent.name, agent.incarnation, replica.name, shard.index),
-                    key=root_key(replica.shards, shard.index, shard.layout),
-                    layout=shard.layout,
-                    shards=replica.shards,
-                    root=shard.root,
-                )
-            )
+        holder = _holder(model, replica, shard, agent, demand.version, turns)
+        if holder is not None:
+            holders.append(holder)
             places[agent.name] = Place(agent.host, agent.site)
             continue
+        draining |= shard.state is ShardState.DRAINING and shard.version == demand.version
         absent_count += 1
         if len(absent) < ABSENT_MAX:
             absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
-    return Found(seat, Holders(tuple(holders), tuple(absent), absent_count - len(absent)), Topology(places))
+    found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
+    return Found(seat, found, Topology(places))
+
+
+def _holder(
+    model: Model, replica: Replica, shard: Shard, agent: AgentRecord, version: int, turns: Turns
+) -> Holder | None:
+    """Return what a shard can give of a version; None when that is nothing."""
+    if agent.state is not AgentState.LIVE:
+        return None
+    key = root_key(replica.shards, shard.index, shard.layout)
+    turn = None
+    root = shard.root
+    if shard.state is not ShardState.READY or shard.version != version:
+        turn, root = _turn(model, replica, version, turns), model.versions[version].roots.get(key)
+        # Without a root nothing vouches for a piece before all of them stand.
+        if turn is None or root in (None, NO_ROOT):
+            return None
+    return Holder(
+        source=SourceId(agent.name, agent.incarnation, replica.name, shard.index),
+        key=key,
+        layout=shard.layout,
+        shards=replica.shards,
+        root=root,
+        turn=turn,
+    )
+
+
+def _turn(model: Model, replica: Replica, version: int, turns: Turns) -> Turn | None:
+    """Return the turn of a replica that is to be filled with the version."""
+    current, turn = replica.round, turns.get((model.name, replica.name))
+    if current is None or turn is None or turn.round != current.number or current.version != version:
+        return None
+    return turn if current.state in (RoundState.DECIDED, RoundState.STARTED) else None
 
 
 def _candidate(replica: Replica, seat: Seat) -> Shard | None:

@@ -28,8 +28,9 @@ class Book:
         self.open.add(opened.lease)
         return opened
 
-    def renew(self, lease: str) -> None:
+    def renew(self, lease: str) -> bool:
         self._tell("renewed", lease)
+        return False
 
     def holds(self, lease: str) -> bool:
         return lease in self.open

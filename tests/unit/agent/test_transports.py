@@ -2,10 +2,10 @@
 
 import pytest
 
-from tensorhub_agent.transport import OnLost, SourceSession, TransportLost
+from tensorhub_agent.transport import OnHave, OnLost, SourceSession, TransportLost, unheard
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.ucxx_engine import UcxxUnavailable
-from tensorhub_common.wire.transfer import LeaseGrant, Transport
+from tensorhub_common.wire.transfer import LeaseGrant, Range, Transport
 
 GRANT = LeaseGrant(lease="l", ticket="t", ticket_s=5.0, endpoint="there", pieces=0, digests=b"")
 
@@ -29,7 +29,12 @@ class Fake:
     def break_lease(self, lease: str, reason: str) -> None:
         self.told.append(f"break {lease}: {reason}")
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost) -> SourceSession:
+    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+        self.told.append(f"show {lease}: {pieces}")
+
+    async def open(
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard
+    ) -> SourceSession:
         self.told.append(f"open {grant.lease} as {reader}")
         raise TransportLost("a fake opens nothing")
 
@@ -48,7 +53,7 @@ async def test_each_is_asked_under_its_name() -> None:
     names: tuple[Transport, ...] = ("local", "ucxx")
     for name in names:
         with pytest.raises(TransportLost, match="a fake opens nothing"):
-            await transports.open(name, GRANT, reader="me", on_lost=lost)
+            await transports.open(name, GRANT, reader="me", on_lost=lost, on_have=unheard)
     transports.break_lease("l", "why")
     await transports.stop()
     assert local.told == ucxx.told == ["start", "open l as me", "break l: why", "stop"]
@@ -62,7 +67,7 @@ async def test_without_ucx_the_agent_goes_on_and_says_why_it_can_not_reach_other
     assert transports.endpoint("ucxx") is None
     assert "no libucp" in transports.lack("ucxx")
     with pytest.raises(TransportLost, match=r"agent 'me' can't read: .*no libucp.*tensorhub doctor"):
-        await transports.open("ucxx", GRANT, reader="me", on_lost=lost)
+        await transports.open("ucxx", GRANT, reader="me", on_lost=lost, on_have=unheard)
     await transports.stop()
     assert ucxx.told == []
 

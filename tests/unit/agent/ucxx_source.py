@@ -20,7 +20,7 @@ async def main() -> None:
     segment.view[:] = b"\x07" * segment.nbytes
     book = Book(
         redeem=lambda ticket: LeaseOpened(ticket, segment),
-        renew=lambda _: None,
+        renew=lambda _: False,
         holds=lambda _: True,
         ended=lambda _lease, _done: None,
     )

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Turn
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Load
 from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
 from tensorhub_planner.ranges import Ranges, Sizes
-from tensorhub_planner.sources import Feed, Holder, Holders, Seat
+from tensorhub_planner.sources import Holder, Holders, Seat
 from tensorhub_planner.topology import Place, Topology
 
 LAYOUT = "l" * 64
 ROOT = "r" * 32
 ME = SourceId("me", 1, "rollout", 0)
 SEAT = Seat(me=ME, key=root_key(1, 0, LAYOUT), layout=LAYOUT, shards=1)
+MY_TURN = Turn(50, 50)
 MIB = 1024 * 1024
 SIZES = Sizes([4 * MIB] * 256)
 """1 GiB in 256 pieces."""
@@ -41,8 +42,10 @@ def holder(
     shard: int = 0,
     root: str | None = ROOT,
     pieces: Ranges | None = None,
-    feeds: Sequence[tuple[str, Ranges]] = (),
+    turn: int | None = None,
+    depth: int = 1,
 ) -> Holder:
+    """Return a holder; one with a turn is half-filled. The reader's own turn is `MY_TURN`."""
     return Holder(
         source=source(agent, shard=shard),
         key=root_key(shards, shard, layout),
@@ -50,7 +53,8 @@ def holder(
         shards=shards,
         root=root,
         pieces=pieces,
-        feeds=tuple(Feed(ME if name == "me" else source(name), ranges) for name, ranges in feeds),
+        turn=None if turn is None else Turn(turn, turn),
+        depth=depth,
     )
 
 
@@ -65,6 +69,7 @@ def demand(pieces: tuple[Range, ...] | None = None, avoid: Sequence[str] = (), r
         at_seq=1,
         pieces=pieces,
         avoid=tuple(source(agent) for agent in avoid),
+        turn=MY_TURN,
     )
 
 

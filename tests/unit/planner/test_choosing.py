@@ -18,14 +18,14 @@ def offer(
     readers: int = 0,
     assigned: int = 0,
     lot: int = 0,
-    is_filling: bool = False,
+    depth: int = 0,
 ) -> Offer:
     return Offer(
         source=source(agent),
         distance=distance,
         readers=readers,
         assigned=assigned,
-        is_filling=is_filling,
+        depth=depth,
         lot=lot,
         pieces=pieces,
     )
@@ -40,11 +40,10 @@ def chosen(*offers: Offer, wanted: Ranges = ALL, limits: Limits | None = None) -
 
 
 def test_the_order_among_equals() -> None:
-    """Fewest readers, then fewest bytes, then those that have all already, then the lot, then the name."""
+    """Fewest readers, then fewest bytes, then the lot, then the name."""
     by_rank = [
         offer("f", readers=1),
         offer("e", assigned=1),
-        offer("d", is_filling=True),
         offer("c", lot=2),
         offer("b", lot=1),
         offer("a", lot=1),
@@ -52,6 +51,40 @@ def test_the_order_among_equals() -> None:
     while by_rank:
         best = by_rank.pop()
         assert list(chosen(best, *by_rank)[0]) == [best.source.agent]
+
+
+def test_an_idle_half_filled_one_comes_before_a_busy_ready_one() -> None:
+    """From a holder with a reader 1 GiB takes as long as two, and a hop as long as 8 MiB."""
+    assert list(chosen(offer("ready", readers=1), offer("half", depth=1))[0]) == ["half"]
+    assert list(chosen(offer("ready"), offer("half", depth=1))[0]) == ["ready"]
+
+
+def test_a_long_chain_branches_where_a_hop_more_is_dearer_than_a_reader_more() -> None:
+    """A reader more costs as much as 128 MiB take, and that are 16 hops."""
+    wanted, ready = ((0, 32),), offer("ready", ((0, 32),), readers=1)
+    for depth, best in ((15, "tail"), (17, "ready")):
+        tail = offer("tail", wanted, depth=depth)
+        assert list(chosen(ready, tail, wanted=wanted, limits=Limits(stripes_max=1))[0]) == [best]
+
+
+def test_small_reads_form_no_chain() -> None:
+    wanted = ((0, 1),)
+    found, _ = chosen(offer("ready", wanted, readers=1), offer("half", wanted, depth=1), wanted=wanted)
+    assert list(found) == ["ready"]
+
+
+def test_a_ready_one_on_the_readers_host_leaves_no_room_for_half_filled_ones() -> None:
+    """The reader's own copying is the bound there, however many others read."""
+    near = offer("near", distance=Distance.HOST, readers=100)
+    assert list(chosen(near, offer("half", distance=Distance.HOST, depth=1))[0]) == ["near"]
+    assert list(chosen(near, offer("half", distance=Distance.AGENT, depth=1))[0]) == ["near"]
+
+
+def test_a_host_and_a_site_take_the_bytes_once() -> None:
+    """A half-filled one that is nearer than every ready one gives them to its neighbours."""
+    for far, near in ((Distance.SITE, Distance.HOST), (Distance.WAN, Distance.SITE)):
+        found, _ = chosen(offer("ready", distance=far), offer("half", distance=near, depth=1, readers=3))
+        assert list(found) == (["half"] if near is Distance.SITE else ["ready"])
 
 
 def test_a_near_part_comes_before_a_far_whole() -> None:

@@ -148,24 +148,31 @@ def test_a_demand_that_makes_no_sense(pieces: tuple[tuple[int, int], ...]) -> No
     assert refused(answer(holder("a"), wants=demand(pieces=pieces))).error == "BadCommand"
 
 
-def test_a_half_filled_holder_serves_what_it_will_have() -> None:
-    """It reads from `a`, which has a reader by that; what it has none of comes from `a` itself."""
-    half = holder("beside", pieces=((0, 128),), feeds=[("a", ((64, 64),))])
-    found = planned(half, holder("a"))
-    assert [(share.source.agent, share.pieces) for share in found.shares] == [
-        ("beside", ((0, 128),)),
-        ("a", ((128, 128),)),
-    ]
+def test_a_half_filled_holder_of_an_earlier_turn_serves() -> None:
+    """`a` has a reader already; the plan says what the half-filled one is."""
+    found = planned(holder("b", turn=40), holder("a"), load={("a", "ucxx"): Busy(1, 1)})
+    assert agents(found) == ["b"]
+    assert "half-filled, 1 hop from a ready holder" in found.shares[0].why
 
 
-def test_nothing_is_read_in_a_circle() -> None:
-    """A holder that waits for the reader itself gives only the rest."""
-    half = holder("beside", feeds=[("me", ((0, 64),))])
-    found = planned(half, holder("a"))
-    assert {share.source.agent: share.pieces for share in found.shares} == {
-        "beside": ((64, 192),),
-        "a": ((0, 64),),
-    }
+def test_a_half_filled_holder_of_a_later_turn_does_not() -> None:
+    found = planned(holder("b", turn=60), holder("a"), load={("a", "ucxx"): Busy(1, 1)})
+    assert agents(found) == ["a"]
+    assert "b is being filled, and its turn is not earlier" in found.why
+
+
+def test_without_a_ready_holder_a_chain_has_no_end() -> None:
+    refusal = refused(answer(holder("b", turn=40)))
+    assert refusal.error == "VersionUnavailable"
+
+
+def test_a_chain_is_bounded() -> None:
+    busy: Load = {("a", "ucxx"): Busy(9, 1)}
+    deep = holder("b", turn=40, depth=3)
+    assert agents(planned(deep, holder("a"), load=busy, limits=Limits(chain_max=3))) == ["b"]
+    found = planned(deep, holder("a"), load=busy, limits=Limits(chain_max=2))
+    assert agents(found) == ["a"]
+    assert "through 3 others" in found.why
 
 
 def test_readers_spread_over_idle_sources() -> None:

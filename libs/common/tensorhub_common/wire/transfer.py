@@ -30,6 +30,24 @@ class SourceId(msgspec.Struct, frozen=True, array_like=True):
     shard: int
 
 
+class Turn(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """When a replica's round was decided: a place in the log, and the round where one command decided several.
+
+    All turns of a model are in one order. A half-filled replica serves only those whose turn is later (`precedes`).
+    """
+
+    decided: int
+    round: int
+
+
+def precedes(source: Turn, reader: Turn | None) -> bool:
+    """Tell whether a half-filled source may serve a reader.
+
+    So whoever waits for bytes waits for somebody of an earlier turn, and no chain of waiting comes back to itself.
+    """
+    return reader is not None and source < reader
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """One shard wants a version. `pieces` in numbers of the canonical pieces of its own layout; None means all."""
 
@@ -44,6 +62,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     pieces: tuple[Range, ...] | None = None
     avoid: tuple[SourceId, ...] = ()
     """Sources that failed this read."""
+    turn: Turn | None = None
+    """The turn of the reader's round; without it only holders that are ready may be named."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +104,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     root: str | None
     reader: SourceId
     transport: Transport = "local"
+    turn: Turn | None = None
+    """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -96,6 +118,8 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     """Where the transport listens: a socket's path for "local", address:port for "ucxx"."""
     pieces: int
     digests: bytes
+    filling: bool = False
+    """The source is being filled with the version: it says over the transport what it has, and gives that."""
 
 
 class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):

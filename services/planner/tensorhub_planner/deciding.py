@@ -1,0 +1,100 @@
+"""One question, from the log and the ledger to an answer. Pure, and the same for production and the simulator.
+
+Readers of one publication are decided by one command and ask in any order. The planner keeps a place for those whose
+turn is earlier and who have not asked yet: else whoever asks first would take the one idle holder, and those before it,
+who may read from nobody else, would share that with it.
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+import msgspec
+
+from tensorhub_common.wire.transfer import Demand, Plan, Refusal
+from tensorhub_planner.fold import Fold
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.plan import Answer, plan
+from tensorhub_planner.ranges import Sizes, count_of, normal
+from tensorhub_planner.sources import NO_TURNS, Found, Holder, Holders, Seat, find
+
+
+def found_in(fold: Fold, demand: Demand, limits: Limits) -> Found | Refusal:
+    """Look up in the log who can serve the demand."""
+    return find(fold.catalog, demand, fold.turns if limits.pipelining else NO_TURNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A demand, and what is known of it. `sizes` are those of the reader's layout."""
+
+    job: str
+    demand: Demand
+    found: Found
+    sizes: Sizes
+
+    def decide(self, ledger: Ledger, limits: Limits, now: float) -> Answer:
+        """Answer, and count the plan in the ledger."""
+        demand, reader = self.demand, self._reader(self.demand.replica)
+        if demand.pieces is None or count_of(normal(demand.pieces)) == len(self.sizes):
+            # It begins anew: what it was given before is void, and no load on anybody.
+            ledger.done(reader)
+        else:
+            ledger.failed(reader, demand.avoid)
+        for holder in self._not_asked_yet(ledger, limits):
+            self._reserve(holder, ledger, limits, now)
+        answer = self._plan(demand, self.found.seat, ledger, limits, now)
+        if isinstance(answer, Plan):
+            ledger.assign(reader, answer, now)
+        return answer
+
+    def _reader(self, replica: str) -> Reader:
+        return Reader(self.job, self.demand.model, replica, self.demand.shard)
+
+    def _not_asked_yet(self, ledger: Ledger, limits: Limits) -> list[Holder]:
+        """Return whose turn is earlier and of whom this planner knows nothing, the earliest first."""
+        turn = self.demand.turn
+        earlier = [
+            holder
+            for holder in self.found.holders.able
+            if turn is not None
+            and holder.turn is not None
+            and holder.turn < turn
+            and holder.key == self.found.seat.key
+            and not ledger.knows(self._reader(holder.source.replica))
+        ]
+        return sorted(earlier, key=attrgetter("turn"))[: limits.reserved_max]
+
+    def _reserve(self, holder: Holder, ledger: Ledger, limits: Limits, now: float) -> None:
+        """Plan for one that has not asked, as if it asked for everything."""
+        source = holder.source
+        demand = msgspec.structs.replace(
+            self.demand,
+            replica=source.replica,
+            agent=source.agent,
+            root=holder.root,
+            pieces=None,
+            avoid=(),
+            turn=holder.turn,
+        )
+        seat = Seat(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
+        answer = self._plan(demand, seat, ledger, limits, now)
+        if isinstance(answer, Plan):
+            ledger.assign(self._reader(source.replica), answer, now, reserved=True)
+
+    def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
+        found = self.found
+        return plan(demand, seat, self.sizes, self._deep(ledger), found.topology, ledger.at(now), limits)
+
+    def _deep(self, ledger: Ledger) -> Holders:
+        """Return the holders with what the ledger knows of the chains that they stand in."""
+        holders = self.found.holders
+        if all(holder.turn is None for holder in holders.able):
+            return holders
+        able = tuple(
+            holder
+            if holder.turn is None
+            else msgspec.structs.replace(holder, depth=ledger.depth(self._reader(holder.source.replica)))
+            for holder in holders.able
+        )
+        return msgspec.structs.replace(holders, able=able)
