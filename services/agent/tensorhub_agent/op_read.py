@@ -77,8 +77,8 @@ class ReadOperation:
         self._decision: RoundDecided | None = None
         self._beside: ShardFilled | None = None
         """What stands whole in the spare memory of a staged shard."""
-        self._ready: ReplicaReady | None = None
-        """The answer, which waits until nothing can be written any more."""
+        self._answer: int | None = None
+        """What the call returns when it was not what it has read."""
 
     @property
     def transfer(self) -> Transfer | None:
@@ -192,17 +192,15 @@ class ReadOperation:
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
-        if self.stage is not Stage.FILLED and self.transfer is not None:
-            # The log went back to what stands here, and what is on its way is not wanted any more.
-            self._report = None
-            self._carrier.abandon()
-            if self.transfer is not None:
-                self._ready = event
-                return
-        if self._beside is not None:
+        if self._beside is not None and self._beside.version == event.version:
             self._stand(self._beside.version, self._beside.root, swap=True)
         self.core.hold(event.version)
         self._verdict = None
+        if self.transfer is not None and self.transfer.version != event.version:
+            # The log turned back to what stands here; what is on its way beside it for another version ends first.
+            self._answer = event.version
+            self._end("", "", now)
+            return
         if self._report is not None and self.transfer is not None:
             stages = stages_of(self.transfer, self._began, now)
             self._report = msgspec.structs.replace(self._report, stages=stages)
@@ -238,9 +236,7 @@ class ReadOperation:
     def _follow_decision(self, now: float) -> None:
         """The abandoned transfer may be quiet by now; then the decision that waited for that is followed."""
         self._carrier.forget_if_quiet()
-        if self.transfer is None and self._ready is not None:
-            self._on_ready(self._ready, now)
-        elif self.transfer is None and self._decision is not None:
+        if self.transfer is None and self._decision is not None:
             self._decided(self._decision, now)
 
     def _transfer_failed(self, transfer: Transfer, now: float) -> None:
@@ -372,7 +368,7 @@ class ReadOperation:
         if error:
             core.fail(error, message)
         else:
-            core.finish(version=None)
+            core.finish(version=self._answer)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
