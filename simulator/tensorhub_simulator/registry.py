@@ -17,8 +17,8 @@ from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
     LastEvent,
-    LogGap,
     Outgoing,
+    OutOfOrder,
     Output,
     Publication,
     Refused,
@@ -175,7 +175,7 @@ class RegistryNode(Node):
 
     def _carry_out(self, effects: list[Output]) -> None:
         for effect in effects:
-            if isinstance(effect, LogGap):
+            if isinstance(effect, OutOfOrder):
                 raise Violation("one order", f"{self.name} was given entry {effect.found}, not {effect.expected}")
             if isinstance(effect, Decided):
                 first = effect.events[0]

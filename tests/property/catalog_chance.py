@@ -20,6 +20,7 @@ from tensorhub_common.wire.commands import (
     Granted,
     Holding,
     Join,
+    Lead,
     Publish,
     Ready,
     Register,
@@ -57,6 +58,7 @@ VERBS = (
     "release",
     "publish",
     "expire",
+    "lead",
     "repeat",
     "unreadable",
 )
@@ -261,6 +263,14 @@ class Chance:
     def _publish(self) -> Publish:
         about, _ = self._shard()
         return Publish(model=about["model"], replica=about["replica"], version=self._version())
+
+    def _lead(self) -> Lead:
+        term = self.world.catalog.term
+        self._n += 1
+        by = Sender(self.often(REGISTRY, self.pick(AGENTS)), self.often(term + 1, term, 0), self._n)
+        return Lead(
+            by=by, registry=self.often("registry-0", *NONSENSE_WORDS), term=self.often(term + 1, term, -1, 10**40)
+        )
 
     def _expire(self) -> Expire:
         agent = self.pick(AGENTS)

@@ -119,6 +119,13 @@ def agent(text: str) -> str | None:
     return str(path(text)) if "/" in text else name("agent")(text)
 
 
+def replicas(text: str) -> int:
+    """Take a number of NATS nodes of which the larger part can still decide when one is lost, or one."""
+    if text not in ("1", "3", "5"):
+        raise ValueError("must be 1, 3 or 5")
+    return int(text)
+
+
 def nats_url(text: str) -> str | None:
     """Take the address of a NATS server, or none. It may hold a password, so the complaint doesn't repeat it."""
     if not text:

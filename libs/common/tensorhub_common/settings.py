@@ -303,6 +303,13 @@ class Settings:
         example="registry-1",
         meaning="What a registry calls itself. Several may run, each with a name of its own.",
     )
+    log_replicas: int = _variable(
+        values.replicas,
+        "1",
+        unit="1, 3, 5",
+        example="3",
+        meaning="On how many nodes NATS keeps each log, snapshot and lease that a registry makes. 3 needs a cluster.",
+    )
     planner_id: str = _variable(
         values.name("planner"),
         "planner-0",

@@ -1,20 +1,31 @@
 """The catalogs of all jobs, kept up to date by following their logs. I/O: it reads from NATS and decides nothing.
 
-A job is followed soon after its log came to stand, at the latest from its first question on. While NATS is away a
-catalog stands still, and goes on where it was. Always true: whoever asks for a job gets a catalog that is folded up to
+A job is followed soon after its log came to stand, at the latest from its first question on; from its newest snapshot,
+also where the log was trimmed beyond what is folded here. While NATS is away a catalog stands still, and goes on where
+it was. Always true: whoever asks for a job gets a catalog that is folded up to
 the number named, or an error within `FOLD_S_MAX`.
 """
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
+from tensorhub_common import restoring
 from tensorhub_common.bus import joblog
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.failures import (
+    LogGap,
+    LogMissing,
+    LogShorter,
+    NoAnswer,
+    NoBus,
+    NoResponder,
+    StreamFailure,
+)
+from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.telemetry import logger
@@ -29,6 +40,8 @@ DISCOVER_AGAIN_S: Final = 0.5
 """The same, where NATS gave no answer."""
 JOBS_MAX: Final = 256
 """A planner follows at most so many jobs."""
+LOAD_AGAIN_S: Final = 0.2
+"""The pause after NATS gave no answer to who asked for a snapshot."""
 STOPPED_S: Final = 5.0
 """A log that could not be folded is tried again by the first question after this."""
 FOLD_BURST: Final = 32
@@ -37,6 +50,8 @@ WAITING_MAX: Final = 4096
 """So many questions wait for one job's log at most."""
 
 Follow = Callable[[str, int], AsyncGenerator[Entry, None]]
+Load = Callable[[str, int], Awaitable[Snapshot | None]]
+"""Returns the newest snapshot of a job after this entry, or None."""
 OnEvent = Callable[[str, Event], None]
 
 _log: Final = logger(__name__)
@@ -53,27 +68,35 @@ class PlannerBehind(RegistryUnavailable):
 class _Followed:
     """One job: its fold, the task that follows its log, and who waits for it."""
 
-    def __init__(self, job: str, follow: Follow, on_event: OnEvent) -> None:
+    def __init__(self, job: str, follow: Follow, load: Load, on_event: OnEvent) -> None:
         self.job = job
         self.fold = Fold(Catalog(job))
         self._follow = follow
+        self._load = load
         self._on_event = on_event
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = 0
 
     async def run(self) -> None:
         """Fold the log for ever. Ends only by an error that no waiting can mend."""
-        gap_at = 0
+        await self._restore()
         while True:
             try:
                 await self._fold_on()
-            except LogGap as gap:
-                if self.fold.position == gap_at:
-                    # Folding it all again has led to the same gap.
+            except LogGap:
+                # The log was trimmed beyond what is folded here.
+                if not await self._restore():
                     raise
-                gap_at = self.fold.position
-                _log.warning("log has a gap, folding it again from its start", job=self.job, gap=str(gap))
-                self.fold = Fold(Catalog(self.job))
+
+    async def _restore(self) -> bool:
+        """Go on from a snapshot that lies ahead; False: there is none."""
+        snapshot = await self._load(self.job, self.fold.position)
+        if snapshot is None:
+            return False
+        _log.info("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
+        self.fold = Fold(snapshot.catalog, snapshot.seq)
+        self._tell()
+        return True
 
     async def reach(self, seq: int, timeout_s: float) -> None:
         """Return once the log is folded up to `seq`. Raises `PlannerBehind` after the bound."""
@@ -111,10 +134,14 @@ class _Followed:
                     await asyncio.sleep(0)
                 for event in self.fold.take(entry):
                     self._on_event(self.job, event)
-                while self._waiting and self._waiting[0][0] <= self.fold.position:
-                    reached = heapq.heappop(self._waiting)[2]
-                    if not reached.done():
-                        reached.set_result(None)
+                self._tell()
+
+    def _tell(self) -> None:
+        """Let those go on who waited for what is folded now."""
+        while self._waiting and self._waiting[0][0] <= self.fold.position:
+            reached = heapq.heappop(self._waiting)[2]
+            if not reached.done():
+                reached.set_result(None)
 
 
 class Catalogs:
@@ -170,7 +197,7 @@ class Catalogs:
             self._check_not_stopped(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
-            followed = self._jobs[job] = _Followed(job, self._follow, self._on_event)
+            followed = self._jobs[job] = _Followed(job, self._follow, self._load, self._on_event)
             self._tasks[job] = asyncio.create_task(self._run(followed), name=f"follow {job}")
         return followed
 
@@ -182,6 +209,14 @@ class Catalogs:
 
     def _follow(self, job: str, seq: int) -> AsyncGenerator[Entry, None]:
         return joblog.JobLog(self._bus, job).follow(seq)
+
+    async def _load(self, job: str, beyond: int) -> Snapshot | None:
+        while True:
+            try:
+                return (await restoring.newest(self._bus, job, beyond))[0]
+            except (NoBus, NoAnswer, NoResponder, StreamFailure) as why:
+                _log.debug("the snapshots can't be read yet", job=job, why=str(why))
+            await asyncio.sleep(LOAD_AGAIN_S)
 
     async def _run(self, followed: _Followed) -> None:
         job = followed.job

@@ -1,8 +1,9 @@
-"""One job as a registry drives it: follows the log from its beginning, folds it, and speaks its outcomes if it leads.
+"""One job as a registry drives it: follows the log, folds it, and speaks its outcomes if it leads.
 
-Two tasks share the pure `JobFold` and never touch it between an await and its result's handling: `_follow` gives it the
-log's entries, `_speak` publishes what it has decided and tells it what became of that. So folding goes on while an
-acknowledgement is awaited.
+It begins with the newest snapshot, if there is one, and goes back to one where the log no longer reaches back to what
+it has folded. Two tasks share the pure `JobFold` and never touch it between an await and its result's handling:
+`_follow` gives it the log's entries, `_speak` publishes what it has decided and tells it what became of that. So
+folding goes on while an acknowledgement is awaited.
 
 Always true: only while this registry leads does it publish; whatever it can't go on from (another fold spoke, the log
 was replaced) stops the job with an error, and the process and the other jobs go on.
@@ -13,16 +14,16 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from secrets import token_hex
 from typing import Final
 
 import msgspec
 
-from tensorhub_common import telemetry
-from tensorhub_common.bus import jetstream
+from tensorhub_common import restoring, telemetry
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import (
     LogFull,
+    LogGap,
     LogMissing,
     MessageTooLarge,
     NoAnswer,
@@ -32,32 +33,32 @@ from tensorhub_common.bus.failures import (
     WrongLastSequence,
 )
 from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import events_of
-from tensorhub_common.wire.events import AgentJoined, AgentLost
-from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN, Batches
+from tensorhub_common.wire.events import AgentJoined, AgentLost, RegistryLeads
+from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
+from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.liveness import Unwatch, Watch
 from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.snapshotting import Snapshotting
 from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
     LastEvent,
-    LogGap,
-    Outgoing,
+    OutOfOrder,
     Output,
     Publication,
     Refused,
     Stands,
     Unanswered,
 )
+from tensorhub_registry.storing import PAIR, Storing
 from tensorhub_registry.tracing import Tracing
+from tensorhub_registry.trimming import LOG_KEEP_ENTRIES_MIN
 
 FOLD_BURST: Final = 8
 """After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
-
-PAIR: Final = 2
-"""So many events are sent at once, where it is not a batch."""
 
 RETRY_S: Final = 0.1
 """The pause after NATS could not be asked, or gave no answer."""
@@ -83,7 +84,7 @@ OnAgent = Callable[[Watch | Unwatch], None]
 class Job:
     """One job of this registry, from `start` to `close`."""
 
-    def __init__(self, bus: Bus, name: str, on_agent: OnAgent) -> None:
+    def __init__(self, bus: Bus, name: str, registry: str, on_agent: OnAgent, replicas: int = 1) -> None:
         self.name = name
         self.fold = JobFold(name)
         self.failure: str | None = None
@@ -92,18 +93,22 @@ class Job:
         self.term: int | None = None
         """The term in which this registry leads, or None while it does not."""
         self.log = JobLog(bus, name)
+        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog)
         self._bus = bus
         self._on_agent = on_agent
-        self._events = events_of(name)
-        self._batches = Batches(bus, name)
+        self._storing = Storing(bus, self.log)
+        self._snapshotting = Snapshotting(bus, self.log, replicas)
         self._tracing = Tracing(name)
-        self._life = token_hex(6)
         self._goal: int | None = None
+        self._recall_from = 1
+        """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._late: deque[Stands] = deque(maxlen=REPLIES_KEPT_MAX)
         self._is_full = False
+        self._batch_max = BATCH_EVENTS_MAX
+        """Lower after a log without room, since a batch may be larger than all the room that there is."""
         self._following: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
 
@@ -134,6 +139,8 @@ class Job:
         speaking, self._speaking = self._speaking, None
         self.term = self._goal = None
         self._ready.clear()
+        self._snapshotting.cancel()
+        self.claim.drop()
         if speaking is not None and speaking is not asyncio.current_task():
             speaking.cancel()
 
@@ -146,28 +153,81 @@ class Job:
                 await self._ready.wait()
         return self._ready.is_set()
 
+    async def look_for_room(self) -> None:
+        """Make room in a log that is nearly full, while this registry leads."""
+        if self._ready.is_set():
+            await self._snapshotting.look_for_room(self.fold)
+
     # ------------------------------------------------------------------------------------------- folding
 
     async def _follow(self) -> None:
         try:
-            folded = 0
-            async for entry in self.log.follow():
-                if self.fold.is_full:
-                    await self._make_room()
-                await self._carry_out(self.fold.handle(entry, time.monotonic()))
-                if self.fold.can_publish:
-                    self._wake.set()
-                if self._goal is not None:
-                    await self._look_whether_ready()
-                folded += 1
-                if folded % FOLD_BURST == 0:
-                    await asyncio.sleep(0)
+            await self._restore()
+            while True:
+                try:
+                    await self._fold_on()
+                except LogGap:
+                    # Trimmed beyond what is folded here: this registry was away for long. Or beyond what was to be
+                    # recalled, which it can do without.
+                    recalled = self._recall_from <= self.fold.seq
+                    self._recall_from = self.fold.seq + 1
+                    if not await self._restore() and not recalled:
+                        raise
         except TensorHubError as why:
             self._fail(str(why))
         except Exception as why:  # noqa: BLE001 (one job's fault must not end the others)
             # A fault in the fold is the same on every machine: go on with the other jobs.
             _log.exception("the fold failed", job=self.name, seq=self.fold.seq + 1)
             self._fail(f"entry {self.fold.seq + 1} can't be folded: {why!r}. This is a fault of TensorHub: report it")
+
+    async def _restore(self) -> bool:
+        """Go on from a snapshot that lies ahead of the fold; False: there is none."""
+        while True:
+            try:
+                snapshot, extent = await restoring.newest(self._bus, self.name, self.fold.seq)
+                break
+            except _UNKNOWN as why:
+                _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
+            await asyncio.sleep(RETRY_S)
+        if snapshot is None:
+            return False
+        term = self.term
+        self.stand_down()
+        self.fold = JobFold.restored(snapshot)
+        self._recall_from = min(snapshot.seq, max(extent.first, snapshot.seq - LOG_KEEP_ENTRIES_MIN)) + 1
+        _log.info("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
+        for agent in snapshot.catalog.agents.values():
+            if agent.state is AgentState.LIVE:
+                self._on_agent(Watch(self.name, agent.name, agent.incarnation))
+            else:
+                self._on_agent(Unwatch(self.name, agent.name))
+        if term is not None:
+            self.lead(term)
+        return True
+
+    async def _fold_on(self) -> None:
+        folded = 0
+        async with contextlib.aclosing(self.log.follow(min(self._recall_from, self.fold.seq + 1))) as entries:
+            async for entry in entries:
+                if entry.seq <= self.fold.seq:
+                    self.fold.recall(entry)
+                else:
+                    await self._fold_in(entry)
+                folded += 1
+                if folded % FOLD_BURST == 0:
+                    if self._ready.is_set():
+                        self._snapshotting.look(self.fold)
+                    await asyncio.sleep(0)
+
+    async def _fold_in(self, entry: Entry) -> None:
+        if self.fold.is_full:
+            await self._make_room()
+        await self._carry_out(self.fold.handle(entry, time.monotonic()))
+        self._snapshotting.note(entry)
+        if self.fold.can_publish:
+            self._wake.set()
+        if self._goal is not None:
+            await self._look_whether_ready()
 
     async def _make_room(self) -> None:
         """Wait until events were published, here or by the leader, so that the queue of others stays bounded."""
@@ -191,17 +251,19 @@ class Job:
                 case Decided():
                     if self._ready.is_set():
                         self.counts.add(effect.events)
-                    self._note_agent(effect)
+                    self._note(effect)
                 case Stands():
                     if effect.causes and self._ready.is_set():
                         self._tracing.stands(effect.causes)
                     if effect.origin is not None and effect.origin.reply_to is not None:
                         await self._reply(effect)
-                case LogGap(expected, found):
+                case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 
-    def _note_agent(self, decided: Decided) -> None:
+    def _note(self, decided: Decided) -> None:
         match decided.events[0]:
+            case RegistryLeads():
+                self.claim.see(decided.events[0])
             case AgentJoined(agent=agent, incarnation=incarnation):
                 self._on_agent(Watch(self.name, agent, incarnation))
             case AgentLost(agent=agent):
@@ -226,8 +288,8 @@ class Job:
             await self._begin_to_lead()
             while True:
                 waiting = self.fold.unpublished
-                many = self._batches.allowed and waiting >= BATCH_EVENTS_MIN
-                publication = self.fold.to_publish(BATCH_EVENTS_MAX if many else PAIR)
+                many = self._storing.batches.allowed and waiting >= BATCH_EVENTS_MIN
+                publication = self.fold.to_publish(self._batch_max if many else PAIR)
                 if publication is None:
                     await self._wake.wait()
                     self._wake.clear()
@@ -245,7 +307,8 @@ class Job:
             try:
                 await self._look_at_end()
                 self._goal = await self.log.last_seq()
-                refusal = await self._batches.try_allow()
+                refusal = await self._storing.batches.try_allow()
+                await self._snapshotting.learn()
                 break
             except _UNKNOWN as why:
                 _log.debug("the log's end is unknown", job=self.name, why=str(why))
@@ -260,6 +323,8 @@ class Job:
         self._goal = None
         self._ready.set()
         _log.info("leading", job=self.name, term=self.term, seq=self.fold.seq)
+        if self.term is not None:
+            self.claim.begin(self.term)
         late, self._late = list(self._late), deque(maxlen=REPLIES_KEPT_MAX)
         for stands in late:
             if stands.events[0].time >= self.fold.time - REPLY_AGAIN_S:
@@ -270,23 +335,25 @@ class Job:
         became: Acknowledged | Refused | Unanswered = Unanswered()
         pause_s = RETRY_S
         try:
-            became = await self._store(publication)
+            became = await self._storing.store(publication)
             pause_s = 0.0
         except WrongLastSequence:
             became, pause_s = Refused(), 0.0
         except LogFull as why:
             pause_s = FULL_RETRY_S
+            self._batch_max = max(PAIR, self._batch_max // 2)
             self._note_full(str(why))
         except (LogMissing, MessageTooLarge):
             raise
         except _UNKNOWN as why:
             _log.warning("whether an outcome was published is unknown", job=self.name, why=str(why))
-            self._batches.allowed = self._batches.allowed and not isinstance(why, StreamFailure)
+            self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
         finally:
             effects = self.fold.handle(became, time.monotonic())
         await self._carry_out(effects)
         if isinstance(became, Acknowledged):
             self._room.set()
+            self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
             self._note_room()
         elif isinstance(became, Refused) and self.fold.is_full:
             with contextlib.suppress(*_UNKNOWN):
@@ -294,41 +361,8 @@ class Job:
         if pause_s:
             await asyncio.sleep(pause_s)
 
-    async def _store(self, publication: Publication) -> Acknowledged:
-        events = publication.events
-        if len(events) > PAIR:
-            return Acknowledged(len(events), await self._batches.store(publication))
-        if len(events) == 1:
-            return Acknowledged(1, await self._store_one(events[0], publication.expected))
-        # Both requests are on their way before the first answer is awaited, in this order.
-        first = asyncio.create_task(self._store_one(events[0], publication.expected))
-        second = asyncio.create_task(self._store_ahead(events[1], publication.ahead))
-        try:
-            seq = await first
-            seq_ahead = await second
-        finally:
-            first.cancel()
-            second.cancel()
-        return Acknowledged(1, seq) if seq_ahead is None else Acknowledged(2, seq_ahead)
-
-    async def _store_one(self, outgoing: Outgoing, expected: int) -> int:
-        # The id must be one that nobody else can have used, or JetStream would take the event for a repeat.
-        msg_id = f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
-        return await self.log.append(outgoing.subject, outgoing.body, msg_id, outgoing.trace, expected)
-
-    async def _store_ahead(self, outgoing: Outgoing, expected: int) -> int | None:
-        """Store the second of two events, unless somebody wrote in between; if in doubt, the next attempt will tell."""
-        headers = {
-            **outgoing.trace,
-            jetstream.EXPECTED_LAST: str(expected),
-            jetstream.EXPECTED_LAST_OF: self._events,
-        }
-        try:
-            return (await jetstream.store(self._bus, outgoing.subject, outgoing.body, headers)).seq
-        except TensorHubError:
-            return None
-
     def _note_full(self, why: str) -> None:
+        self._snapshotting.make_room(self.fold)
         if not self._is_full:
             self._is_full = True
             _log.error("the log is full: no outcome can be published until it has room", job=self.name, why=why)

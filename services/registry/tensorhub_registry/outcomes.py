@@ -34,8 +34,8 @@ from tensorhub_registry.steps import (
     Decided,
     Input,
     LastEvent,
-    LogGap,
     Outgoing,
+    OutOfOrder,
     Output,
     Publication,
     Refused,
@@ -229,7 +229,7 @@ class JobFold:
 
     def _entry(self, entry: LogEntry) -> list[Output]:
         if entry.seq != self.seq + 1:
-            return [LogGap(self.seq + 1, entry.seq)]
+            return [OutOfOrder(self.seq + 1, entry.seq)]
         said = read(self.job, entry)
         effects = self._event(entry, said) if isinstance(said, Event) else self._command(entry, said)
         self.seq, self.time = entry.seq, entry.time

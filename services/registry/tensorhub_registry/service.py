@@ -32,7 +32,7 @@ from tensorhub_registry.questions import Questions
 LEASE_KEY: Final = "registry"
 
 DISCOVER_S: Final = 5.0
-"""How often a registry looks for jobs that others opened or deleted."""
+"""How often a registry looks for jobs that others opened or deleted, and for logs that are nearly full."""
 DISCOVER_AGAIN_S: Final = 0.2
 """The same, where NATS gave no answer."""
 
@@ -55,7 +55,10 @@ class Registry:
         self._liveness = liveness.Liveness(settings.lost_after_s)
         self._expiring = Expiring(self.jobs)
         self._questions = Questions(bus, self.id, self._find, self._open)
-        self._lease = LeaderLease(bus, LEASE_KEY, self.id, settings.leader_ttl_s, on_change=self._on_lease)
+        self._replicas = settings.log_replicas
+        self._lease = LeaderLease(
+            bus, LEASE_KEY, self.id, settings.leader_ttl_s, replicas=self._replicas, on_change=self._on_lease
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
 
@@ -162,18 +165,20 @@ class Registry:
             await asyncio.sleep(wait_s)
 
     async def _discover(self) -> None:
-        """Begin with jobs that others opened, and forget stopped ones whose log is gone."""
+        """Begin with jobs that others opened, forget stopped ones whose log is gone, and look for full logs."""
         found = set(await joblog.jobs(self._bus))
         for name in sorted(found):
             self._add(name)
         for job in [job for job in self.jobs.values() if job.failure is not None and job.name not in found]:
             await self._remove(job)
+        for job in list(self.jobs.values()):
+            await job.look_for_room()
 
     def _add(self, name: str) -> Job:
         known = self.jobs.get(name)
         if known is not None:
             return known
-        job = self.jobs[name] = Job(self._bus, name, self._hear)
+        job = self.jobs[name] = Job(self._bus, name, self.id, self._hear, self._replicas)
         job.start()
         if self._leader.leads:
             job.lead(self._leader.term)
@@ -192,8 +197,8 @@ class Registry:
         job = self.jobs.get(name)
         if job is not None and job.failure is not None:
             raise RegistryUnavailable(f"job {name!r} is stopped, since {job.failure}")
-        await Blobs(self._bus).open(name)
-        await joblog.open_job(self._bus, name)
+        await Blobs(self._bus).open(name, self._replicas)
+        await joblog.open_job(self._bus, name, self._replicas)
         return self._add(name)
 
     async def _find(self, name: str) -> Job:

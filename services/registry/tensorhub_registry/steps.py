@@ -45,7 +45,7 @@ class Stands(msgspec.Struct, frozen=True):
     causes: tuple[Cause, ...] = ()
 
 
-class LogGap(msgspec.Struct, frozen=True):
+class OutOfOrder(msgspec.Struct, frozen=True):
     """The entry that was given is not the next one. Nothing was folded."""
 
     expected: int
@@ -76,4 +76,4 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
-Output = Decided | Stands | LogGap
+Output = Decided | Stands | OutOfOrder

@@ -41,8 +41,9 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: 
 class RunningRegistry:
     """One registry process; killed at the end of the test at the latest."""
 
-    def __init__(self, url: str, name: str, log: Path, **environ: str) -> None:
+    def __init__(self, url: str, name: str, log: Path, *, module: str, **environ: str) -> None:
         self.name = name
+        self._module = module
         self.log = log
         self._environ = {
             **os.environ,
@@ -63,7 +64,7 @@ class RunningRegistry:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tensorhub_registry",
+                self._module,
                 env=self._environ,
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
@@ -111,8 +112,10 @@ async def registry_on(tmp_path: Path) -> AsyncIterator[Callable[..., RunningRegi
     """Make registries, and kill at the end what still runs of them."""
     made: list[RunningRegistry] = []
 
-    def make(url: str, name: str = "registry-0", **environ: str) -> RunningRegistry:
-        registry = RunningRegistry(url, name, tmp_path / f"{name}.log", **environ)
+    def make(
+        url: str, name: str = "registry-0", *, module: str = "tensorhub_registry", **environ: str
+    ) -> RunningRegistry:
+        registry = RunningRegistry(url, name, tmp_path / f"{name}.log", module=module, **environ)
         made.append(registry)
         return registry
 
@@ -205,7 +208,10 @@ class WatchedJob:
 
         def is_settled() -> bool:
             events = self.events
-            return bool(events) and events[-1].cmd >= last.seq and events[-1].i == events[-1].k
+            if not events or events[-1].cmd < last.seq or events[-1].i < events[-1].k:
+                return False
+            # A registry that leads anew says so, perhaps after `last`.
+            return events[-1].cmd == max(entry.seq for entry in self.entries if ".cmd." in entry.subject)
 
         await self.wait_for(is_settled, f"command {last.seq} has its outcome", timeout_s)
         assert self.events == decided(self.entries, self.name)

@@ -13,6 +13,7 @@ from tensorhub_common.wire.commands import (
     Drained,
     Expire,
     Join,
+    Lead,
     Publish,
     Ready,
     Register,
@@ -300,6 +301,18 @@ def test_an_expiry_carries_the_leaders_term_and_a_lower_one_is_refused(world: Wo
 def test_an_expiry_that_is_said_again_is_refused(world: World) -> None:
     world.expire("a", term=7)
     refused(world.expire("a", term=7), "BadCommand")
+
+
+def test_what_an_older_leader_says_after_a_new_one_leads_is_refused() -> None:
+    """Although the new one has expired nobody yet."""
+    world = World()
+    world.join("a")
+    world.say(Lead(by=Sender(REGISTRY, 5, 0), registry="registry-1", term=5))
+    refused(world.expire("a", term=4), "StaleSender")
+    refused(world.say(Expire(by=Sender(REGISTRY, 6, 1), agent="a", incarnation=1, term=4)), "BadCommand")
+    refused(world.say(Lead(by=Sender(REGISTRY, 7, 0), registry="registry-0", term=5)), "BadCommand")
+    refused(world.say(Lead(by=Sender("a", 1, 90), registry="a", term=50)), "BadCommand")
+    assert kinds(world.expire("a", term=8))[0] == "agent.lost"
 
 
 def test_an_expiry_of_an_older_incarnation_is_refused(world: World) -> None:

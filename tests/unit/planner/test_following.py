@@ -10,6 +10,9 @@ from tensorhub_common import subjects
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.snapshot import Snapshot
+from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import Join, Sender
@@ -27,7 +30,13 @@ class FakeLog:
     def __init__(self) -> None:
         self.reads: list[list[Step]] = []
         self.starts: list[int] = []
+        self.snapshots: dict[int, Snapshot | None] = {}
+        """What there is after an entry."""
         self.more = asyncio.Condition()
+
+    async def newest(self, bus: object, job: str, beyond: int) -> tuple[Snapshot | None, None]:
+        assert job == JOB
+        return self.snapshots.get(beyond), None
 
     async def add(self, *steps: Step) -> None:
         async with self.more:
@@ -50,6 +59,11 @@ class FakeLog:
                 yield step
 
 
+def catalog_of(found: object) -> Catalog:
+    """Return the catalog, also where it comes in a fold."""
+    return found if isinstance(found, Catalog) else found.catalog  # type: ignore[attr-defined, no-any-return]
+
+
 def entry(seq: int) -> Entry:
     command = Join(by=Sender(f"agent-{seq}", 1, 1), host="node-1", site="berlin")
     return Entry(seq, float(seq), subjects.cmd(JOB, "join", f"agent-{seq}"), {}, codec.encode(command))
@@ -67,6 +81,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
             return made.follow(seq)
 
     monkeypatch.setattr("tensorhub_planner.following.joblog.JobLog", JobLog)
+    monkeypatch.setattr("tensorhub_planner.following.restoring.newest", made.newest)
     return made
 
 
@@ -116,16 +131,34 @@ async def test_only_so_many_wait(log: FakeLog, catalogs: Catalogs, monkeypatch: 
     await first
 
 
-async def test_a_gap_is_mended_from_the_start(log: FakeLog, catalogs: Catalogs) -> None:
-    log.reads = [[entry(1), entry(2), LogGap("entry 3 is gone")], [entry(1), entry(2), entry(3)]]
-    assert set((await catalogs.at(JOB, 3, 5)).agents) == {"agent-1", "agent-2", "agent-3"}
-    assert log.starts == [1, 1]
+def snapshot(seq: int) -> Snapshot:
+    """Return what a fold of so many entries comes to."""
+    catalog = Catalog(JOB)
+    for each in map(entry, range(1, seq + 1)):
+        apply(catalog, each.seq, each.time, Join(by=Sender(f"agent-{each.seq}", 1, 1), host="node-1", site="berlin"))
+    return Snapshot(seq, float(seq), catalog)
+
+
+async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen: list[tuple[str, Event]]) -> None:
+    log.snapshots = {0: snapshot(40)}
+    log.reads = [[entry(41)]]
+    assert set(catalog_of(await catalogs.at(JOB, 41, 5)).agents) == {f"agent-{n}" for n in range(1, 42)}
+    assert log.starts == [41]
+    assert len(seen) == 1
+
+
+async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs) -> None:
+    """The log was trimmed beyond what is folded here; who waits for what the snapshot holds is answered."""
+    log.snapshots = {2: snapshot(5)}
+    log.reads = [[entry(1), entry(2), LogGap("entry 3 is gone")], []]
+    assert set(catalog_of(await catalogs.at(JOB, 4, 5)).agents) == {f"agent-{n}" for n in range(1, 6)}
+    assert log.starts == [1, 6]
     assert not catalogs.broken.done()
 
 
 @pytest.mark.parametrize("steps", [[entry(1), LogGap("entry 2 is gone")], [LogGap("entry 1 is gone")]])
 async def test_a_gap_that_stays_stops_that_job_alone(log: FakeLog, catalogs: Catalogs, steps: list[Step]) -> None:
-    """For a while every question about it is refused at once; other jobs never notice."""
+    """Without a snapshot to go on from. For a while every question about it is refused at once; others never notice."""
     log.reads = [steps]
     for _ in range(2):
         with pytest.raises(RegistryUnavailable, match="is gone"):

@@ -9,7 +9,16 @@ from tensorhub_common.wire.commands import Join, Publish, Register, Sender
 from tensorhub_common.wire.events import AgentJoined, CommandRejected, ShardRegistered
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.reading import FoldMismatch
-from tensorhub_registry.steps import Acknowledged, Decided, LastEvent, LogGap, Publication, Refused, Stands, Unanswered
+from tensorhub_registry.steps import (
+    Acknowledged,
+    Decided,
+    LastEvent,
+    OutOfOrder,
+    Publication,
+    Refused,
+    Stands,
+    Unanswered,
+)
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
 LOOSE_WISH = Publish(model="m", replica="r")
@@ -219,10 +228,10 @@ def test_a_gap_is_reported_and_nothing_is_folded(log: ModelledLog) -> None:
     log.say(JOIN)
     log.say(LOOSE_WISH)
     fold = JobFold(JOB)
-    assert fold.handle(log.entries[1], 0.0) == [LogGap(expected=1, found=2)]
+    assert fold.handle(log.entries[1], 0.0) == [OutOfOrder(expected=1, found=2)]
     assert (fold.seq, fold.catalog.seq, fold.unpublished) == (0, 0, 0)
     read_on(fold, log)
-    assert fold.handle(log.entries[1], 0.0) == [LogGap(expected=3, found=2)]
+    assert fold.handle(log.entries[1], 0.0) == [OutOfOrder(expected=3, found=2)]
 
 
 def test_an_event_that_was_not_decided_stops_the_fold(log: ModelledLog) -> None:

@@ -59,7 +59,7 @@ class Blobs:
         self._cache_bytes = 0
         self._cache: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
-    async def open(self, job: str) -> None:
+    async def open(self, job: str, replicas: int = 1) -> None:
         """Make the job's blob stream, or check the one that stands. Who opens a job calls it."""
         config: dict[str, Any] = {
             "name": blob_stream(job),
@@ -73,7 +73,7 @@ class Blobs:
             "max_bytes": STORE_BYTES_MAX,
             "max_msg_size": CHUNK_BYTES_MAX + 4096,
             "storage": "file",
-            "num_replicas": 1,
+            "num_replicas": replicas,
             "allow_direct": True,
         }
         fixed = ("subjects", "retention", "discard", "max_age", "max_msgs", "max_msgs_per_subject", "allow_direct")

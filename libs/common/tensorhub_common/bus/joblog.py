@@ -63,7 +63,7 @@ _FIXED: Final = (
 )
 
 
-def _config(job: str) -> dict[str, Any]:
+def _config(job: str, replicas: int) -> dict[str, Any]:
     return {
         "name": log_stream(job),
         "description": f"TensorHub's log of job {job}",
@@ -77,16 +77,16 @@ def _config(job: str) -> dict[str, Any]:
         "max_msg_size": ENTRY_BYTES_MAX,
         "duplicate_window": DUPLICATE_WINDOW_S * jetstream.NS_PER_S,
         "storage": "file",
-        "num_replicas": 1,
+        "num_replicas": replicas,
         "allow_direct": True,
         "allow_atomic": True,
         "deny_delete": True,
     }
 
 
-async def open_job(bus: Bus, job: str) -> "JobLog":
+async def open_job(bus: Bus, job: str, replicas: int = 1) -> "JobLog":
     """Make the job's log, or check the one that stands. Raises `StreamMismatch` when it is not fit to be one."""
-    await jetstream.ensure_stream(bus, _config(job), _FIXED)
+    await jetstream.ensure_stream(bus, _config(job, replicas), _FIXED)
     return JobLog(bus, job)
 
 
@@ -106,12 +106,18 @@ async def jobs(bus: Bus) -> list[str]:
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """From where to where a log goes. `created` tells it from one that was made anew; `fullness` is from 0 to 1."""
+    """From where to where a log goes. `created` tells it from one that was made anew; `bytes_max` 0: no limit."""
 
     first: int
     last: int
     created: str
-    fullness: float
+    nbytes: int
+    bytes_max: int
+
+    @property
+    def fullness(self) -> float:
+        """How much of its limit it has reached, 0 to 1."""
+        return self.nbytes / self.bytes_max if self.bytes_max else 0.0
 
 
 class JobLog:
@@ -193,18 +199,24 @@ class JobLog:
             info = await jetstream.insist(lambda: jetstream.api(self._bus, f"STREAM.INFO.{self.stream}"))
         except StreamFailure as failure:
             raise self._missing(failure) from None
-        state, bytes_max = info["state"], int(info["config"].get("max_bytes", -1))
+        state = info["state"]
         return Extent(
             first=int(state["first_seq"]),
             last=int(state["last_seq"]),
             created=str(info["created"]),
-            fullness=int(state["bytes"]) / bytes_max if bytes_max > 0 else 0.0,
+            nbytes=int(state["bytes"]),
+            bytes_max=max(0, int(info["config"].get("max_bytes", 0))),
         )
 
     async def trim(self, first: int) -> None:
         """Remove all entries before number `first`. Whoever folds from there must have their sum elsewhere."""
         verb = f"STREAM.PURGE.{self.stream}"
         await jetstream.insist(lambda: jetstream.api(self._bus, verb, {"seq": first}))
+
+    async def trim_commands(self, first: int) -> None:
+        """Remove the commands before number `first`, and leave the events among them where they are."""
+        purge = {"seq": first, "filter": commands_of(self.job)}
+        await jetstream.insist(lambda: jetstream.api(self._bus, f"STREAM.PURGE.{self.stream}", purge))
 
     async def last_event(self) -> Entry | None:
         """Return the job's last event, or None."""

@@ -53,7 +53,7 @@ class LeaseEntry(msgspec.Struct, frozen=True):
     nonce: str
 
 
-def _config(bucket: str) -> dict[str, Any]:
+def _config(bucket: str, replicas: int) -> dict[str, Any]:
     return {
         "name": f"KV_{bucket}",
         "description": "TensorHub's leases",
@@ -65,7 +65,7 @@ def _config(bucket: str) -> dict[str, Any]:
         "max_bytes": BUCKET_BYTES_MAX,
         "max_msg_size": ENTRY_BYTES_MAX,
         "storage": "file",
-        "num_replicas": 1,
+        "num_replicas": replicas,
         "allow_direct": True,
         "allow_rollup_hdrs": True,
         "allow_msg_ttl": True,
@@ -88,6 +88,7 @@ class LeaderLease:
         ttl_s: float,
         *,
         bucket: str = BUCKET,
+        replicas: int = 1,
         on_change: Callable[[bool], None] | None = None,
     ) -> None:
         for text in (key, holder, bucket):
@@ -101,6 +102,7 @@ class LeaderLease:
         self.ttl_s = int(ttl_s)
         self._bus = bus
         self._bucket = bucket
+        self._replicas = replicas
         self._stream = f"KV_{bucket}"
         self._subject = f"$KV.{bucket}.{key}"
         self._entry = LeaseEntry(holder, token_hex(8))
@@ -223,7 +225,7 @@ class LeaderLease:
         return 0 if last is None else last.seq
 
     async def _make_bucket(self) -> None:
-        await jetstream.ensure_stream(self._bus, _config(self._bucket), ("subjects", "allow_msg_ttl"))
+        await jetstream.ensure_stream(self._bus, _config(self._bucket, self._replicas), ("subjects", "allow_msg_ttl"))
         self._has_bucket = True
 
     async def _pause(self, pause_s: float) -> None:

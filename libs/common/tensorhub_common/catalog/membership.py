@@ -31,10 +31,11 @@ from tensorhub_common.errors import (
     ReplicaConflict,
     StaleSender,
 )
-from tensorhub_common.wire.commands import Expire, Holding, Join, Register, Release
+from tensorhub_common.wire.commands import Expire, Holding, Join, Lead, Register, Release
 from tensorhub_common.wire.events import (
     AgentJoined,
     AgentLost,
+    RegistryLeads,
     ReplicaLost,
     ReplicaReady,
     ShardRegistered,
@@ -163,6 +164,18 @@ def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) 
 def _remove(catalog: Catalog, model: Model, replica: Replica, shard: Shard) -> None:
     del replica.members[shard.index]
     copies.forget_shard(catalog, model, replica, shard)
+
+
+def lead(catalog: Catalog, command: Lead, out: Out) -> None:
+    """Let a leader's term count, before it has any agent to expire: what a lower one still says is refused."""
+    if command.by is None or not is_hub(command.by):
+        raise Refused(BadCommand, "only a registry may say that it leads")
+    checked_name("registry", command.registry)
+    checked_number("term", command.term)
+    if command.term <= catalog.term:
+        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken, so take a higher one")
+    catalog.term = command.term
+    out.append(RegistryLeads(registry=command.registry, term=command.term))
 
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:
@@ -299,7 +312,7 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
         )
     if replica.cache is not None and replica.cache in model.versions:
         # Its agent has no worker to please: it says so because it can't hold the copy.
-        model.versions[replica.cache].shunned[shard.agent] = None
+        model.versions[replica.cache].shunned[shard.agent] = catalog.time
     _take_out(model, replica, shard, f"shard {shard.index} was released", out)
     _remove(catalog, model, replica, shard)
     out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))

@@ -142,6 +142,8 @@ _SPECIAL: Final[Json] = {
     "Join.holds": [{"model": "policy", "replica": "trainer", "shard": 0, "version": 12, "root": _VALUES["root"]}],
     "Expire.by": {"lane": "_registry", "incarnation": 3, "n": 1},
     "AgentLost.by": {"lane": "_registry", "incarnation": 3, "n": 1},
+    "Lead.by": {"lane": "_registry", "incarnation": 3, "n": 0},
+    "RegistryLeads.by": {"lane": "_registry", "incarnation": 3, "n": 0},
     "Span.error": None,
     "CommandRepeated.error": None,
     "CommandRepeated.message": None,

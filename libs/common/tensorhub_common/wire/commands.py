@@ -117,6 +117,13 @@ class Quota(Command, frozen=True, kw_only=True, tag="quota"):
     nbytes: int
 
 
+class Lead(Command, frozen=True, kw_only=True, tag="lead"):
+    """A registry leads from here on. What another one still says of agents under a lower term is refused."""
+
+    registry: str
+    term: int
+
+
 class Expire(Command, frozen=True, kw_only=True, tag="expire"):
     """The registry's leader has not heard this incarnation of the agent for a whole window."""
 
@@ -251,6 +258,7 @@ AnyCommand = (
     | Delete
     | DrainAgent
     | Quota
+    | Lead
     | Expire
     | Join
     | Register

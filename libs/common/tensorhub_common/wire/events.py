@@ -48,6 +48,13 @@ class RoundEvent(ReplicaEvent, frozen=True, kw_only=True):
     round: int
 
 
+class RegistryLeads(Event, frozen=True, kw_only=True, tag="registry.leads"):
+    """From here on this registry's word counts, and none of a lower term."""
+
+    registry: str
+    term: int
+
+
 class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
     """The agent's new incarnation counts.
 
@@ -376,7 +383,8 @@ class RoundWithdrawn(RoundEvent, frozen=True, kw_only=True, tag="round.withdrawn
 
 
 AnyEvent = (
-    AgentJoined
+    RegistryLeads
+    | AgentJoined
     | AgentLost
     | CommandRejected
     | CommandRepeated

@@ -1,0 +1,55 @@
+"""Finding what a fold may begin with: the newest of a job's snapshots that is whole and that this release knows.
+
+Always true: what is returned lies within the log that stands now, and lies after what was folded already.
+"""
+
+from typing import Final
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import LogGap, LogShorter, SnapshotBroken
+from tensorhub_common.bus.joblog import Extent, JobLog
+from tensorhub_common.bus.snapshots import Index, Record, Snapshots
+from tensorhub_common.catalog.snapshot import Snapshot, SnapshotUnreadable, decode
+from tensorhub_common.telemetry import logger
+
+_log: Final = logger(__name__)
+
+
+async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Extent]:
+    """Return the newest usable snapshot after entry `beyond` (None: there is none), and how far the log goes.
+
+    Raises `LogGap` when the log no longer reaches back to `beyond` and no snapshot bridges that, `LogShorter` when the
+    log ends before the snapshot, `LogMissing` without a log.
+    """
+    extent = await JobLog(bus, job).extent()
+    snapshots = Snapshots(bus, job)
+    told: list[str] = []
+    for record in _records(await _index(snapshots, extent, told)):
+        if record.seq <= beyond:
+            break
+        if record.seq > extent.last:
+            raise LogShorter(
+                f"the log of job {job!r} ends at {extent.last}, and a snapshot of it at {record.seq}: it is not the "
+                "log that it was, so stop and find out who replaced it"
+            )
+        try:
+            return decode(job, await snapshots.read(record)), extent
+        except (SnapshotBroken, SnapshotUnreadable) as why:
+            told.append(str(why))
+            _log.error("a snapshot can't be used", job=job, seq=record.seq, why=str(why))
+    if extent.first > beyond + 1:
+        why = "; ".join(told) or "there is none after it"
+        raise LogGap(f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {why}")
+    return None, extent
+
+
+async def _index(snapshots: Snapshots, extent: Extent, told: list[str]) -> Index | None:
+    try:
+        return await snapshots.index(extent.created)
+    except SnapshotBroken as why:
+        told.append(str(why))
+        return None
+
+
+def _records(index: Index | None) -> tuple[Record, ...]:
+    return () if index is None else index.records

@@ -1,0 +1,51 @@
+"""A leader's term in one job's log. Pure.
+
+The lease gives a term, and the log keeps the highest that has spoken. Usually the lease's is higher. But the lease's
+store may have been lost, and then its terms begin low again: so a leader takes one above the log's, says so in the log
+(`lead`), and speaks of agents only under a term that was accepted there. Whatever an older leader says after that is
+refused, whether or not the new one has expired anybody yet.
+
+Always true: `term` is one that the log has accepted from this registry, and above which none has been accepted.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.wire.commands import Lead, Sender
+from tensorhub_common.wire.events import AnyEvent, RegistryLeads
+
+PROCESS: Final = "_registry"
+"""The sender of every leader's word, in the subject and in the body."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """One registry's term in one job."""
+
+    registry: str
+    term: int | None = None
+    """Under which it may speak now, or None."""
+    _asked: int | None = None
+
+    def ask(self, lease_term: int, catalog: Catalog) -> Lead:
+        """Return the word that this registry leads; say it in the log, again until it is folded."""
+        term = max(lease_term, catalog.term + 1)
+        if self._asked is None or self._asked <= catalog.term:
+            self._asked = term
+        return Lead(by=Sender(PROCESS, self._asked, 0), registry=self.registry, term=self._asked)
+
+    def begin(self, lease_term: int) -> None:
+        """Nobody has spoken in this log yet, so that no older leader is to be refused: the lease's term is enough."""
+        self.term = self._asked = lease_term
+
+    def drop(self) -> None:
+        """It leads no more."""
+        self.term = self._asked = None
+
+    def see(self, event: AnyEvent) -> None:
+        """Take the outcome of a command that was folded."""
+        if not isinstance(event, RegistryLeads):
+            return
+        is_mine = event.registry == self.registry and event.term == self._asked
+        self.term = event.term if is_mine else None

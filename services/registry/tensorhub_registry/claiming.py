@@ -1,0 +1,72 @@
+"""Saying in a job's log that this registry leads, until the log has taken it: the I/O around `Claim`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tensorhub_common import telemetry
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import cmd
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.events import AnyEvent
+from tensorhub_registry.claim import PROCESS, Claim
+
+CLAIM_AGAIN_S: Final = 1.0
+"""A leader says that it leads so often until that is folded."""
+
+_log: Final = telemetry.logger(__name__)
+
+
+class Claiming:
+    """One job's claim, as its leader makes it."""
+
+    def __init__(self, log: JobLog, registry: str, catalog: Callable[[], Catalog]) -> None:
+        self._log = log
+        self._claim = Claim(registry)
+        self._catalog = catalog
+        self._lease_term: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def term(self) -> int | None:
+        """Under which this registry may speak of agents now, or None."""
+        return self._claim.term
+
+    def begin(self, lease_term: int) -> None:
+        """Take it that this registry leads, and has folded all that stood in the log before."""
+        self._lease_term = lease_term
+        if self._catalog().seq == 0:
+            self._claim.begin(lease_term)
+        else:
+            self._go_on()
+
+    def drop(self) -> None:
+        """It leads no more."""
+        self._lease_term = None
+        self._claim.drop()
+        if self._task is not None:
+            self._task.cancel()
+
+    def see(self, event: AnyEvent) -> None:
+        """Take the outcome of a command that was folded; where another registry's word stands, say it again."""
+        self._claim.see(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._lease_term is None or self._claim.term is not None:
+            return
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._say(self._lease_term), name=f"claim {self._log.job}")
+
+    async def _say(self, lease_term: int) -> None:
+        while self._claim.term is None:
+            command = self._claim.ask(lease_term, self._catalog())
+            msg_id = f"{PROCESS}.{command.registry}.{command.term}"
+            try:
+                # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
+                await self._log.append(f"{cmd(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)
+            except TensorHubError as why:
+                _log.warning("that this registry leads could not be written", job=self._log.job, why=str(why))
+            await asyncio.sleep(CLAIM_AGAIN_S)

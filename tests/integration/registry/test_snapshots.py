@@ -1,0 +1,223 @@
+"""Snapshots and trimming: a restart folds the snapshot and what came after, and no outcome is lost or said twice."""
+
+import asyncio
+import contextlib
+import random
+import re
+import signal
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+from tests.integration.registry.hasty_registry import ENTRIES, KEEP
+from tests.integration.registry.test_registry_killed import commands, say_all
+
+from tensorhub_common import restoring, subjects
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import LogFull, LogGap
+from tensorhub_common.bus.snapshots import Index, Snapshots
+from tensorhub_common.catalog.snapshot import Snapshot
+from tensorhub_common.wire.asks import Error, Outcome, OutcomeAsk
+from tensorhub_common.wire.commands import Publish
+
+OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
+MakeRegistry = Callable[..., RunningRegistry]
+
+HASTY = "tests.integration.registry.hasty_registry"
+WISH = Publish(model="policy", replica="nobody")
+
+
+async def first_of(watched: WatchedJob) -> int:
+    return (await watched.log.extent()).first
+
+
+async def wait_trimmed(watched: WatchedJob, beyond: int) -> int:
+    """Wait until the log begins after this entry; where it begins."""
+
+    async def is_trimmed() -> bool:
+        return await first_of(watched) > beyond
+
+    await until(is_trimmed, f"the log is trimmed beyond entry {beyond}")
+    return await first_of(watched)
+
+
+async def index_of(bus: Bus, watched: WatchedJob) -> Index:
+    found = await Snapshots(bus, watched.name).index((await watched.log.extent()).created)
+    assert found is not None
+    return found
+
+
+async def asked(bus: Bus, job: str, seq: int) -> Outcome | Error:
+    ask = msgspec.json.encode(OutcomeAsk(seq=seq))
+    return msgspec.json.decode(await bus.request(subjects.ask(job, "outcome"), ask), type=Outcome | Error)
+
+
+async def restored(bus: Bus, job: str, beyond: int = 0) -> Snapshot:
+    snapshot, _ = await restoring.newest(bus, job, beyond)
+    assert snapshot is not None
+    return snapshot
+
+
+async def test_a_restart_goes_on_from_the_snapshot(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    registry = registry_on(own_nats_server.url, module=HASTY)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await say_all(watched, commands(200), 0.0)
+    await watched.wait_settled()
+    first = await wait_trimmed(watched, ENTRIES)
+    index = await index_of(own_bus, watched)
+    assert index.older is not None
+    assert first <= index.older.seq - KEEP + 1, "the log must reach back behind the older of the two"
+    await registry.kill()
+    index = await index_of(own_bus, watched)
+    late = [await watched.say(command) for command in commands(40)[2:]]
+    await registry.start()
+    await watched.wait_settled()
+    assert re.findall(r"restored .* seq=(\d+)", registry.log.read_text()) == [str(index.newer.seq)]
+    for entry in watched.entries:
+        if ".cmd." in entry.subject and entry.seq > index.newer.seq - KEEP:
+            answer = await asked(own_bus, job, entry.seq)
+            assert isinstance(answer, Outcome), answer
+            assert list(answer.events) == [event for event in watched.events if event.cmd == entry.seq]
+    assert late[-1] <= watched.events[-1].cmd
+    answer = await asked(own_bus, job, 1)
+    assert isinstance(answer, Error)
+    with pytest.raises(LogGap, match=f"no entry {first - 1} any more"):
+        await anext(watched.log.follow(first - 1))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_registries_are_killed_among_snapshots(
+    seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """Two of them, at random moments: whatever was under way, each command has its group exactly once."""
+    chance = random.Random(seed)
+    pair = [
+        registry_on(own_nats_server.url, name, module=HASTY, TENSORHUB_LEADER_TTL_S="1")
+        for name in ("registry-0", "registry-1")
+    ]
+    for registry in pair:
+        await registry.start()
+    watched = await open_job(own_bus, job)
+    saying = asyncio.create_task(say_all(watched, commands(1_000), 0.003))
+    kills = 0
+    while not saying.done() or kills < 4:
+        await asyncio.sleep(chance.uniform(0.1, 1.0))
+        registry = chance.choice(pair)
+        await registry.kill()
+        kills += 1
+        await registry.start()
+    await saying
+    await watched.wait_settled(30.0)
+    assert await first_of(watched) > ENTRIES
+    assert (await index_of(own_bus, watched)).older is not None
+
+
+async def test_a_standby_that_was_away_for_long_loads_a_snapshot(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """The log is trimmed beyond what it had folded; it takes over all the same."""
+    leader, standby = (registry_on(own_nats_server.url, name, module=HASTY) for name in ("registry-0", "registry-1"))
+    await leader.start()
+    await leader.wait_ready(own_bus)
+    watched = await open_job(own_bus, job)
+    await standby.start()
+    await standby.wait_ready(own_bus)
+    await watched.outcome(await watched.say(commands(1)[0]))
+    standby.signal(signal.SIGSTOP)
+    await say_all(watched, commands(400)[1:], 0.0)
+    await watched.wait_settled()
+    await wait_trimmed(watched, 3 * ENTRIES)
+    standby.signal(signal.SIGCONT)
+    await standby.wait_says("restored")
+    await leader.kill()
+    await watched.outcome(await watched.say(WISH))
+    await watched.wait_settled()
+
+
+async def test_a_full_log_is_trimmed_behind_a_snapshot(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """A log with a low limit: snapshots come as often as it needs them, and commands are taken again."""
+    registry = registry_on(own_nats_server.url)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await watched.outcome(await watched.say(commands(1)[0]))
+    stream = watched.log.stream
+    config = (await jetstream.api(own_bus, f"STREAM.INFO.{stream}"))["config"]
+    await jetstream.api(own_bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 64 * 1024})
+    await registry.kill()
+    await registry.start()
+    said = deque(commands(300)[1:])
+
+    async def all_is_said() -> bool:
+        with contextlib.suppress(LogFull):
+            while said:
+                await watched.say(said[0])
+                said.popleft()
+        return not said
+
+    await until(all_is_said, "all is said")
+    last = await watched.log.last_command()
+    assert last is not None
+
+    async def is_answered() -> bool:
+        answer = await asked(own_bus, job, last.seq)
+        return isinstance(answer, Outcome) and bool(answer.events)
+
+    await until(is_answered, "the last command is answered")
+    assert await first_of(watched) > 1
+
+
+async def test_a_broken_snapshot_is_passed_over(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """The older one and the log behind it serve; with both broken the job stops with an error that says so."""
+    registry = registry_on(own_nats_server.url, module=HASTY)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await say_all(watched, commands(300), 0.0)
+    await watched.wait_settled()
+    await wait_trimmed(watched, ENTRIES)
+    await registry.kill()
+    index = await index_of(own_bus, watched)
+    assert index.older is not None
+    await jetstream.store(own_bus, subjects.snapshot(job, index.newer.digest, 0), b"something else")
+    assert (await restored(own_bus, job)).seq == index.older.seq
+    await registry.start()
+    await watched.outcome(await watched.say(WISH))
+    await watched.wait_settled()
+    await registry.kill()
+    index = await index_of(own_bus, watched)
+    purge = {"filter": subjects.snapshots_of(job).replace(">", "*.*")}
+    await jetstream.api(own_bus, f"STREAM.PURGE.{subjects.snapshot_stream(job)}", purge)
+    with pytest.raises(LogGap, match=r"no snapshot leads there: .*part 0 of 1 is missing"):
+        await restored(own_bus, job)
+    await registry.start()
+    await registry.wait_says("the job is stopped")
+
+
+async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    registry = registry_on(own_nats_server.url, module=HASTY)
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await say_all(watched, commands(200), 0.0)
+    await watched.wait_settled()
+    await wait_trimmed(watched, ENTRIES)
+    await registry.kill()
+    await watched.close()
+    await jetstream.api(own_bus, f"STREAM.DELETE.{watched.log.stream}")
+    await registry.start()
+    anew = await open_job(own_bus, job)
+    assert (await restoring.newest(own_bus, job, 0))[0] is None
+    await say_all(anew, commands(200), 0.0)
+    await anew.wait_settled()
+    await wait_trimmed(anew, ENTRIES)

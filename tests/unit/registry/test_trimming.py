@@ -1,0 +1,93 @@
+"""When a snapshot is due, and what of the log must stay."""
+
+import pytest
+
+from tensorhub_registry.trimming import (
+    LOG_KEEP_ENTRIES_MIN,
+    LOG_KEEP_S_MIN,
+    SNAPSHOT_ENTRIES_MAX,
+    SNAPSHOT_LOG_BYTES_MAX,
+    SNAPSHOTS_PER_LOG_MIN,
+    Pace,
+)
+
+NOW = 1e6
+FAR = 10**9
+
+
+def pace(*marks: tuple[int, float]) -> Pace:
+    made = Pace()
+    for seq, time in marks:
+        made.stands(seq, time)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("entries", "nbytes", "due"),
+    [
+        (SNAPSHOT_ENTRIES_MAX - 1, 1, False),
+        (SNAPSHOT_ENTRIES_MAX, 1, True),
+        (1, SNAPSHOT_LOG_BYTES_MAX, True),
+        (0, SNAPSHOT_LOG_BYTES_MAX, False),
+    ],
+)
+def test_it_is_due_by_entries_or_by_bytes(entries: int, nbytes: int, *, due: bool) -> None:
+    made = pace((100, 1.0))
+    made.log_bytes = nbytes
+    assert made.is_due(100 + entries) is due
+
+
+def test_none_is_made_that_is_larger_than_what_it_sums_up() -> None:
+    made = pace((100, 1.0))
+    made.nbytes, made.log_bytes = 5_000, 4_999
+    assert not made.is_due(100 + SNAPSHOT_ENTRIES_MAX)
+    made.log_bytes += 1
+    assert made.is_due(100 + SNAPSHOT_ENTRIES_MAX)
+
+
+def test_a_small_log_has_them_more_often() -> None:
+    made = Pace(bytes_max=64 * 1024)
+    made.log_bytes = 64 * 1024 // SNAPSHOTS_PER_LOG_MIN
+    assert made.is_due(5)
+
+
+def test_a_full_log_wants_one_at_once_but_no_second_of_the_same() -> None:
+    made = pace((100, 1.0))
+    made.wanted = True
+    assert made.is_due(101)
+    assert not made.is_due(100)
+
+
+def test_what_failed_is_due_again() -> None:
+    made = pace((100, 1.0))
+    made.log_bytes = 1
+    made.took(100 + SNAPSHOT_ENTRIES_MAX)
+    assert not made.is_due(100 + SNAPSHOT_ENTRIES_MAX + 1)
+    made.failed()
+    assert made.is_due(100 + SNAPSHOT_ENTRIES_MAX + 1)
+
+
+def test_nothing_lies_behind_one_snapshot_alone() -> None:
+    """Should it turn out to be broken, the whole log is there."""
+    assert pace((FAR, 0.0)).first_kept(FAR, None, FAR, NOW, 0.8) == 0
+
+
+def test_what_is_young_stays() -> None:
+    """For watchers and agents that were away: behind the last snapshot that is old enough, and some entries more."""
+    made = pace((50_000, NOW - LOG_KEEP_S_MIN), (70_000, NOW - LOG_KEEP_S_MIN + 1), (90_000, NOW - 1))
+    assert made.first_kept(90_000, 70_000, FAR, NOW, 0.1) == 50_000 - LOG_KEEP_ENTRIES_MIN + 1
+    assert pace((70_000, NOW - 1)).first_kept(90_000, 70_000, FAR, NOW, 0.1) == 0
+
+
+def test_in_a_tight_log_the_older_snapshot_decides() -> None:
+    assert pace((70_000, NOW)).first_kept(90_000, 70_000, FAR, NOW, 0.6) == 70_001
+
+
+def test_in_a_full_log_the_newer_one_is_enough() -> None:
+    assert pace((90_000, NOW)).first_kept(90_000, None, FAR, NOW, 1.0) == 90_001
+
+
+@pytest.mark.parametrize("fullness", [0.6, 1.0])
+def test_the_last_event_stays(fullness: float) -> None:
+    """The next one is published against its sequence, which the server looks up among what it has."""
+    assert pace((90_000, NOW)).first_kept(90_000, 90_000, 12, NOW, fullness) == 12
