@@ -13,6 +13,7 @@ from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.effects import CallRead, ShardNews
 from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
+from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice
 from tensorhub_common.errors import (
@@ -32,6 +33,7 @@ from tensorhub_common.wire.events import (
     RoundEvent,
     RoundFailed,
     RoundJoined,
+    RoundOvertaken,
     RoundReopened,
     RoundSettled,
     RoundStarted,
@@ -71,6 +73,7 @@ class ReadOperation:
         self._replan_at: float | None = None
         self._dry_since: float | None = None
         self._drain_until = 0.0
+        self._fills_since = 0.0
         self._began = 0.0
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
@@ -159,6 +162,8 @@ class ReadOperation:
                 self._decided(event, now)
             case RoundStarted() if self.stage is Stage.GRANTED and event.attempt == self._voice.attempt:
                 self._vacate(now)
+            case RoundOvertaken() if event.attempt == self._voice.attempt:
+                self._judge(now)
             case RoundReopened() if self.stage is not Stage.ENDING:
                 self._begin_anew()
                 self.stage = Stage.JOINING
@@ -166,6 +171,14 @@ class ReadOperation:
                 self._end("", "", now)
             case RoundFailed():
                 self._end(event.error, event.message, now)
+
+    def _judge(self, now: float) -> None:
+        """A newer version came: go on only if that is the better end. The log may refuse to turn the round again."""
+        if self.stage not in (Stage.DRAINING, Stage.FILLING) or self.transfer is None:
+            return
+        elapsed_s = now - self._fills_since if self.stage is Stage.FILLING else 0.0
+        if is_better_dropped(self.transfer.done_bytes(), sum(self.core.place.nbytes), elapsed_s):
+            self._voice.drop()
 
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
@@ -281,6 +294,7 @@ class ReadOperation:
 
     def _write(self, now: float) -> None:
         self.stage = Stage.FILLING
+        self._fills_since = now
         self._carrier.serve()
         if self.transfer is not None:
             self.transfer.start(now)

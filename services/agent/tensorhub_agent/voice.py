@@ -2,7 +2,7 @@
 
 from tensorhub_agent.shard import Memory, ShardCore
 from tensorhub_common.errors import RoundTimeout
-from tensorhub_common.wire.commands import NO_ROOT, Filled, GiveUp, Granted, Replan, Sender, Settle, Want, Wish
+from tensorhub_common.wire.commands import NO_ROOT, Drop, Filled, GiveUp, Granted, Replan, Sender, Settle, Want, Wish
 
 
 class Voice:
@@ -37,8 +37,15 @@ class Voice:
     def want(self, wish: Wish, *, patient: bool) -> None:
         """Join the round."""
         key = self._core.key
-        staged = self._core.place.staged
-        command = Want(model=key.model, replica=key.replica, shard=key.shard, want=wish, patient=patient, staged=staged)
+        command = Want(
+            model=key.model,
+            replica=key.replica,
+            shard=key.shard,
+            want=wish,
+            patient=patient,
+            supersede=True,
+            staged=self._core.place.staged,
+        )
         self.want_by = self._core.say(command)
 
     def settle(self) -> None:
@@ -61,6 +68,14 @@ class Voice:
         assert self.round is not None
         self._core.say(
             Replan(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
+        )
+
+    def drop(self) -> None:
+        """A newer version stands, and this attempt at an older one is not worth its end."""
+        key = self._core.key
+        assert self.round is not None
+        self._core.say(
+            Drop(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
         )
 
     def filled(self, version: int, root: str | None) -> None:

@@ -191,3 +191,12 @@ def test_a_source_that_goes_is_replaced_within_the_same_try() -> None:
     assert opening is not None
     agent.do(agent.core.on_news(SourceLost(copy, 99, "gone"), agent.now))
     assert agent.core.shards[copy].operation is opening
+
+
+def test_nothing_is_due_about_a_copy_while_the_agent_has_not_joined_again() -> None:
+    """A timer that is due and does nothing would be due for ever."""
+    agent = retaining()
+    made(agent)
+    agent.do(agent.core.join(2, "host", "site", agent.now))
+    when = agent.core.deadline()
+    assert when is None or when > agent.now

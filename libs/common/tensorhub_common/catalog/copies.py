@@ -12,7 +12,7 @@ from tensorhub_common.catalog.availability import Out, refresh
 from tensorhub_common.catalog.retention import counting, is_whole
 from tensorhub_common.catalog.state import (
     REPLICAS_MAX,
-    SHUNNED_MAX,
+    SHUN_S,
     Catalog,
     Model,
     Replica,
@@ -31,7 +31,7 @@ _ABSENT: Final = object()
 def place(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
     """Place a cache replica for the version, if some agents have room for it."""
     pattern = _pattern(model, version.number)
-    if pattern is None or len(model.replicas) >= REPLICAS_MAX or len(version.shunned) >= SHUNNED_MAX:
+    if pattern is None or len(model.replicas) >= REPLICAS_MAX:
         return False
     if any(version.roots.get(root_key(pattern.shards, s.index, s.layout)) == NO_ROOT for s in pattern.members.values()):
         # Nothing vouches for bytes that were published without digests, so no copy could be told from another.
@@ -67,7 +67,7 @@ def _choose(catalog: Catalog, model: Model, version: Version, pattern: Replica) 
         if agent.state is AgentState.LIVE
         and agent.cache_bytes
         and not agent.draining
-        and agent.name not in version.shunned
+        and catalog.time - version.shunned.get(agent.name, -SHUN_S) >= SHUN_S
     }
     hosts = {
         catalog.agents[shard.agent].host

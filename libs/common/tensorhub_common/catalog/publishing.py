@@ -6,7 +6,7 @@ Versions are compared with the last *published* one, so an abandoned number may 
 
 from collections.abc import Mapping
 
-from tensorhub_common.catalog import retention, rounds
+from tensorhub_common.catalog import copies, retention, rounds
 from tensorhub_common.catalog.availability import Out, refresh, shift
 from tensorhub_common.catalog.lookup import owned_shard, the_replica
 from tensorhub_common.catalog.refusal import Refused
@@ -262,10 +262,13 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
     if not retention.must_stay(catalog, model, replica):
         drain(model, replica, shard, out)
         return
-    if not retention.is_coming(catalog, model, replica, version):
+    placed: Out = []
+    coming = retention.is_coming(catalog, model, replica, version)
+    if not coming and not copies.place(catalog, model, model.versions[version], placed):
         raise retention.refuse_full(model, replica, version)
     shard.leaving = True
     out.append(UnpublishHeld(model=model.name, replica=replica.name, shard=shard.index, version=version))
+    out.extend(placed)
 
 
 def drain(model: Model, replica: Replica, shard: Shard, out: Out) -> None:

@@ -8,7 +8,7 @@ shard is granted.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tensorhub_common.catalog import retention
+from tensorhub_common.catalog import copies, retention
 from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift, vacate
 from tensorhub_common.catalog.lookup import open_round, owned_shard
 from tensorhub_common.catalog.refusal import Refused
@@ -304,12 +304,15 @@ def _hold_back(catalog: Catalog, model: Model, replica: Replica, current: Round,
     """The round would overwrite the last counting copy of a retained version: it waits for another, or fails."""
     version = replica.version
     assert version is not None
-    if not retention.is_coming(catalog, model, replica, version):
+    placed: Out = []
+    coming = retention.is_coming(catalog, model, replica, version)
+    if not coming and not copies.place(catalog, model, model.versions[version], placed):
         why = retention.no_room(model, replica, version)
         end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, why)
         return
     current.held = True
     out.append(RoundHeld(model=model.name, replica=replica.name, round=current.number, version=version))
+    out.extend(placed)
 
 
 def _start(model: Model, replica: Replica, current: Round, out: Out) -> None:

@@ -41,8 +41,8 @@ SUPERSEDED_MAX: Final = 4
 """A round takes up a newer version so often instead of the one that it was decided for; then it reads to the end, so
 that a trainer which publishes faster than this replica reads can't starve it."""
 
-SHUNNED_MAX: Final = 8
-"""After so many agents have failed to hold a copy of a version, no further copy of it is placed."""
+SHUN_S: Final = 30.0
+"""For so long after an agent has failed to hold a copy of a version, no copy of that is placed on it."""
 
 
 @dataclass(slots=True)
@@ -131,8 +131,8 @@ class Version:
     """Why the last holder left, while the version is unavailable."""
     kept: bool = False
     """It is retained, and a replica that may not vanish holds it."""
-    shunned: dict[str, None] = field(default_factory=dict)
-    """Agents that have failed to hold a copy of it."""
+    shunned: dict[str, float] = field(default_factory=dict)
+    """Agents that have failed to hold a copy of it, and when."""
 
 
 @dataclass(slots=True)
