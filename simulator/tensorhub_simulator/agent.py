@@ -44,7 +44,7 @@ from tensorhub_agent.shard import Held, Memory, Place, ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import AnyCommand, Ready, Want
+from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.wire.transfer import PlanAnswer, Refusal
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.link import AGAIN_ODDS, Link
@@ -335,6 +335,8 @@ class AgentNode(Node):
         assert by is not None
         if isinstance(command, Ready):
             self.world.truth.offered(command, self.shelf[Key(command.model, command.replica, command.shard)])
+        elif isinstance(command, Filled):
+            self.world.truth.filled(command, self.shelf[Key(command.model, command.replica, command.shard)])
         elif isinstance(command, Want):
             self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), by)
         lane = self.lanes.setdefault(by.lane, Lane())

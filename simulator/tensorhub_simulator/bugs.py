@@ -25,11 +25,12 @@ from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
+from tensorhub_simulator import bugs_trust
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
 NEWEST: Final = "newest"
-Replacement = tuple[type | ModuleType, str, Callable[..., Any]]
+Replacement = tuple[type | ModuleType, str, Any]
 
 
 def _no_drain() -> list[Replacement]:
@@ -203,6 +204,11 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "partial-serves-all": _partial_serves_all,
     "wait-cycle": _wait_cycle,
     "swap-per-shard": _swap_per_shard,
+    "lease-not-asked": bugs_trust.lease_not_asked,
+    "digests-of-the-next": bugs_trust.digests_of_the_next,
+    "ticket-twice": bugs_trust.ticket_twice,
+    "incarnation-ignored": bugs_trust.incarnation_ignored,
+    "ready-before-all": bugs_trust.ready_before_all,
 }
 
 

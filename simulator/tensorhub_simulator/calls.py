@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.effects import Answer, AnyCall, CallRead, CallUnpublish, Key, Raise
+from tensorhub_agent.effects import Answer, AnyCall, CallPublish, CallRead, CallUnpublish, Key, Raise
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.wire.commands import Sender
@@ -102,6 +102,8 @@ class Calls:
         node, key = open_call.node, open_call.key
         if isinstance(open_call.call, CallRead):
             self._check_read(open_call, end)
+        elif isinstance(open_call.call, CallPublish):
+            self._check_publish(open_call, end)
         elif isinstance(open_call.call, CallUnpublish):
             core = node.core.shards[key]
             if core.held.memory is not Memory.EMPTY:
@@ -113,6 +115,12 @@ class Calls:
             ]
             if counted or node.core.table.reading(key):
                 raise Violation("no counted lease", f"unpublish of {key} returned while {counted} can still be counted")
+
+    def _check_publish(self, open_call: OpenCall, end: Answer) -> None:
+        key, shelved = open_call.key, open_call.node.shelf[open_call.key]
+        place = root_key(shelved.place.shards, key.shard, shelved.place.layout)
+        if end.version is None or not self.world.truth.is_true(key.model, end.version, place, shelved.segment):
+            raise Violation("exact version", f"a publish of {key} returned {end.version}, and the log has other bytes")
 
     def _check_read(self, open_call: OpenCall, end: Answer) -> None:
         world, node, key = self.world, open_call.node, open_call.key
@@ -127,6 +135,9 @@ class Calls:
         if open_call.want_by is None or open_call.want_by not in world.truth.round_of:
             raise Violation("one answer per round", f"a read of {key} returned {end.version} and was in no round")
         number = world.truth.round_of[open_call.want_by]
+        said = world.truth.rules.answers.get(number, "nothing")
+        if said != end.version:
+            raise Violation("the log's answer", f"a read of {key} returned {end.version}; the log ended it with {said}")
         answers = self._answers.setdefault((Key(key.model, key.replica, 0), number), set())
         answers.add(end.version)
         if len(answers) > 1:

@@ -11,7 +11,7 @@ from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog, root_key
 from tensorhub_common.catalog.story import line
 from tensorhub_common.wire.codec import decode_command
-from tensorhub_common.wire.commands import Ready, Sender
+from tensorhub_common.wire.commands import Filled, Ready, Sender
 from tensorhub_common.wire.events import (
     AnyEvent,
     CommandRejected,
@@ -20,6 +20,7 @@ from tensorhub_common.wire.events import (
     VersionPublished,
 )
 from tensorhub_simulator.log import Entry
+from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Violation
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Oracle:
     def __init__(self, job: str, story: deque[str]) -> None:
         """Begin with an empty log."""
         self.catalog = Catalog(job)
+        self.rules = LogRules()
         self.commands = self.events = 0
         self.published: dict[str, int] = {}
         self.round_of: dict[Sender, int] = {}
@@ -53,6 +55,18 @@ class Oracle:
         place = shelved.place
         key = root_key(place.shards, place.key.shard, place.layout)
         self._offered[command.by] = (key, bytes(shelved.segment.data))
+
+    def filled(self, command: Filled, shelved: "Shelved") -> None:
+        """A shard commits: its bytes must be the version's, and its root the one that the log keeps for them."""
+        place, segment = shelved.place, shelved.target
+        key = root_key(place.shards, place.key.shard, place.layout)
+        if not self.is_true(command.model, command.version, key, segment):
+            raise Violation("exact version", f"{place.key} commits version {command.version} with other bytes")
+        model = self.catalog.models.get(command.model)
+        record = model.versions.get(command.version) if model is not None else None
+        known = record.roots.get(key) if record is not None else None
+        if known not in (None, command.root):
+            raise Violation("the log's root", f"{place.key} commits root {command.root}, and the log keeps {known}")
 
     def bytes_of(self, model: str, version: int, key: str) -> bytes | None:
         """Return what was published as this version, for a shard of this place and layout."""
@@ -77,6 +91,7 @@ class Oracle:
         assert entry.seq > before
         events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
         check(self.catalog)
+        self.rules.see(entry.seq, command, events)
         self._due.extend(events)
         taken = not isinstance(events[0], CommandRejected | CommandRepeated)
         if taken and isinstance(command, Ready) and command.by is not None:

@@ -23,6 +23,7 @@ from tensorhub_simulator.oracle import Oracle
 from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
 from tensorhub_simulator.setting import Setting
+from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.workers import Group, Rank
 
 STORY_LINES: Final = 60
@@ -49,6 +50,7 @@ class World:
         self.log.watchers.append(self.truth.entry)
         self.lease, self.calls = Lease(), Calls(self)
         self.links: dict[str, Link] = {}
+        self.strangers = Strangers(self)
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.cut: dict[frozenset[str], float] = {}

@@ -1,0 +1,107 @@
+"""Planted bugs of what is believed: bytes without a lease or a root, tickets, words of the dead, half a replica."""
+
+# ruff: noqa: ANN401 (what stands in for a method takes what that takes)
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tensorhub_agent.effects import Key
+from tensorhub_agent.proof import Proof
+from tensorhub_agent.serving import LeaseTable
+from tensorhub_agent.transfer import Transfer
+from tensorhub_common.catalog import apply, lookup, membership, rounds
+from tensorhub_common.catalog.refusal import Refused
+from tensorhub_common.catalog.state import Catalog, known_root
+from tensorhub_common.catalog.table import AgentState, RoundState, ShardMove, ShardState
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.errors import StaleSender
+from tensorhub_common.wire.commands import Filled, Sender
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.bugs import Replacement
+
+
+def lease_not_asked() -> list["Replacement"]:
+    """With digests off, pieces count as soon as they have come: nobody asks whether the lease has held."""
+    take = Transfer.todo
+
+    def todo(self: Any) -> Any:
+        while True:
+            wanted = take(self)
+            if self.proof.verify or not wanted.confirm:
+                return wanted
+            numbers, wanted.confirm = wanted.confirm, []
+            self._todo = wanted
+            for number in numbers:
+                self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
+
+    return [(Transfer, "todo", todo)]
+
+
+def digests_of_the_next() -> list["Replacement"]:
+    """A source grants whatever it holds, and its reader takes that list of digests for the version that it reads."""
+    grant = LeaseTable.grant
+
+    def whatever(self: LeaseTable, ask: Any, *rest: Any) -> Any:
+        offered = self.offers.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        if offered is not None:
+            version = ask.version if offered.version is None else offered.version
+            ask = msgspec.structs.replace(ask, version=version, root=offered.root)
+        return grant(self, ask, *rest)
+
+    def vouched(self: Proof, digests: bytes) -> bool:
+        if self.digests is None and len(digests) == len(self.done) * PIECE_DIGEST_BYTES:
+            self.digests = digests
+        return digests == self.digests
+
+    return [(LeaseTable, "grant", whatever), (Proof, "vouched", vouched)]
+
+
+def ticket_twice() -> list["Replacement"]:
+    """A ticket goes on being good after it was shown, as long as its lease would have lived."""
+    redeem = LeaseTable.redeem
+
+    def again(self: Any, ticket: str, now: float) -> Any:
+        shown = self.__dict__.setdefault("shown", {})
+        lease = redeem(self, ticket, now)
+        if lease is not None:
+            shown[ticket] = lease
+        return shown.get(ticket)
+
+    return [(LeaseTable, "redeem", again)]
+
+
+def incarnation_ignored() -> list["Replacement"]:
+    """Whoever has an agent's name speaks for it, also a process that died long ago."""
+
+    def live_agent(catalog: Catalog, by: Sender | None) -> Any:
+        agent = catalog.agents.get(by.process) if by is not None else None
+        if agent is None or agent.state is not AgentState.LIVE:
+            raise Refused(StaleSender, "this agent has not joined")
+        return agent
+
+    return [(lookup, "live_agent", live_agent), (membership, "live_agent", live_agent)]
+
+
+def ready_before_all() -> list["Replacement"]:
+    """A replica is ready, and its calls return, as soon as its first shard is filled."""
+
+    def filled(catalog: Catalog, command: Filled, out: Any) -> None:
+        rounds.filled(catalog, command, out)
+        model = catalog.models[command.model]
+        replica = model.replicas[command.replica]
+        current = replica.round
+        if current is None or current.state is not RoundState.STARTED:
+            return
+        for index, shard in replica.members.items():
+            if index not in current.filled:
+                root = known_root(model, replica, shard, command.version)
+                if shard.state is ShardState.FILLING:
+                    rounds.shift(shard, ShardMove.FILLED, command.version, root)
+                else:
+                    current.staged[index] = root
+        rounds._complete(model, replica, current, command.version, out)  # noqa: SLF001
+
+    handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
+    return [(apply, "_HANDLERS", handlers)]
