@@ -158,7 +158,7 @@ class AgentNode(Node):
         self.incarnation += self.clock.rng.choice((1, 1, 2, 1000))
         self.lanes.clear()
         self.world.note(f"{self.name} joins as {self.incarnation}")
-        self.carry_out(self.core.join(self.incarnation, self.host, self.site, self.clock.now))
+        self.carry_out(self.core.join(self.incarnation, self.host, self.site, self.now))
 
     def _rejoin(self) -> None:
         self._rejoining = False
@@ -259,7 +259,7 @@ class AgentNode(Node):
             place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=sizes)
             self.shelf[key] = Shelved(place, Segment(sizes))
         made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(sizes))
-        self.carry_out(self.core.copy_made(made, self.clock.now))
+        self.carry_out(self.core.copy_made(made, self.now))
 
     def _check_siblings(self, effect: CheckSiblings) -> None:
         mine = self.shelf.get(effect.key)
@@ -281,10 +281,10 @@ class AgentNode(Node):
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")
         self.clock.after(PLAN_ASK_S, self, lambda: come(silence))
         world, life = self.world, self.life
-        if not world.net_loses():
+        if not world.net_loses(self):
 
             def reply(answer: PlanAnswer) -> None:
-                if not world.net_loses():
+                if not world.net_loses(self):
                     self.clock.after(self.clock.lag(), self, lambda: come(answer), life)
 
             self.clock.after(self.clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
@@ -294,24 +294,24 @@ class AgentNode(Node):
         when = self.core.deadline()
         if when is not None and (self._timer is None or when < self._timer):
             self._timer = when
-            self.clock.after(max(when - self.clock.now, 0.0), self, lambda: self._tick(when))
+            self.clock.after(max(when - self.now, 0.0) / self.rate, self, lambda: self._tick(when))
 
     def _tick(self, when: float) -> None:
         if self._timer == when:
             self._timer = None
-            self.carry_out(self.core.tick(self.clock.now))
+            self.carry_out(self.core.tick(self.now))
 
     def news(self, news: ShardNews) -> None:
         """Tell the core what came of an effect."""
-        self.carry_out(self.core.on_news(news, self.clock.now))
+        self.carry_out(self.core.on_news(news, self.now))
 
     def _on_entry(self, entry: Entry) -> None:
         assert entry.event is not None
-        self.carry_out(self.core.on_event(entry.event, self.clock.now))
+        self.carry_out(self.core.on_event(entry.event, self.now))
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:
         """A reader is done, or gone."""
-        self.carry_out(self.core.lease_ended(lease, how, self.clock.now))
+        self.carry_out(self.core.lease_ended(lease, how, self.now))
 
     def written_by(self, link: Link, at: int, data: bytes) -> None:
         """A link writes into memory of this agent."""
@@ -359,12 +359,12 @@ class AgentNode(Node):
             if not world.log.up:
                 return
             world.log.append(subject, data, msg_id)
-            if not world.net_loses():
+            if not world.net_loses(self):
                 clock.after(clock.lag(), self, lambda: self._acknowledged(name, command), life)
 
-        if not world.net_loses():
+        if not world.net_loses(self):
             late = clock.rng.random() * 4 if clock.chance(world.plan.late_odds) else 0.0
-            clock.after(clock.lag() + late, None, arrive)
+            clock.after(clock.lag() + late, world.nats, arrive)
         clock.after(world.plan.append_attempt_s, self, lambda: self._send(name, command))
 
     def _acknowledged(self, name: str, command: AnyCommand) -> None:
@@ -381,7 +381,7 @@ class AgentNode(Node):
         if call.session in self.gone:
             self.world.calls.forget(call.call)
             return
-        if isinstance(call, CallRegister) and not self.core.joined and self.clock.now < call.deadline:
+        if isinstance(call, CallRegister) and not self.core.joined and self.now < call.deadline:
             self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
             return
         if isinstance(call, CallRegister) and key not in self.core.shards:
@@ -389,9 +389,9 @@ class AgentNode(Node):
             self.shelf[key] = Shelved(
                 place, Segment(place.nbytes), spare=Segment(place.nbytes) if place.staged else None
             )
-            self.carry_out(self.core.register(place, call, self.clock.now))
+            self.carry_out(self.core.register(place, call, self.now))
         else:
-            self.carry_out(self.core.called(key, call, self.clock.now))
+            self.carry_out(self.core.called(key, call, self.now))
 
     def loaded(self, key: Key) -> None:
         """The worker has written values of its own."""
@@ -400,4 +400,4 @@ class AgentNode(Node):
     def worker_gone(self, session: int) -> None:
         """A worker's connection has ended."""
         self.gone.add(session)
-        self.carry_out(self.core.worker_gone(session, self.clock.now))
+        self.carry_out(self.core.worker_gone(session, self.now))

@@ -56,7 +56,7 @@ class Calls:
         def arrive() -> None:
             sent = self._sent.pop(number, None)
             if sent is not None:
-                call = make(number, clock.now)
+                call = make(number, node.now)
                 shelved = node.shelf.get(key)
                 stood = shelved.segment if shelved is not None else None
                 self._open[number] = OpenCall(node, key, call, sent[1], node.slept_s, stood)
@@ -154,12 +154,12 @@ class Calls:
         """The call of a worker that was gone before its agent read it."""
         self._open.pop(number, None)
 
-    def check(self, now: float) -> None:
+    def check(self) -> None:
         """Raise when a call has outlived its bound."""
         for number, each in self._open.items():
             if each.node.paused:
                 continue
-            late = now - each.call.deadline - (each.node.slept_s - each.slept_s)
+            late = each.node.now - each.call.deadline - (each.node.slept_s - each.slept_s)
             if late > SLACK_S:
                 raise Violation("bounded calls", f"call {number} of {each.key} is {late:.1f} s over: {each.call}")
 

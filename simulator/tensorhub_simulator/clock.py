@@ -18,6 +18,8 @@ QUICK_S: Final = 0.004
 class Node:
     """A process. What it planned dies with it, and waits while it is stopped (SIGSTOP)."""
 
+    clock: "Clock"
+
     def __init__(self, name: str) -> None:
         """Begin down, before the first life."""
         self.name = name
@@ -25,7 +27,21 @@ class Node:
         self.up = False
         self.paused = False
         self.slept_s = 0.0
+        self.cut_off = False
+        """It does not reach NATS."""
+        self.rate, self.offset_s = 1.0, 0.0
+        """How fast its own clock goes, and how far it is ahead."""
         self.backlog: list[tuple[int, Action]] = []
+
+    @property
+    def now(self) -> float:
+        """What its own clock says: no two of a world need agree."""
+        return self.clock.now * self.rate + self.offset_s
+
+    def jump(self, by_s: float) -> None:
+        """Let its clock jump forward, as it does where a whole machine was stopped."""
+        self.offset_s += by_s
+        self.slept_s += by_s
 
     @property
     def runs(self) -> bool:

@@ -111,7 +111,7 @@ class Faults:
     def _cut(self, one: "AgentNode", other: "AgentNode", cut_s: float) -> None:
         self.cuts += 1
         self.world.note(f"nothing passes between {one.name} and {other.name} for {cut_s} s, other than by NATS")
-        self.world.cut[frozenset((one.name, other.name))] = self.clock.now + cut_s
+        self.world.net.cut(one, other, cut_s)
 
     def _kill_agent(self, agent: "AgentNode") -> None:
         if agent.up:

@@ -103,7 +103,7 @@ class Link:
             turn=self.turn,
         )
         self._at_reader(LEASE_ASK_S, self._silent)
-        if world.net_loses():
+        if world.net_loses(self.reader, self.source):
             return
         self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
 
@@ -122,11 +122,11 @@ class Link:
     def _asked(self, ask: LeaseAsk, until: float) -> None:
         world = self.reader.world
         name = f"lease-{world.number()}"
-        answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.clock.now)
+        answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.source.now)
         self.source.set_timer()
         if answer is None and self.clock.now < until:
             self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
-        elif not world.net_loses():
+        elif not world.net_loses(self.reader, self.source):
             word = answer if answer is not None else LeaseRefusal(reason="it is not being filled yet")
             self._at_reader(self.clock.lag(), lambda: self._answer(word))
 
@@ -156,7 +156,7 @@ class Link:
     def _connected(self, grant: LeaseGrant) -> None:
         if self.is_cut:
             return
-        lease = self.source.core.redeemed(grant.ticket, self.clock.now)
+        lease = self.source.core.redeemed(grant.ticket, self.source.now)
         self.source.set_timer()
         if lease is None:
             self._at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
@@ -191,7 +191,7 @@ class Link:
         if self.closing or not self.source_lives:
             return
         if self.source.runs and not self.is_cut:
-            self.source.core.table.renew(self.lease, self.clock.now)
+            self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
                 self._at_reader(self.clock.lag(), lambda: self.available(()))
         self._at_reader(RENEW_S, self._renew)

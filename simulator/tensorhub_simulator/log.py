@@ -38,10 +38,13 @@ class WrongLast(Exception):
 class ModelLog:
     """A job's stream."""
 
-    def __init__(self, clock: Clock, window_s: float) -> None:
-        """Begin empty; ids are remembered for `window_s`."""
+    def __init__(self, clock: Clock, window_s: float, nats: Node) -> None:
+        """Begin empty; ids are remembered for `window_s`. `nats` is the process that keeps it."""
         self.clock, self.window_s = clock, window_s
         self.up = True
+        self.nats = nats
+        self.skew_s = 0.0
+        """How far the servers' wall clock is off now; it may also go back."""
         self.entries: list[Entry] = []
         self.last_event_seq = 0
         self.watchers: list[Callable[[Entry], None]] = []
@@ -59,7 +62,7 @@ class ModelLog:
         if known is not None and self.clock.now - known[0] <= self.window_s:
             return known[1]
         event = decode_event(data) if ".event." in subject else None
-        entry = Entry(len(self.entries) + 1, EPOCH_S + self.clock.now, subject, data, msg_id, event)
+        entry = Entry(len(self.entries) + 1, EPOCH_S + self.clock.now + self.skew_s, subject, data, msg_id, event)
         self.entries.append(entry)
         self._ids[msg_id] = (self.clock.now, entry.seq)
         if event is not None:
@@ -67,13 +70,16 @@ class ModelLog:
         for watcher in self.watchers:
             watcher(entry)
         self.followers = [follower for follower in self.followers if follower.lives]
-        for follower in self.followers:
-            follower.wake()
+        self.wake()
         return entry.seq
 
     def back(self) -> None:
         """The log can be reached again."""
         self.up = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Go on with whoever waits for entries."""
         for follower in self.followers:
             follower.wake()
 
@@ -97,15 +103,20 @@ class Follower:
         """Whether its node still lives the life in which this was begun."""
         return self.node.up and self.node.life == self._life
 
+    @property
+    def _reaches(self) -> bool:
+        log = self.log
+        return log.up and not log.nats.paused and not self.node.cut_off
+
     def wake(self) -> None:
         """Plan the next delivery if there is something to deliver."""
-        if not self._planned and self.log.up and self.position < len(self.log.entries):
+        if not self._planned and self._reaches and self.position < len(self.log.entries):
             self._planned = True
             self.log.clock.after(self.log.clock.lag(), self.node, self._deliver)
 
     def _deliver(self) -> None:
         self._planned = False
-        if not self.log.up:
+        if not self._reaches:
             return
         entries = self.log.entries
         behind = len(entries) - self.position

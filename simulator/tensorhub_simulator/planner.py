@@ -64,7 +64,7 @@ class PlannerNode(Node):
         if isinstance(found, Refusal):
             return found
         sizes = Sizes(self.world.sizes_of(found.seat.layout))
-        answer = Question(self.world.job, demand, found, sizes).decide(self.ledger, self.limits, self.clock.now)
+        answer = Question(self.world.job, demand, found, sizes).decide(self.ledger, self.limits, self.now)
         self.ledger.check()
         if isinstance(answer, LayoutsDiffer):
             return explain(demand, answer, None, None)

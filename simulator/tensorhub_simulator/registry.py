@@ -101,18 +101,22 @@ class RegistryNode(Node):
 
     def _look(self) -> None:
         """Look at the lease, every so often."""
-        world, now = self.world, self.clock.now
-        self._lead(leading.Connected() if world.log.up else leading.Disconnected())
-        if world.log.up:
-            term = world.lease.take(self._me, now)
+        world, now = self.world, self.now
+        self._lead(leading.Connected() if self._reaches() else leading.Disconnected())
+        if self._reaches():
+            term = world.lease.take(self._me, self.clock.now)
             self._lead(leading.Lost() if term is None else leading.Won(term))
-        elif world.lease.holder is not self._me or now >= world.lease.until:
+        elif world.lease.holder is not self._me or self.clock.now >= world.lease.until:
             self._lead(leading.Lost())
         self._expire(self.liveness.handle(Tick(), now))
         self.clock.after(LOOK_S, self, self._look)
 
+    def _reaches(self) -> bool:
+        world = self.world
+        return world.log.up and not world.nats.paused and not self.cut_off
+
     def _lead(self, event: leading.Input) -> None:
-        for effect in self.leader.handle(event, self.clock.now):
+        for effect in self.leader.handle(event, self.now):
             match effect:
                 case leading.Lead(term):
                     self.world.note(f"{self.name} leads, term {term}")
@@ -121,9 +125,9 @@ class RegistryNode(Node):
                 case leading.StandDown():
                     self.term = None
                 case leading.Listening(term):
-                    self._expire(self.liveness.handle(living.Listening(term), self.clock.now))
+                    self._expire(self.liveness.handle(living.Listening(term), self.now))
                 case leading.Deaf():
-                    self._expire(self.liveness.handle(living.Deaf(), self.clock.now))
+                    self._expire(self.liveness.handle(living.Deaf(), self.now))
         self.leader.check()
 
     def _learn_end(self, term: int) -> None:
@@ -131,13 +135,13 @@ class RegistryNode(Node):
         if self.term != term:
             return
         log = self.world.log
-        if not log.up or self.world.net_loses():
+        if self.world.net_loses(self):
             self.clock.after(LOOK_S, self, lambda: self._learn_end(term))
             return
 
         def learn() -> None:
             if log.last_event_seq:
-                self._carry_out(self.fold.handle(LastEvent(log.entries[log.last_event_seq - 1]), self.clock.now))
+                self._carry_out(self.fold.handle(LastEvent(log.entries[log.last_event_seq - 1]), self.now))
             self._knows_end = True
             self._speak()
 
@@ -145,7 +149,7 @@ class RegistryNode(Node):
 
     def beat(self, agent: str, incarnation: int) -> None:
         """Hear an agent."""
-        self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.clock.now))
+        self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.now))
 
     def _expire(self, lost: list[ExpireAgent]) -> None:
         for each in lost:
@@ -164,13 +168,13 @@ class RegistryNode(Node):
             if log.up:
                 log.append(subject, data, msg_id)
 
-        if not self.world.net_loses():
-            self.clock.after(self.clock.lag(), None, arrive)
+        if not self.world.net_loses(self):
+            self.clock.after(self.clock.lag(), self.world.nats, arrive)
 
     # Folding.
 
     def _on_entry(self, entry: Entry) -> None:
-        self._carry_out(self.fold.handle(entry, self.clock.now))
+        self._carry_out(self.fold.handle(entry, self.now))
         self._speak()
 
     def _carry_out(self, effects: list[Output]) -> None:
@@ -181,12 +185,10 @@ class RegistryNode(Node):
                 first = effect.events[0]
                 if isinstance(first, AgentJoined):
                     self._expire(
-                        self.liveness.handle(
-                            living.Watch(self.world.job, first.agent, first.incarnation), self.clock.now
-                        )
+                        self.liveness.handle(living.Watch(self.world.job, first.agent, first.incarnation), self.now)
                     )
                 elif isinstance(first, AgentLost):
-                    self._expire(self.liveness.handle(living.Unwatch(self.world.job, first.agent), self.clock.now))
+                    self._expire(self.liveness.handle(living.Unwatch(self.world.job, first.agent), self.now))
         self.world.folded.add(self)
 
     # Speaking.
@@ -205,19 +207,19 @@ class RegistryNode(Node):
             if answered:
                 return
             answered.append(True)
-            self._carry_out(self.fold.handle(what, self.clock.now))
+            self._carry_out(self.fold.handle(what, self.now))
             self.clock.after(0.0 if isinstance(what, Acknowledged) else self.clock.lag(), self, self._speak)
 
         life = self.life
         for arrive in self._requests(publication, life):
-            if not self.world.net_loses():
-                self.clock.after(self.clock.lag(), None, partial(self._arrives, arrive, become, life))
+            if not self.world.net_loses(self):
+                self.clock.after(self.clock.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
         self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
 
     def _arrives(self, store: Store, become: Become, life: int) -> None:
         """A request reaches the log; its answer may get lost."""
         answer = store() if self.world.log.up else None
-        if answer is not None and not self.world.net_loses():
+        if answer is not None and not self.world.net_loses(self):
             self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
 
     def _requests(self, publication: Publication, life: int) -> list[Store]:

@@ -31,7 +31,7 @@ class Strangers:
             clock.after(clock.rng.random() * LATE_S, source, lambda: self._show(source, ticket), life)
 
     def _show(self, source: "AgentNode", ticket: str) -> None:
-        lease = source.core.redeemed(ticket, self.world.clock.now)
+        lease = source.core.redeemed(ticket, source.now)
         source.set_timer()
         if lease is not None:
             self.world.note(f"a stranger has opened {lease.name} at {source.name}")

@@ -14,11 +14,12 @@ from tensorhub_common.wire.commands import Publish
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_simulator.agent import AgentNode
 from tensorhub_simulator.calls import Calls
-from tensorhub_simulator.clock import Clock
+from tensorhub_simulator.clock import Clock, Node
 from tensorhub_simulator.faults import Faults
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.log import ModelLog
 from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.net import Net
 from tensorhub_simulator.oracle import Oracle
 from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
@@ -45,7 +46,9 @@ class World:
         self.job = "sim"
         self.clock = Clock(seed)
         self.story: deque[str] = deque(maxlen=None if steps else STORY_LINES)
-        self.log = ModelLog(self.clock, setting.window_s)
+        self.nats, self.net = Node("nats"), Net(self)
+        self.nats.up = True
+        self.log = ModelLog(self.clock, setting.window_s, self.nats)
         self.truth = Oracle(self.job, self.story)
         self.log.watchers.append(self.truth.entry)
         self.lease, self.calls = Lease(), Calls(self)
@@ -53,8 +56,6 @@ class World:
         self.strangers = Strangers(self)
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
-        self.cut: dict[frozenset[str], float] = {}
-        """Until when nothing passes between two agents but by NATS."""
         self.touched: set[AgentNode] = set()
         self.folded: set[RegistryNode] = set()
         self.places: dict[Key, Place] = {}
@@ -107,13 +108,11 @@ class World:
 
     def is_cut(self, one: AgentNode, other: AgentNode) -> bool:
         """Tell whether the path between two agents is cut now."""
-        return self.clock.now < self.cut.get(frozenset((one.name, other.name)), 0.0)
+        return self.net.is_cut(one, other)
 
-    def net_loses(self) -> bool:
-        """Tell whether a message by NATS is lost."""
-        if not self.log.up:
-            return True
-        return self.quiet_since is None and self.clock.chance(self.plan.loss_odds)
+    def net_loses(self, *nodes: Node) -> bool:
+        """Tell whether a message by NATS that these have to do with is lost."""
+        return self.net.loses(*nodes)
 
     def make_fold(self, job: str) -> JobFold:
         """Return a registry's fold."""
@@ -178,14 +177,14 @@ class World:
         for agent in self.agents.values():
             if agent.runs and self.log.up:
                 for registry in self.registries:
-                    if registry.runs and not self.net_loses():
+                    if registry.runs and not self.net_loses(agent, registry):
                         registry.beat(agent.name, agent.core.incarnation)
         self.clock.after(BEAT_S, None, self._beat)
 
     def _look(self) -> None:
         """Now and then look at the bounds, and end the trouble when its time is over."""
         now = self.clock.now
-        self.calls.check(now)
+        self.calls.check()
         over = 1.0 + self.plan.trouble_s
         nodes = (*self.registries, self.planner, *self.agents.values(), *self.ranks)
         if self.quiet_since is None and now > over and self.log.up and all(node.runs for node in nodes):
@@ -254,7 +253,7 @@ class World:
             seq = self.log.append(cmd(self.job, "publish"), encode(command), f"wish-{number}") if self.log.up else 0
             group.wishes[serial] = seq
 
-        self.clock.after(self.clock.lag(), None, arrive)
+        self.clock.after(self.clock.lag(), self.nats, arrive)
 
     # What must hold.
 
