@@ -4,7 +4,8 @@ A frame is four bytes of length (big endian) and its body. A descriptor travels 
 sides of a connection between a worker and its agent, and between two agents of one host, use this.
 
 Always true: a frame longer than the bound ends the connection before it is read; one writer at a time writes a whole
-frame; descriptors that nobody takes are closed with the connection.
+frame; descriptors that nobody takes are closed with the connection; whoever sends without a pause gives the rest of the
+process its turn all the same.
 """
 
 import array
@@ -25,6 +26,9 @@ READ_BYTES: Final = 256 * 1024
 CONNECT_AGAIN_S: Final = 0.01
 FDS_MAX: Final = 16
 """So many descriptors may arrive with one read, and wait to be taken."""
+
+FRAMES_BURST: Final = 64
+"""After so many frames at a stretch, which came faster than they were handled, others have their turn."""
 
 _PEER: Final = struct.Struct("3i")
 
@@ -51,6 +55,7 @@ class Framed:
         self._writing = asyncio.Lock()
         self._closed = False
         self._waiting: set[asyncio.Future[None]] = set()
+        self._at_a_stretch = 0
 
     async def send(self, body: bytes, fd: int | None = None) -> None:
         """Send one frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
@@ -81,6 +86,10 @@ class Framed:
 
     async def receive(self) -> bytes:
         """Return the next frame's body. Raises `PeerGone` at the end, `FrameTooLarge` for what is too long."""
+        self._at_a_stretch += 1
+        if self._at_a_stretch > FRAMES_BURST:
+            self._at_a_stretch = 0
+            await asyncio.sleep(0)
         while True:
             body = self._cut()
             if body is not None:
@@ -114,6 +123,7 @@ class Framed:
                 data, fds, _, _ = socket.recv_fds(self._sock, READ_BYTES, FDS_MAX)
             except (BlockingIOError, InterruptedError):
                 await self._readable()
+                self._at_a_stretch = 0
                 continue
             except OSError as why:
                 raise PeerGone(f"the connection has ended: {why}") from None

@@ -28,6 +28,10 @@ HUB: Final = "_hub"
 REGISTRY: Final = "_registry"
 """Stands in the sender's place of a registry's commands; no agent can be called so."""
 
+INBOX: Final = "_INBOX"
+"""The first token of all inboxes."""
+INBOX_CHARS_MAX: Final = 512
+
 LOG_STREAM_PREFIX: Final = "TENSORHUB_"
 BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
 SNAPSHOT_STREAM_PREFIX: Final = "TENSORHUB_SNAPSHOTS_"
@@ -227,6 +231,15 @@ def beat(agent: str) -> str:
 def beats() -> str:
     """Return the wildcard over the beats of all agents."""
     return f"{PREFIX}.{HUB}.beat.*"
+
+
+def is_inbox(subject: str) -> bool:
+    """Tell whether an answer may be sent there: only to inboxes, so that nobody makes a process speak elsewhere."""
+    if not subject.startswith(f"{INBOX}.") or len(subject) > INBOX_CHARS_MAX:
+        return False
+    if not subject.isascii() or not subject.isprintable() or any(c in subject for c in " *>"):
+        return False
+    return all(subject.split("."))
 
 
 def log_stream(job: str) -> str:

@@ -106,6 +106,7 @@ class Job:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._late: deque[Stands] = deque(maxlen=REPLIES_KEPT_MAX)
+        self._told_foreign = False
         self._is_full = False
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
@@ -257,6 +258,8 @@ class Job:
                         self._tracing.stands(effect.causes)
                     if effect.origin is not None and effect.origin.reply_to is not None:
                         await self._reply(effect)
+                    elif effect.origin is not None and effect.origin.foreign_reply_to is not None:
+                        self._note_foreign(effect.origin.foreign_reply_to)
                 case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 
@@ -373,6 +376,14 @@ class Job:
             _log.info("the log has room again", job=self.name)
 
     # ------------------------------------------------------------------------------------------- replies
+
+    def _note_foreign(self, wanted: str) -> None:
+        """Say once in a job's life here that somebody would have this registry speak where only others may."""
+        if not self._told_foreign:
+            self._told_foreign = True
+            _log.warning(
+                "an outcome was wanted on a subject that is no inbox, and was not sent", job=self.name, wanted=wanted
+            )
 
     async def _reply(self, stands: Stands) -> None:
         """Send the outcome to the inbox that asked for it; while not ready, keep it in case the leader has died."""

@@ -20,7 +20,6 @@ TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 """W3C trace context, which goes from a command over to its events."""
 REPLY_TO_HEADER: Final = "tensorhub-reply-to"
 """Names the inbox that wants the outcome; header names are compared in lower case."""
-REPLY_TO_PREFIX: Final = "_INBOX."
 HEADER_CHARS_MAX: Final = 512
 """A longer value of these headers counts as absent."""
 
@@ -62,33 +61,32 @@ class LogEntry(Protocol):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What a command's headers ask of its outcome: the trace that it belongs to, and an inbox that wants it."""
+    """What a command's headers ask of its outcome: the trace that it belongs to, and an inbox that wants it.
+
+    `foreign_reply_to` is no inbox, so nothing is sent there.
+    """
 
     trace: Mapping[str, str]
     reply_to: str | None = None
+    foreign_reply_to: str | None = None
 
 
 def origin_of(headers: Mapping[str, str]) -> Origin | None:
     """Return what the headers ask, or None where they ask nothing."""
     trace: dict[str, str] = {}
-    reply_to: str | None = None
+    reply_to = foreign_reply_to = None
     for name, value in headers.items():
         lower = name.lower()
         if lower in TRACE_HEADERS:
             if len(value) <= HEADER_CHARS_MAX and value.isascii() and value.isprintable():
                 trace[lower] = value
-        elif lower == REPLY_TO_HEADER and _is_inbox(value):
+        elif lower == REPLY_TO_HEADER and subjects.is_inbox(value):
             reply_to = value
-    return Origin(trace, reply_to) if trace or reply_to else None
-
-
-def _is_inbox(subject: str) -> bool:
-    """Tell whether an outcome may be sent there: only to inboxes, so that nobody makes the registry speak elsewhere."""
-    if not subject.startswith(REPLY_TO_PREFIX) or len(subject) > HEADER_CHARS_MAX:
-        return False
-    if not subject.isascii() or not subject.isprintable() or any(c in subject for c in " *>"):
-        return False
-    return all(subject.split("."))
+        elif lower == REPLY_TO_HEADER:
+            foreign_reply_to = value[:HEADER_CHARS_MAX]
+    if not trace and reply_to is None and foreign_reply_to is None:
+        return None
+    return Origin(trace, reply_to, foreign_reply_to)
 
 
 def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent:

@@ -16,9 +16,6 @@ import msgspec
 from tensorhub_common import subjects
 from tensorhub_common.names import check_name
 
-INBOX: Final = "_INBOX"
-"""The first token of all inboxes; each user's own begin with its public key after it."""
-
 _API: Final = "$JS.API"
 _LEASES: Final = "$KV.tensorhub.>"
 
@@ -69,7 +66,7 @@ class Permissions(msgspec.Struct, frozen=True):
 
 def inbox_of(public_key: str) -> str:
     """Return what a user's inboxes begin with."""
-    return f"{INBOX}.{public_key}"
+    return f"{subjects.INBOX}.{public_key}"
 
 
 def permissions_of(user: User, inbox: str) -> Permissions:
@@ -100,7 +97,7 @@ def _registry() -> tuple[list[str], list[str]]:
         subjects.snapshots_of_all_jobs(),
         subjects.commands_of_all_jobs_by(subjects.REGISTRY),
         # Answers, and outcomes on the inbox that a command names.
-        f"{INBOX}.>",
+        f"{subjects.INBOX}.>",
     ]
     asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
     return publish, [*asks, subjects.beats(), subjects.pings()]
@@ -108,7 +105,7 @@ def _registry() -> tuple[list[str], list[str]]:
 
 def _planner() -> tuple[list[str], list[str]]:
     asks = [subjects.asks_of_all_jobs(what) for what in ("plan", *ASKS_OF_ALL_PROCESSES)]
-    return [f"{_API}.STREAM.NAMES", *_reading("*"), f"{INBOX}.>"], [*asks, subjects.pings()]
+    return [f"{_API}.STREAM.NAMES", *_reading("*"), f"{subjects.INBOX}.>"], [*asks, subjects.pings()]
 
 
 def _agent(agent: str) -> tuple[list[str], list[str]]:
@@ -119,7 +116,7 @@ def _agent(agent: str) -> tuple[list[str], list[str]]:
         *(subjects.asks_of_all_jobs(what) for what in ASKS_OF_AGENTS),
         subjects.beat(agent),
         subjects.asks_by_agent(agent),
-        f"{INBOX}.>",
+        f"{subjects.INBOX}.>",
     ]
     asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_ALL_PROCESSES]
     return publish, [*asks, subjects.asks_to_agent(agent), subjects.ping(agent)]

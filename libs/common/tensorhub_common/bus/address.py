@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tensorhub_common.access.keys import KeyUnusable, is_seed, public_key_of
-from tensorhub_common.access.permissions import INBOX, inbox_of
+from tensorhub_common.access.permissions import inbox_of
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.names import is_name
+from tensorhub_common.subjects import INBOX
 
 _CREDS: Final = "BEGIN NATS USER JWT"
 

@@ -1,18 +1,22 @@
 """The answering side of request and reply: runs a handler for each question, and for a bounded number at a time.
 
-Always true: at most `concurrent_max` handlers run and at most `pending_max` questions wait; what comes on top is told
-`Busy` at once. Every question gets an answer: what the handler returned, or its error under the error's name.
+Always true: at most `concurrent_max` handlers run and at most `pending_max` questions wait, and of either one subject
+has at most half; what comes on top is told `Busy` at once. A subject names the job, or the agent that asks, so a flood
+from one leaves room for all others, and they take turns. Every question gets an answer (what the handler returned, or
+its error under the error's name), and no answer goes anywhere but to an inbox: a reply subject comes from outside, and
+this process may publish where the asker may not.
 """
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from tensorhub_common.bus.failures import Busy
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError, from_code
+from tensorhub_common.subjects import is_inbox
 
 CONCURRENT_MAX: Final = 64
 PENDING_MAX: Final = 1024
@@ -36,24 +40,34 @@ class Answering:
         self._respond = respond
         self._concurrent_max = concurrent_max
         self._pending_max = pending_max
-        self._running: set[asyncio.Task[None]] = set()
-        self._pending: deque[Message] = deque()
+        self._running: dict[asyncio.Task[None], str] = {}
+        self._running_of: Counter[str] = Counter()
+        self._pending: dict[str, deque[Message]] = {}
+        """By subject; the one whose turn is next stands first."""
+        self._pending_count = 0
+        self._foreign_replies = 0
 
     async def take(self, question: Message) -> None:
         """Start on a question, put it in the queue, or tell the asker that there is no room."""
         if not question.reply:
             return
-        if len(self._running) < self._concurrent_max:
+        if not is_inbox(question.reply):
+            self._note_foreign(question)
+            return
+        waiting = self._pending.get(question.subject, ())
+        if not waiting and self._has_room(question.subject):
             self._begin(question)
-        elif len(self._pending) < self._pending_max:
-            self._pending.append(question)
+        elif self._pending_count < self._pending_max and len(waiting) < _share(self._pending_max):
+            self._pending.setdefault(question.subject, deque()).append(question)
+            self._pending_count += 1
         else:
-            busy = Busy(f"{question.subject} has {self._pending_max} questions waiting: ask again a little later")
+            busy = Busy(f"{question.subject} has {len(waiting)} questions waiting: ask again a little later")
             await self._respond(question, str(busy).encode(), {ERROR_HEADER: busy.code})
 
     async def stop(self) -> None:
         """Cancel what runs and forget what waits."""
         self._pending.clear()
+        self._pending_count = 0
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -61,13 +75,39 @@ class Answering:
 
     def _begin(self, question: Message) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(question))
-        self._running.add(task)
+        self._running[task] = question.subject
+        self._running_of[question.subject] += 1
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if self._pending:
-            self._begin(self._pending.popleft())
+        subject = self._running.pop(task)
+        self._running_of[subject] -= 1
+        if not self._running_of[subject]:
+            del self._running_of[subject]
+        following = next((each for each in self._pending if self._has_room(each)), None)
+        if following is not None:
+            self._begin(self._next_of(following))
+
+    def _has_room(self, subject: str) -> bool:
+        return len(self._running) < self._concurrent_max and self._running_of[subject] < _share(self._concurrent_max)
+
+    def _next_of(self, subject: str) -> Message:
+        """Take the oldest question of a subject, which has its next turn after all others."""
+        waiting = self._pending.pop(subject)
+        question = waiting.popleft()
+        self._pending_count -= 1
+        if waiting:
+            self._pending[subject] = waiting
+        return question
+
+    def _note_foreign(self, question: Message) -> None:
+        self._foreign_replies += 1
+        if self._foreign_replies == 1:
+            _log.warning(
+                "a question on %s wants its answer on %.200s, which is no inbox, and gets none (said once)",
+                question.subject,
+                question.reply,
+            )
 
     async def _answer(self, question: Message) -> None:
         headers: dict[str, str] = {}
@@ -85,6 +125,11 @@ class Answering:
             await self._respond(question, body, headers)
         except TensorHubError as error:
             _log.warning("the answer to a question on %s could not be sent: %s", question.subject, error)
+
+
+def _share(count_max: int) -> int:
+    """Return how much of a bound one subject may have."""
+    return max(1, count_max // 2)
 
 
 def answer_or_raise(answer: Message) -> bytes:

@@ -50,6 +50,10 @@ class Headers(Mapping[str, str]):
     def __repr__(self) -> str:
         return repr(self._read())
 
+    def count(self, name: bytes) -> int:
+        """Tell how often a header of this name stands there, which the mapping hides; it may count a value too."""
+        return self._raw.count(b"\r\n" + name + b":")
+
     def _read(self) -> dict[str, str]:
         if self._parsed is None:
             self._parsed = parse_headers(self._raw)

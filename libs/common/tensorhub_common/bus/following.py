@@ -33,6 +33,7 @@ from tensorhub_common.bus.failures import (
 from tensorhub_common.bus.jetstream import NS_PER_S, Stored
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
+from tensorhub_common.subjects import log_stream
 
 BATCH: Final = 512
 PULL_EXPIRES_S: Final = 30.0
@@ -54,11 +55,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Following:
-    """One reader of one stream. It is used once, through `entries`."""
+    """One reader of one job's log. It is used once, through `entries`."""
 
-    def __init__(self, bus: Bus, stream: str, start_seq: int, filter_subject: str | None) -> None:
+    def __init__(self, bus: Bus, job: str, start_seq: int, filter_subject: str | None) -> None:
         self._bus = bus
-        self._stream = stream
+        self._job = job
+        self._stream = log_stream(job)
         self._filter = filter_subject
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
@@ -215,7 +217,9 @@ class Following:
         self._pulled -= 1
         if self._pulled == 0:
             await self._pull()
-        return Entry.of(Stored(seq, time_ns, message.subject, message.headers, message.data))
+        relayed = jetstream.is_relayed(message.headers)
+        stored = Stored(seq, time_ns, message.subject, message.headers, message.data, relayed)
+        return Entry.of(stored, self._job)
 
     async def _wait(self) -> None:
         """Return when something has come, or when so little has that the consumer is in doubt."""

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tensorhub_common.bus.client import NO_HEADERS
+from tensorhub_common.bus.client import NO_HEADERS, Headers
 from tensorhub_common.bus.connection import REQUEST_TIMEOUT_S, Bus
 from tensorhub_common.bus.failures import (
     LogFull,
@@ -25,6 +25,7 @@ from tensorhub_common.bus.failures import (
     StreamMismatch,
     WrongLastSequence,
 )
+from tensorhub_common.bus.message import STREAM
 
 API: Final = "$JS.API"
 
@@ -66,6 +67,13 @@ class Stored(msgspec.Struct, frozen=True):
     subject: str
     headers: Mapping[str, str]
     data: bytes
+    is_relayed: bool = False
+    """It came there as an answer of JetStream's own, whoever had asked for it (see `entry`)."""
+
+
+def is_relayed(headers: Mapping[str, str], marks_max: int = 0) -> bool:
+    """Tell by JetStream's marks whether a message was looked up in a stream more often than `marks_max` times."""
+    return isinstance(headers, Headers) and headers.count(STREAM.encode()) > marks_max
 
 
 async def api(
@@ -162,9 +170,10 @@ async def _get(bus: Bus, stream: str, what: Mapping[str, Any], timeout_s: float)
         if message.status == NOT_FOUND:
             return None
         raise StreamFailure(f"stream {stream} gave no message: {headers.get('Description', 'without a reason')}")
-    headers.pop("Nats-Stream", None)
+    relayed = is_relayed(message.headers, marks_max=1)
+    headers.pop(STREAM, None)
     seq, subject = int(headers.pop("Nats-Sequence")), headers.pop("Nats-Subject")
-    return Stored(seq, time_ns_of(headers.pop("Nats-Time-Stamp")), subject, headers, message.data)
+    return Stored(seq, time_ns_of(headers.pop("Nats-Time-Stamp")), subject, headers, message.data, relayed)
 
 
 def _failure(error: Mapping[str, Any], where: str) -> Exception:

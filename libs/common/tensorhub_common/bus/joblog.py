@@ -233,7 +233,7 @@ class JobLog:
         except NoResponder:
             await self._check_exists()
             raise
-        return None if stored is None else Entry.of(stored)
+        return None if stored is None else Entry.of(stored, self.job)
 
     def follow(self, start_seq: int = 1, filter_subject: str | None = None) -> AsyncGenerator[Entry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
@@ -242,7 +242,7 @@ class JobLog:
         before what was read or before `start_seq - 1`, `LogMissing` without a log. With a filter only entries on these
         subjects come. Close it (`aclose`) when done.
         """
-        return Following(self._bus, self.stream, start_seq, filter_subject).entries()
+        return Following(self._bus, self.job, start_seq, filter_subject).entries()
 
     async def _last(self, subject: str) -> Entry | None:
         try:
@@ -250,7 +250,7 @@ class JobLog:
         except NoResponder:
             await self._check_exists()
             raise
-        return None if stored is None else Entry.of(stored)
+        return None if stored is None else Entry.of(stored, self.job)
 
     async def _check_exists(self) -> None:
         try:
