@@ -1,5 +1,7 @@
 """The demo's training: it learns, in hub memory as well, and the same way every time."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -11,6 +13,15 @@ from tensorhub.tensors import bind, describe
 from tensorhub_common.layout import segment_bytes
 
 TINY = Size(width=64, layers=2, heads=2, hidden=128)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A model of this size costs several threads more than it takes one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def learner() -> Learner:
