@@ -11,6 +11,7 @@ import msgspec
 
 from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.effects import CallRead, ShardNews
+from tensorhub_agent.lateness import not_in_time
 from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_agent.superseding import is_better_dropped
@@ -344,21 +345,7 @@ class ReadOperation:
         self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
-        core = self.core
-        others = [index for index in missing if index != core.key.shard]
-        if self.stage is not Stage.JOINING:
-            return RoundTimeout.__name__, f"{core.where} could not be filled within the bound: allow more time"
-        if others:
-            message = (
-                f"{core.where}: shards {others} of the replica did not join the round within the bound: every shard "
-                "must call replicate or update"
-            )
-            return RoundTimeout.__name__, message
-        wish = self.call.want if isinstance(self.call.want, str) else f"version {self.call.want}"
-        return (
-            VersionUnavailable.__name__,
-            f"{wish} of model {core.key.model!r} has no live holder within the bound: has a trainer published it?",
-        )
+        return not_in_time(self.core.key, self.call.want, missing, is_joining=self.stage is Stage.JOINING)
 
     def _end(self, error: str, message: str, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Answer the call as soon as nothing can be written any more. An empty error means None."""

@@ -217,3 +217,17 @@ def test_a_round_that_goes_back_to_what_stands_here_answers_when_nothing_is_writ
     assert isinstance(end, Answer)
     assert (end.version, end.report) == (1, None)
     assert held(reader) == (Memory.READY, 1, OLD)
+
+
+def test_a_round_that_goes_back_after_all_is_filled_swaps_to_nothing() -> None:
+    """The spare memory holds a version that was retired, and the log's word is about another one."""
+    _, reader = standing()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    fill(reader, "b")
+    reader.unsaid.clear()
+    reader.take(Rewind(model=key.model, to=1))
+    end = reader.end_of(call)
+    assert isinstance(end, Answer)
+    assert (end.version, end.report) == (1, None)
+    assert held(reader) == (Memory.READY, 1, OLD)
