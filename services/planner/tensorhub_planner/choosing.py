@@ -3,8 +3,8 @@
 Who brings all soonest is a model of two costs: a source shares what it gives among its readers, and each half-filled
 replica on the way makes the end later by what `hop_bytes` take. So while a reader more on the one ready holder is
 dearer than a hop, readers form a chain; where a model is small they all read from the holder; in between it is a tree.
-A half-filled replica counts only where it brings all sooner than the nearest ready holder: never where that stands on the reader's
-own host, since the reader's copying is the bound there. docs/adr/0006 has the figures.
+A half-filled replica counts only where it brings all sooner than the nearest ready holder: never where that stands on
+the reader's own host, since the reader's copying is the bound there. docs/adr/0006 has the figures.
 
 Holders that have everything are the common case and form one group. Holders of parts divide what is wanted into groups
 of pieces that the same holders have; those with the fewest holders are settled first, since they have the least choice.

@@ -150,7 +150,7 @@ def _holder(
     turn = None
     root = shard.root
     if shard.state is not ShardState.READY or shard.version != version:
-        turn, root = _turn(model, replica, version, turns), model.versions[version].roots.get(key)
+        turn, root = _turn(model, replica, shard, version, turns), model.versions[version].roots.get(key)
         # Without a root nothing vouches for a piece before all of them stand.
         if turn is None or root in (None, NO_ROOT):
             return None
@@ -164,10 +164,19 @@ def _holder(
     )
 
 
-def _turn(model: Model, replica: Replica, version: int, turns: Turns) -> Turn | None:
-    """Return the turn of a replica that is to be filled with the version."""
+def _turn(model: Model, replica: Replica, shard: Shard, version: int, turns: Turns) -> Turn | None:
+    """Return the turn of a replica that is to be filled with the version.
+
+    A staged shard goes on serving what it holds until all swap, so it serves nothing of what stands beside that.
+    """
     current, turn = replica.round, turns.get((model.name, replica.name))
-    if current is None or turn is None or turn.round != current.number or current.version != version:
+    if (
+        current is None
+        or turn is None
+        or turn.round != current.number
+        or current.version != version
+        or shard.index in current.staged
+    ):
         return None
     return turn if current.state in (RoundState.DECIDED, RoundState.STARTED) else None
 

@@ -100,13 +100,13 @@ async def catalogs(log: FakeLog, seen: list[tuple[str, Event]]) -> AsyncIterator
 async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs, seen: list[tuple[str, Event]]) -> None:
     """And for no more than that: the earlier questions are answered earlier."""
     log.reads = [[entry(1)]]
-    assert set((await catalogs.at(JOB, 0)).agents) == {"agent-1"}
+    assert set((await catalogs.at(JOB, 0)).catalog.agents) == {"agent-1"}
     third, second = (asyncio.create_task(catalogs.at(JOB, seq, 5)) for seq in (3, 2))
     await log.add(entry(2))
-    assert set((await second).agents) == {"agent-1", "agent-2"}
+    assert set((await second).catalog.agents) == {"agent-1", "agent-2"}
     assert not third.done()
     await log.add(entry(3))
-    assert (await third).seq == 3
+    assert (await third).catalog.seq == 3
     assert len(seen) == 3
     assert log.starts == [1], "one follower serves all questions"
 
@@ -117,7 +117,7 @@ async def test_the_wait_is_bounded(log: FakeLog, catalogs: Catalogs) -> None:
     with pytest.raises(PlannerBehind, match=r"up to 1, not to 2, after 0\.01 s"):
         await catalogs.at(JOB, 2, 0.01)
     await log.add(entry(2))
-    assert (await catalogs.at(JOB, 2, 5)).seq == 2
+    assert (await catalogs.at(JOB, 2, 5)).catalog.seq == 2
 
 
 async def test_only_so_many_wait(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
     log.reads = [[entry(1), LogShorter("it is not the log that it was")], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="not the log that it was"):
         await catalogs.at(JOB, 5, 5)
-    assert (await catalogs.at(JOB, 1, 5)).seq == 1
+    assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     assert not catalogs.broken.done()
 
 
@@ -184,7 +184,7 @@ async def test_a_job_without_a_log_is_asked_for_anew(log: FakeLog, catalogs: Cat
     log.reads = [[LogMissing("no log")], [entry(1)]]
     with pytest.raises(JobUnknown, match="must open the job first"):
         await catalogs.at(JOB, 1, 5)
-    assert (await catalogs.at(JOB, 1, 5)).seq == 1
+    assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     assert not catalogs.broken.done()
 
 

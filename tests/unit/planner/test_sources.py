@@ -4,7 +4,7 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, root
 
 from tensorhub_common.wire.commands import Join, Sender
-from tensorhub_common.wire.transfer import Demand, Refusal, SourceId
+from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.sources import ABSENT_MAX, Found, find
 from tensorhub_planner.topology import Place
 
@@ -58,6 +58,40 @@ def test_who_has_fetched_it_is_a_holder_too(world: World) -> None:
     assert found(world).holders.absent == ("other/0 on b is filling",)
     world.filled("other", 12)
     assert [each.agent for each in holders(world)] == ["a", "b"]
+
+
+def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
+    """From the decision on, with the turn of its round, and as a ready one once it is filled."""
+    world.replica_of("other", "b")
+    world.want("other", "latest")
+    turn = Turn(40, world.round("other"))
+    turns = {(MODEL, "other"): turn}
+
+    def half() -> list[tuple[str, Turn | None, str | None]]:
+        result = find(world.catalog, demand(), turns)
+        assert isinstance(result, Found)
+        return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
+
+    assert half() == [("b", turn, root(12))]
+    turns[MODEL, "other"] = Turn(40, 39)
+    assert half() == [], "the turn of another round"
+    turns[MODEL, "other"] = turn
+    world.granted("other")
+    assert half() == [("b", turn, root(12))]
+    world.filled("other", 12)
+    assert half() == []
+    assert [each.agent for each in holders(world)] == ["a", "b"]
+
+
+def test_whose_round_is_for_another_version_is_none(world: World) -> None:
+    world.replica_of("other", "b")
+    world.want("other", "latest")
+    result = find(world.catalog, demand(version=12), {(MODEL, "other"): Turn(40, world.round("other"))})
+    assert isinstance(result, Found)
+    world.give_up("other")
+    later = find(world.catalog, demand(version=12), {(MODEL, "other"): Turn(40, 1)})
+    assert isinstance(later, Found)
+    assert [len(each.holders.able) for each in (result, later)] == [2, 1]
 
 
 def test_the_reader_is_no_holder(world: World) -> None:
