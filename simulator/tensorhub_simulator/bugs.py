@@ -26,6 +26,7 @@ from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
 from tensorhub_simulator import bugs_trust
+from tensorhub_simulator import registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -209,6 +210,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "ticket-twice": bugs_trust.ticket_twice,
     "incarnation-ignored": bugs_trust.incarnation_ignored,
     "ready-before-all": bugs_trust.ready_before_all,
+    **registry_bugs.BUGS,
 }
 
 

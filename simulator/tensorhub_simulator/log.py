@@ -1,4 +1,4 @@
-"""The modelled log: one total order, a duplicate window, and appends against the last event.
+"""The modelled log: one total order, a duplicate window, appends against the last event, and a beginning that moves.
 
 What arrives here is stored at once; that requests and acknowledgements take time and get lost is the business of those
 who send them.
@@ -11,6 +11,7 @@ from typing import Final
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AnyEvent
 from tensorhub_simulator.clock import Clock, Node
+from tensorhub_simulator.shelf import Shelf
 
 EPOCH_S: Final = 1_700_000_000.0
 NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -46,6 +47,9 @@ class ModelLog:
         self.skew_s = 0.0
         """How far the servers' wall clock is off now; it may also go back."""
         self.entries: list[Entry] = []
+        """All that ever stood in it, for the invariants; followers get nothing from before `first`."""
+        self.first = 1
+        self.shelf = Shelf()
         self.last_event_seq = 0
         self.watchers: list[Callable[[Entry], None]] = []
         self.followers: list[Follower] = []
@@ -53,7 +57,9 @@ class ModelLog:
 
     def append(self, subject: str, data: bytes, msg_id: str, expected: int | None = None) -> int:
         """Store an entry unless its id is known; returns its number. Raises `WrongLast`."""
-        if expected is not None and expected != self.last_event_seq:
+        # The server compares with what it still has.
+        standing = self.last_event_seq if self.last_event_seq >= self.first else 0
+        if expected is not None and expected != standing:
             last = self.entries[self.last_event_seq - 1] if self.last_event_seq else None
             if last is not None and last.msg_id == msg_id:
                 return last.seq
@@ -73,6 +79,11 @@ class ModelLog:
         self.wake()
         return entry.seq
 
+    def trim(self, first: int) -> None:
+        """Remove what stands before, but not what an agent is still to read: production keeps it for long."""
+        wanted = [each.position + 1 for each in self.followers if each.lives and each.gap is None]
+        self.first = max(self.first, min([first, *wanted]))
+
     def back(self) -> None:
         """The log can be reached again."""
         self.up = True
@@ -88,10 +99,18 @@ class Follower:
     """Brings a node the log's entries in their order, each once, some time after they were stored."""
 
     def __init__(
-        self, log: ModelLog, node: Node, position: int, take: Callable[[Entry], None], *, events: bool
+        self,
+        log: ModelLog,
+        node: Node,
+        position: int,
+        take: Callable[[Entry], None],
+        *,
+        events: bool,
+        gap: Callable[[], None] | None = None,
     ) -> None:
-        """Begin after entry number `position`. `events`: nothing but events."""
+        """Begin after entry number `position`. `events`: nothing but events. `gap`: the next entry is gone."""
         self.log, self.node, self.position = log, node, position
+        self.gap = gap
         self._take, self._events = take, events
         self._life = node.life
         self._planned = False
@@ -110,13 +129,17 @@ class Follower:
 
     def wake(self) -> None:
         """Plan the next delivery if there is something to deliver."""
-        if not self._planned and self._reaches and self.position < len(self.log.entries):
+        if not self._planned and self.lives and self._reaches and self.position < len(self.log.entries):
             self._planned = True
             self.log.clock.after(self.log.clock.lag(), self.node, self._deliver)
 
     def _deliver(self) -> None:
         self._planned = False
         if not self._reaches:
+            return
+        if self.gap is not None and self.position + 1 < self.log.first:
+            self.log.followers = [each for each in self.log.followers if each is not self]
+            self.gap()
             return
         entries = self.log.entries
         behind = len(entries) - self.position

@@ -14,6 +14,7 @@ from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
+from tensorhub_simulator.memory import Violation
 
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
@@ -34,12 +35,21 @@ class PlannerNode(Node):
         self.world, self.clock, self.limits = world, world.clock, limits
 
     def start(self) -> None:
-        """Begin a life: fold the log from its beginning."""
+        """Begin a life: fold the newest snapshot and the log from there."""
         self.life += 1
         self.up, self.paused = True, False
         self.backlog.clear()
         self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
-        Follower(self.world.log, self, 0, self._on_entry, events=False)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Go on from the newest snapshot that lies ahead, and follow the log from there."""
+        snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
+        if snapshot is not None:
+            self.fold = Fold(snapshot.catalog, snapshot.seq)
+        elif self.fold.position + 1 < self.world.log.first:
+            raise Violation("no way back", f"the planner has folded {self.fold.position}; the log begins later")
+        Follower(self.world.log, self, self.fold.position, self._on_entry, events=False, gap=self._restore)
 
     def kill(self) -> None:
         """SIGKILL."""

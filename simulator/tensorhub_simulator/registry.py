@@ -1,16 +1,21 @@
-"""A registry of the simulation: the production fold, leader and liveness, driven as `service.py` and `job.py` do it."""
+"""A registry of the simulation: the production fold, leader, claim and liveness, driven as production drives them.
+
+It begins with the newest snapshot, and goes back to one where the log was trimmed beyond what it has folded.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.machine import Tick
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Expire, Sender
+from tensorhub_common.wire.commands import Expire, Lead, Sender
 from tensorhub_common.wire.events import AgentJoined, AgentLost
 from tensorhub_registry import leader as leading
 from tensorhub_registry import liveness as living
+from tensorhub_registry.claim import PROCESS, Claim
 from tensorhub_registry.liveness import ExpireAgent, Liveness
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.steps import (
@@ -25,13 +30,15 @@ from tensorhub_registry.steps import (
     Unanswered,
 )
 from tensorhub_simulator.clock import Node
+from tensorhub_simulator.leaders import Leaders
 from tensorhub_simulator.log import Entry, Follower, WrongLast
 from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.shelf import Snapshotting
 
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
 
-PROCESS: Final = "_registry"
+CLAIM_AGAIN_S: Final = 1.0
 LEASE_S: Final = 2.0
 LOOK_S: Final = 0.4
 ANSWER_S: Final = 0.7
@@ -70,26 +77,51 @@ class RegistryNode(Node):
     fold: JobFold
     leader: leading.Leader
     liveness: Liveness
+    claim: Claim
+    snapshotting: Snapshotting
 
     def __init__(self, name: str, world: "World") -> None:
         """Stand ready to start."""
         super().__init__(name)
         self.world, self.clock = world, world.clock
+        if not any(isinstance(watcher, Leaders) for watcher in world.log.watchers):
+            world.log.watchers.append(Leaders(world.log))
         self.term: int | None = None
-        self._numbers = 0
+        self._numbers = self._goal = 0
         self._knows_end = False
         self._me: object = None
 
     def start(self) -> None:
-        """Begin a life: fold the log from its beginning."""
+        """Begin a life: fold the newest snapshot and the log from there."""
         self.life += 1
         self.up, self.paused = True, False
         self.backlog.clear()
         self.fold = self.world.make_fold(self.world.job)
         self.leader, self.liveness = leading.Leader(), Liveness(self.world.plan.lost_after_s)
+        self.claim = Claim(self.name)
         self.term, self._numbers, self._me = None, 0, object()
-        Follower(self.world.log, self, 0, self._on_entry, events=False)
+        self._restore()
         self._look()
+
+    def _restore(self) -> None:
+        """Go on from the newest snapshot that lies ahead, and follow the log from there."""
+        snapshot = self.world.log.shelf.newest(self.world.job, self.fold.seq)
+        if snapshot is not None:
+            self.world.note(f"{self.name} goes on from the snapshot at {snapshot.seq}")
+            self.fold = JobFold.restored(snapshot)
+            for agent in snapshot.catalog.agents.values():
+                self._watch(agent.name, agent.incarnation if agent.state is AgentState.LIVE else None)
+        elif self.fold.seq + 1 < self.world.log.first:
+            raise Violation("no way back", f"{self.name} has folded {self.fold.seq}; the log begins later")
+        self.snapshotting = Snapshotting(self)
+        Follower(self.world.log, self, self.fold.seq, self._on_entry, events=False, gap=self._on_gap)
+
+    def _on_gap(self) -> None:
+        """The log was trimmed while this registry stood still."""
+        term, self.term = self.term, None
+        self._restore()
+        if term is not None:
+            self._begin_to_lead(term)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -101,15 +133,18 @@ class RegistryNode(Node):
 
     def _look(self) -> None:
         """Look at the lease, every so often."""
-        world, now = self.world, self.now
+        world = self.world
         self._lead(leading.Connected() if self._reaches() else leading.Disconnected())
         if self._reaches():
             term = world.lease.take(self._me, self.clock.now)
             self._lead(leading.Lost() if term is None else leading.Won(term))
         elif world.lease.holder is not self._me or self.clock.now >= world.lease.until:
             self._lead(leading.Lost())
-        self._expire(self.liveness.handle(Tick(), now))
+        self._tick()
         self.clock.after(LOOK_S, self, self._look)
+
+    def _tick(self) -> None:
+        self._expire(self.liveness.handle(Tick(), self.now))
 
     def _reaches(self) -> bool:
         world = self.world
@@ -120,15 +155,20 @@ class RegistryNode(Node):
             match effect:
                 case leading.Lead(term):
                     self.world.note(f"{self.name} leads, term {term}")
-                    self.term, self._knows_end = term, False
-                    self._learn_end(term)
+                    self._begin_to_lead(term)
                 case leading.StandDown():
                     self.term = None
+                    self.claim.drop()
                 case leading.Listening(term):
                     self._expire(self.liveness.handle(living.Listening(term), self.now))
                 case leading.Deaf():
                     self._expire(self.liveness.handle(living.Deaf(), self.now))
         self.leader.check()
+
+    def _begin_to_lead(self, term: int) -> None:
+        self.term, self._knows_end = term, False
+        self.claim.drop()
+        self._learn_end(term)
 
     def _learn_end(self, term: int) -> None:
         """Ask for the log's last event before the first word."""
@@ -140,29 +180,47 @@ class RegistryNode(Node):
             return
 
         def learn() -> None:
-            if log.last_event_seq:
+            if log.last_event_seq >= log.first:
                 self._carry_out(self.fold.handle(LastEvent(log.entries[log.last_event_seq - 1]), self.now))
-            self._knows_end = True
+            self._knows_end, self._goal = True, len(log.entries)
             self._speak()
+            self._claim_on(term)
 
         self.clock.after(self.clock.lag(), self, learn)
+
+    def _claim_on(self, term: int) -> None:
+        """Say that this registry leads, as soon as it has folded what stood before, until the log has taken it."""
+        if self.term != term:
+            return
+        if self.fold.seq >= self._goal and self.claim.term is None:
+            if self._goal == 0:
+                self.claim.begin(term)
+            else:
+                self._say(self.claim.ask(term, self.fold.catalog))
+        self.clock.after(CLAIM_AGAIN_S, self, lambda: self._claim_on(term))
 
     def beat(self, agent: str, incarnation: int) -> None:
         """Hear an agent."""
         self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.now))
 
     def _expire(self, lost: list[ExpireAgent]) -> None:
-        for each in lost:
+        for each in lost if self.claim.term is not None else ():
             self._numbers += 1
-            by = Sender(PROCESS, each.term, self._numbers)
+            term = self._spoken_term()
             self.world.note(f"{self.name} expires {each.agent} {each.incarnation}")
-            self._say(Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=each.term))
+            by = Sender(PROCESS, term, self._numbers)
+            self._say(Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=term))
 
-    def _say(self, command: Expire) -> None:
+    def _spoken_term(self) -> int:
+        assert self.claim.term is not None
+        return self.claim.term
+
+    def _say(self, command: Expire | Lead) -> None:
         """Say it once; what the log does not take is dropped."""
         log, by, data = self.world.log, command.by, encode(command)
         assert by is not None
-        subject, msg_id = f"tensorhub.v1.{self.world.job}.cmd.expire.{PROCESS}", f"{PROCESS}.{by.incarnation}.{by.n}"
+        verb = str(command.__struct_config__.tag)
+        subject, msg_id = f"tensorhub.v1.{self.world.job}.cmd.{verb}.{PROCESS}", f"{self.name}.{by.incarnation}.{by.n}"
 
         def arrive() -> None:
             if log.up:
@@ -176,6 +234,14 @@ class RegistryNode(Node):
     def _on_entry(self, entry: Entry) -> None:
         self._carry_out(self.fold.handle(entry, self.now))
         self._speak()
+        if self.term is not None and self._knows_end:
+            self.snapshotting.look()
+
+    def _watch(self, agent: str, incarnation: int | None) -> None:
+        """Note which incarnation of an agent is live, if one is."""
+        job = self.world.job
+        said = living.Unwatch(job, agent) if incarnation is None else living.Watch(job, agent, incarnation)
+        self._expire(self.liveness.handle(said, self.now))
 
     def _carry_out(self, effects: list[Output]) -> None:
         for effect in effects:
@@ -183,12 +249,11 @@ class RegistryNode(Node):
                 raise Violation("one order", f"{self.name} was given entry {effect.found}, not {effect.expected}")
             if isinstance(effect, Decided):
                 first = effect.events[0]
+                self.claim.see(first)
                 if isinstance(first, AgentJoined):
-                    self._expire(
-                        self.liveness.handle(living.Watch(self.world.job, first.agent, first.incarnation), self.now)
-                    )
+                    self._watch(first.agent, first.incarnation)
                 elif isinstance(first, AgentLost):
-                    self._expire(self.liveness.handle(living.Unwatch(self.world.job, first.agent), self.now))
+                    self._watch(first.agent, None)
         self.world.folded.add(self)
 
     # Speaking.
@@ -202,9 +267,10 @@ class RegistryNode(Node):
         if publication is None:
             return
         answered: list[bool] = []
+        fold = self.fold
 
         def become(what: Acknowledged | Refused | Unanswered) -> None:
-            if answered:
+            if answered or self.fold is not fold:
                 return
             answered.append(True)
             self._carry_out(self.fold.handle(what, self.now))
