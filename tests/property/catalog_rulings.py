@@ -1,7 +1,8 @@
 """Commands by chance where things are retained, pinned, rewound and drained, and what must hold of retention.
 
 Always true, whatever is said: a retained version that stood whole on a replica which may not vanish goes on doing so,
-unless an agent was lost or began anew. This is worked out from the shards alone, not by the code that it judges.
+unless an agent was lost or began anew, or a publication was void.
+It is worked out from the shards alone, not by the code that it judges.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from tensorhub_common.wire.commands import (
     Rewind,
     Stay,
     Unpin,
+    Unpublish,
     Unreadable,
     Want,
 )
@@ -90,6 +92,9 @@ class RulingChance(Chance):
             drawn = super()._want()
             return Want(**{**_fields(drawn), "supersede": self.pick((True, True, False))})
         return Want(**self._shard()[0], want=record.cache)
+
+    def _unpublish(self) -> Unpublish:
+        return Unpublish(**self._shard()[0], void=self.pick((False, False, False, True)))
 
     def _stay(self) -> Stay:
         return Stay(**self._shard()[0])
@@ -168,7 +173,10 @@ class RetentionWatcher:
         kept = {(model.name, number) for model in catalog.models.values() for number in retained_by_rule(model)}
         lost = {each for each in self.safe - now if each in kept}
         told = {(event.model, event.version) for event in events if isinstance(event, VersionExposed)}
-        assert not lost or isinstance(command, Expire | Join), f"{command} took the last copy of retained {lost}"
+        void = isinstance(command, Unpublish) and command.void
+        assert not lost or void or isinstance(command, Expire | Join), (
+            f"{command} took the last copy of {lost}"
+        )
         assert lost == told, f"{lost} were lost by a crash, and the events tell of {told}"
         self.exposed += len(lost)
         self.safe = now

@@ -8,6 +8,7 @@ as before, and grants leases, until the log says that it drains or stays.
 """
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
@@ -22,6 +23,8 @@ from tensorhub_common.wire.events import (
     ShardStays,
     UnpublishHeld,
 )
+
+HELD: Final = "unpublish.held"
 
 
 class Draining(ABC):
@@ -56,14 +59,14 @@ class Draining(ABC):
         if event.by is None:
             return
         if event.by == self._unpublish_by:
-            if isinstance(event, UnpublishHeld):
-                self._resume(event.version)
+            repeats_hold = isinstance(event, CommandRepeated) and event.outcome == HELD
+            if isinstance(event, UnpublishHeld) or repeats_hold:
+                self._resume(self.core.held.version)
                 self.on_held(now)
                 return
-            if isinstance(event, CommandRejected) and event.error == RetentionFull.__name__:
-                version = self.core.held.version
-                self._resume(version)
-                self.stays(RetentionFull, event.message)
+            if isinstance(event, CommandRejected | CommandRepeated) and event.error == RetentionFull.__name__:
+                self._resume(self.core.held.version)
+                self.stays(RetentionFull, event.message or self._no_copy())
                 return
             # A refusal means that the log counts the shard as gone already: it is no holder either way.
             if isinstance(event, ShardDraining | CommandRejected | CommandRepeated):

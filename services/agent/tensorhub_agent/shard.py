@@ -383,5 +383,5 @@ class ShardCore:
         This stands in the lane behind what was fenced and before whatever the shard says next.
         """
         key = self.key
-        self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard))
+        self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard, void=True))
         self.say(Drained(model=key.model, replica=key.replica, shard=key.shard))

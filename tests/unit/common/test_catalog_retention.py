@@ -14,6 +14,7 @@ from tensorhub_common.wire.commands import (
     Sender,
     Stay,
     Unpin,
+    Unpublish,
     Unreadable,
 )
 from tensorhub_common.wire.events import CopyPlaced, RoundDecided, ShardStays, VersionExposed, VersionRetired
@@ -299,3 +300,11 @@ def test_nonsense_is_refused_and_changes_nothing() -> None:
     refused(world.say(DrainAgent(agent="nobody")), "AgentUnavailable")
     refused(world.say(Quota(nbytes=-1)), "BadCommand")
     refused(world.say(Unreadable("retain", "no command")), "BadCommand")
+
+
+def test_a_publication_that_was_given_up_without_a_word_is_not_held_back_and_its_loss_is_told() -> None:
+    """Its caller has the memory already, so the log must not go on counting on it."""
+    world = retaining()
+    by = world._shard_by("trainer", 0)
+    events = world.say(Unpublish(by=by, model=MODEL, replica="trainer", shard=0, void=True))
+    assert kinds(events) == ["shard.draining", "version.unavailable", "version.exposed"]

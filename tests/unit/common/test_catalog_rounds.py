@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.common.catalog_world import World, decided, failed, kinds, reader_of_two, refused, root
 
-from tensorhub_common.catalog.rounds import Fail, Settled, Wait, decide
 from tensorhub_common.catalog.state import Model
+from tensorhub_common.catalog.wishes import Fail, Settled, Wait, decide
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
 from tensorhub_common.wire.commands import VERSION_MAX, Wish
 from tensorhub_common.wire.events import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.catalog import membership, publishing, rounds, ruling, tending
+from tensorhub_common.catalog import membership, publishing, rounds, ruling, superseding, tending
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
@@ -61,7 +61,7 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     GiveUp: rounds.give_up,
     Granted: rounds.granted,
     Replan: rounds.replan,
-    Drop: rounds.drop,
+    Drop: superseding.drop,
     Filled: rounds.filled,
     Join: membership.join,
     Register: membership.register,

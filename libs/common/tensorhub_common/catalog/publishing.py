@@ -6,7 +6,7 @@ Versions are compared with the last *published* one, so an abandoned number may 
 
 from collections.abc import Mapping
 
-from tensorhub_common.catalog import copies, retention, rounds
+from tensorhub_common.catalog import copies, retention, rounds, superseding
 from tensorhub_common.catalog.availability import Out, refresh, shift
 from tensorhub_common.catalog.lookup import owned_shard, the_replica
 from tensorhub_common.catalog.refusal import Refused
@@ -210,7 +210,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
     rounds.wake(model, out)
-    rounds.overtake(model, version, out)
+    superseding.overtake(model, version, out)
 
 
 def _in_order(replica: Replica) -> list[Shard]:
@@ -259,7 +259,7 @@ def unpublish(catalog: Catalog, command: Unpublish, out: Out) -> None:
             f"shard {shard.index} of replica {replica.name!r} is in round {replica.round.number}: wait for its end",
         )
     version = shard.version
-    if not retention.must_stay(catalog, model, replica):
+    if command.void or not retention.must_stay(catalog, model, replica):
         drain(model, replica, shard, out)
         return
     placed: Out = []

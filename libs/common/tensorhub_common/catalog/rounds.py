@@ -5,16 +5,12 @@ for "latest" by itself is the bug that this prevents. Nothing is drained or over
 shard is granted.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from tensorhub_common.catalog import copies, retention
 from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift, vacate
 from tensorhub_common.catalog.lookup import open_round, owned_shard
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
     ATTEMPTS_MAX,
-    SUPERSEDED_MAX,
     Catalog,
     Model,
     Replica,
@@ -35,6 +31,7 @@ from tensorhub_common.catalog.table import (
     move,
 )
 from tensorhub_common.catalog.wellformed import checked_digest
+from tensorhub_common.catalog.wishes import Fail, Settled, Wait, decide, is_overtaken
 from tensorhub_common.errors import (
     BadCommand,
     IntegrityError,
@@ -45,73 +42,19 @@ from tensorhub_common.errors import (
     VersionUnavailable,
     from_code,
 )
-from tensorhub_common.wire.commands import VERSION_MAX, Drop, Filled, GiveUp, Granted, Replan, Settle, Want, Wish
+from tensorhub_common.wire.commands import VERSION_MAX, Filled, GiveUp, Granted, Replan, Settle, Want
 from tensorhub_common.wire.events import (
     ReplicaReady,
     RoundDecided,
     RoundFailed,
     RoundHeld,
     RoundJoined,
-    RoundOvertaken,
     RoundReopened,
     RoundSettled,
     RoundStarted,
     RoundWithdrawn,
     ShardFilled,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """There is nothing to decide yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """There is nothing newer: None for all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The wishes can't be met."""
-
-    error: type[VersionConflict | VersionUnavailable]
-    message: str
-
-
-Decision = int | Wait | Settled | Fail
-
-
-def decide(model: Model, wants: Mapping[int, Wish], patient: bool, held: int | None) -> Decision:  # noqa: FBT001 (pure table)
-    """Judge the wishes of all shards: `latest` yields to a number, two numbers clash, newer may find nothing."""
-    numbers = sorted({want for want in wants.values() if isinstance(want, int)})
-    if len(numbers) > 1:
-        return Fail(VersionConflict, f"the shards ask for versions {numbers}; all shards of a replica must ask for one")
-    if numbers:
-        return _decide_number(model, numbers[0])
-    best = newest(model)
-    if "latest" in wants.values():
-        return Wait() if best is None else best
-    if best is not None and (held is None or best > held):
-        return best
-    return Wait() if patient else Settled()
-
-
-def _decide_number(model: Model, number: int) -> Decision:
-    version = model.versions.get(number)
-    if version is not None and version.state is VersionState.AVAILABLE:
-        return number
-    if model.last is None or number > model.last:
-        return Wait()
-    if version is not None and version.state is VersionState.RETIRED:
-        return Fail(
-            VersionUnavailable, f"version {number} of model {model.name!r} was retired by a rewind: ask for latest"
-        )
-    able = sorted(n for n, v in model.versions.items() if v.state is VersionState.AVAILABLE)
-    return Fail(
-        VersionUnavailable,
-        f"version {number} of model {model.name!r} has no live holder; available now: {able or 'none'}",
-    )
 
 
 def want(catalog: Catalog, command: Want, out: Out) -> None:
@@ -283,21 +226,13 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
 
 def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here."""
-    if _is_overtaken(model, current):
+    if is_overtaken(model, current):
         current.superseded += 1
         again(model, replica, current, out)
     elif retention.must_stay(catalog, model, replica):
         _hold_back(catalog, model, replica, current, out)
     else:
         _start(model, replica, current, out)
-
-
-def _is_overtaken(model: Model, current: Round) -> bool:
-    """Tell whether a newer version stands, and the round may still take it up: nobody begins with an overtaken one."""
-    best = newest(model)
-    numbered = any(isinstance(wish, int) for wish in current.wants.values())
-    may = current.supersede and current.superseded < SUPERSEDED_MAX and current.attempt < ATTEMPTS_MAX
-    return may and not numbered and best is not None and current.version is not None and best > current.version
 
 
 def _hold_back(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
@@ -353,15 +288,6 @@ def replan(catalog: Catalog, command: Replan, out: Out) -> None:
     again(model, replica, current, out)
 
 
-def turn(model: Model, replica: Replica, current: Round, out: Out) -> None:
-    """What the round was decided for can't be read any more: decide again, as often as that may be."""
-    if current.attempt >= ATTEMPTS_MAX:
-        message = f"version {current.version} was retired, after {ATTEMPTS_MAX} attempts: try again"
-        end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
-        return
-    again(model, replica, current, out)
-
-
 def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
     """Take a decision back and decide again; the round waits when there is nothing to read now."""
     version = current.version
@@ -382,35 +308,6 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
         _try_decide(model, replica, current, out)
-
-
-def overtake(model: Model, version: int, out: Out) -> None:
-    """A newer version was published: tell those that are reading an older one, so that they judge whether to go on."""
-    for replica in model.replicas.values():
-        current = replica.round
-        if current is None or current.state is not RoundState.STARTED or not _is_overtaken(model, current):
-            continue
-        out.append(
-            RoundOvertaken(
-                model=model.name,
-                replica=replica.name,
-                round=current.number,
-                attempt=current.attempt,
-                version=version,
-            )
-        )
-
-
-def drop(catalog: Catalog, command: Drop, out: Out) -> None:
-    """Read the newer version instead of the one that is being read, on one shard's judgement."""
-    model, replica, shard = owned_shard(catalog, command)
-    current = open_round(replica, command.round, shard)
-    if current.state is not RoundState.STARTED or current.attempt != command.attempt:
-        raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
-    if not _is_overtaken(model, current):
-        raise Refused(BadCommand, f"round {current.number} reads to its end: nothing newer may be taken up instead")
-    current.superseded += 1
-    again(model, replica, current, out)
 
 
 def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:

@@ -9,8 +9,16 @@ from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.lookup import the_model
 from tensorhub_common.catalog.publishing import fail
 from tensorhub_common.catalog.refusal import Refused
-from tensorhub_common.catalog.state import RETAINED_MAX, Catalog, Model
-from tensorhub_common.catalog.table import VERSION_MOVES, AgentState, RoundState, VersionMove, VersionState, move
+from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX, Catalog, Model, Replica, Round
+from tensorhub_common.catalog.table import (
+    VERSION_MOVES,
+    AgentState,
+    RoundMove,
+    RoundState,
+    VersionMove,
+    VersionState,
+    move,
+)
 from tensorhub_common.catalog.wellformed import checked_number
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -109,8 +117,17 @@ def _turn_back(model: Model, to: int, out: Out) -> None:
         if current is None or current.state is RoundState.JOINING or current.version is None:
             continue
         if current.version > to:
-            rounds.turn(model, replica, current, out)
+            _turn(model, replica, current, out)
     rounds.wake(model, out)
+
+
+def _turn(model: Model, replica: Replica, current: Round, out: Out) -> None:
+    """What the round was decided for can't be read any more: decide again, as often as that may be."""
+    if current.attempt >= ATTEMPTS_MAX:
+        message = f"version {current.version} was retired, after {ATTEMPTS_MAX} attempts: try again"
+        rounds.end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
+        return
+    rounds.again(model, replica, current, out)
 
 
 def delete(catalog: Catalog, command: Delete, out: Out) -> None:

@@ -129,6 +129,7 @@ _VALUES: Final[Json] = {
     "verb": "publish",
     "version": 12,
     "versions": [],
+    "void": False,
     "want": "latest",
     "why": "the nearest holder: same host",
     "wish": 4700,

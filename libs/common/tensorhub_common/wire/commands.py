@@ -175,7 +175,13 @@ class Withdraw(ShardCommand, frozen=True, kw_only=True, tag="withdraw"):
 
 
 class Unpublish(ShardCommand, frozen=True, kw_only=True, tag="unpublish"):
-    """The shard grants no new leases; count it as draining."""
+    """The shard grants no new leases; count it as draining.
+
+    `void`: its publication was given up without the log's word, and the memory may have changed since. No retention
+    holds that back: the bytes are gone, as after a crash.
+    """
+
+    void: bool = False
 
 
 class Drained(ShardCommand, frozen=True, kw_only=True, tag="drained"):
