@@ -25,8 +25,7 @@ from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
-from tensorhub_simulator import bugs_trust
-from tensorhub_simulator import registry_bugs
+from tensorhub_simulator import bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
