@@ -223,7 +223,8 @@ class AgentNode(Node):
                     self.clock.after(0.0, self, self._rejoin)
 
     def _close(self, effect: CloseSource) -> None:
-        operation = self.core.shards[effect.key].operation
+        core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.
+        operation = core.operation if core is not None else None
         if isinstance(operation, ReadOperation) and operation.transfer is not None:
             source = operation.transfer.sources.get(effect.source)
             self.world.left[source.lost if source is not None else ""] += 1

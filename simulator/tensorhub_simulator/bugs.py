@@ -14,12 +14,13 @@ import msgspec
 
 from tensorhub_agent import serving, transfer
 from tensorhub_agent.core import AgentCore
-from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import Memory
 from tensorhub_agent.transfer import Transfer
+from tensorhub_common.catalog import retention
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
@@ -192,6 +193,42 @@ def _wait_cycle() -> list[Replacement]:
     return [(module, "precedes", precedes) for module in (plan, coverage, serving)]
 
 
+def _retention_counts_spot() -> list[Replacement]:
+    """A copy on a replica that may vanish is taken for one that counts."""
+
+    def counts(_catalog: Any, replica: Any, version: int) -> bool:
+        return bool(replica.version == version)
+
+    return [(retention, "counts", counts)]
+
+
+def _retention_counts_draining() -> list[Replacement]:
+    """A copy that drains is taken for one that counts."""
+
+    def counts(_catalog: Any, replica: Any, version: int) -> bool:
+        members = replica.members.values()
+        whole = len(members) == replica.shards and all(shard.version == version for shard in members)
+        return whole and not replica.spot
+
+    return [(retention, "counts", counts)]
+
+
+def _superseded_as_newer() -> list[Replacement]:
+    """What was read of an overtaken version is taken for the beginning of the newer one, and committed as that."""
+    decided = ReadOperation._decided  # noqa: SLF001
+
+    def go_on(self: Any, event: Any, now: float) -> None:
+        transfer = self.transfer
+        if self.stage is Stage.FILLING and transfer is not None and transfer.version < event.version:
+            transfer.version, transfer.root = event.version, event.roots[self.core.key.shard]
+            self._voice.attempt = event.attempt
+            self._voice.granted()
+            return
+        decided(self, event, now)
+
+    return [(ReadOperation, "_decided", go_on)]
+
+
 BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "no-drain": _no_drain,
     "latest-per-shard": _latest_per_shard,
@@ -201,6 +238,9 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "close-waits": _close_waits,
     "window-hogged": _window_hogged,
     "outcome-twice": _outcome_twice,
+    "retention-counts-spot": _retention_counts_spot,
+    "retention-counts-draining": _retention_counts_draining,
+    "superseded-as-newer": _superseded_as_newer,
     "partial-serves-all": _partial_serves_all,
     "wait-cycle": _wait_cycle,
     "swap-per-shard": _swap_per_shard,

@@ -22,6 +22,7 @@ from tensorhub_common.wire.events import (
 from tensorhub_simulator.log import Entry
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.retained import Retained
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import Shelved
@@ -42,6 +43,7 @@ class Oracle:
         self.told: dict[int, int] = {}
         """Where the last event of a command's outcome stands."""
         self._story = story
+        self._retained = Retained()
         self._due: deque[AnyEvent] = deque()
         self._offered: dict[Sender, tuple[str, bytes]] = {}
         self._offers: dict[Place, Sender] = {}
@@ -91,6 +93,7 @@ class Oracle:
         assert entry.seq > before
         events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
         check(self.catalog)
+        self._retained.see(self.catalog, command, events)
         self.rules.see(entry.seq, command, events)
         self._due.extend(events)
         taken = not isinstance(events[0], CommandRejected | CommandRepeated)

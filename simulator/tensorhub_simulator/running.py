@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import pace, reading, serving, shard, sharing
-from tensorhub_common.catalog import availability
+from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding
+from tensorhub_common.catalog import availability, copies
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
@@ -23,6 +23,10 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (sharing, "SWITCH_S", 0.03),
     (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
+    (cache, "AGAIN_S", 0.3),
+    (cache, "READ_S_MAX", 3.0),
+    (copies, "SHUN_S", 3.0),
+    (superseding, "FINISH_S", 0.05),
     (serving, "TICKET_S", 1.5),
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.

@@ -35,11 +35,18 @@ class Setting:
     """How likely it is that an agent sends slowly all the time."""
     limits: Limits
     planner: PlannerLimits
+    retain: int
+    """So many of the last versions are retained, from early on."""
+    rewinds: float
+    """How likely a trainer is to go back, each time that it is told what to do."""
+    spot: float
+    """How likely each rollout replica is to be one that may vanish."""
 
 
 def draw(seed: int, *, calm: bool) -> Setting:
     """Draw a seed's setting; `calm` without any fault."""
     rng = random.Random(seed * 7919 + 1)
+    ruled = random.Random(seed * 104729 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
     digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
     return Setting(
@@ -64,6 +71,10 @@ def draw(seed: int, *, calm: bool) -> Setting:
             window_bytes=rng.choice((8, 16, 64, 1024)),
             stall_s=rng.choice((0.5, 2.0)),
             refill_drain_s=rng.choice((0.0, 0.0, 0.3)),
+            cache_bytes=100_000,
         ),
         planner=rng.choice((PlannerLimits(), STRIPED, STRIPED)),
+        retain=ruled.choice((0, 1, 1, 2)) if digests else 0,
+        rewinds=ruled.choice((0.0, 0.0, 0.1)),
+        spot=ruled.choice((0.0, 0.5)),
     )

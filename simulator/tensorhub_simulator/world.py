@@ -1,5 +1,6 @@
 """One seed's world: who is there, what they are to do, and what must hold after every step."""
 
+import random
 from collections import Counter, deque
 from functools import partial
 from typing import Final
@@ -10,7 +11,7 @@ from tensorhub_agent.shard import Memory, Place, ShardCore
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Publish
+from tensorhub_common.wire.commands import Command, Publish, Retain, Rewind
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_simulator.agent import AgentNode
 from tensorhub_simulator.calls import Calls
@@ -31,6 +32,7 @@ STORY_LINES: Final = 60
 MODEL: Final = "policy"
 BEAT_S: Final = 0.5
 LOOK_S: Final = 0.5
+RETAIN_S: Final = 0.7
 LIVE_WITHIN_S: Final = 60.0
 """After the last trouble a fresh version reaches all rollouts within this."""
 QUIET_SLOWNESS: Final = 0.3
@@ -62,6 +64,7 @@ class World:
         self.quiet_since: float | None = None
         self.quiet_at = 0.0
         self._numbers = 0
+        self._rulings = random.Random(seed * 15485863 + 1)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
         self.agents = {
@@ -82,12 +85,13 @@ class World:
         for name in names:
             group = Group(name, trains=name.startswith("trainer"))
             self.groups.append(group)
+            spot = not group.trains and self._rulings.random() < setting.spot
             for shard in range(setting.shards):
                 key, layout = Key(MODEL, name, shard), f"layout-{shard}"
                 self._sizes[layout] = sizes
                 # Of each seed other replicas; not drawn, so that the seeds stay what they were.
                 staged = not group.trains and (self.seed + len(self.groups)) % 2 == 0
-                self.places[key] = Place(key, setting.shards, spot=False, layout=layout, nbytes=sizes, staged=staged)
+                self.places[key] = Place(key, setting.shards, spot=spot, layout=layout, nbytes=sizes, staged=staged)
                 self.ranks.append(Rank(self, group, key, rng.choice(agents)))
 
     # What the others ask of the world.
@@ -149,6 +153,7 @@ class World:
             self.clock.after(self.clock.rng.random() * 0.5, None, partial(self._direct, group))
         self.clock.after(BEAT_S, None, self._beat)
         self.clock.after(LOOK_S, None, self._look)
+        self.clock.after(RETAIN_S, None, self._retain)
         while not self._is_done() and self.clock.step():
             self._check()
             if self.clock.steps > STEPS_MAX:
@@ -212,6 +217,8 @@ class World:
         rng, quiet = self.clock.rng, self.quiet_since is not None
         record = self.truth.catalog.models.get(MODEL)
         last = record.last if record is not None else None
+        if last is not None and not quiet and self._rulings.random() < self.plan.rewinds:
+            self._rule(Rewind(model=MODEL, to=max(0, last - self._rulings.randint(1, 2))))
         group.version = None if last is None or rng.random() < 0.6 else last + rng.randint(0, 3)  # noqa: PLR2004 (odds)
         group.timeout_s = rng.choice((0.05, 0.3, 1.0, 4.0))
         group.act = "wish" if rng.random() < 0.15 and not quiet else "publish"  # noqa: PLR2004 (odds)
@@ -239,6 +246,19 @@ class World:
         group.wait_s = rng.choice((0.0, 0.3, group.timeout_s))
         if quiet:
             group.act, group.want, group.timeout_s = "read", "latest", 5.0
+
+    def _retain(self) -> None:
+        """Have versions retained, as soon as there is a model."""
+        if not self.plan.retain or (MODEL in self.truth.catalog.models and self.truth.catalog.models[MODEL].retain):
+            return
+        self._rule(Retain(model=MODEL, last=self.plan.retain))
+        self.clock.after(RETAIN_S, None, self._retain)
+
+    def _rule(self, command: Command) -> None:
+        """Say what a user rules, as anyone may."""
+        verb, number = str(command.__struct_config__.tag), self.number()
+        if self.log.up:
+            self.log.append(cmd(self.job, verb), encode(command), f"rule-{number}")
 
     def wish(self, group: Group) -> None:
         """Say the wish that a group's memory be published, as anyone may, once all its ranks have written."""
