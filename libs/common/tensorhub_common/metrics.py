@@ -91,6 +91,14 @@ _ROWS: Final = (
     Metric("agent", "tensorhub.agent.segments.limit", "gauge", "By", "How much they may take."),
     Metric("agent", "tensorhub.agent.workers", "gauge", "{worker}", "Connections of trainers and engines."),
     Metric(
+        "agent",
+        "tensorhub.agent.refused",
+        "counter",
+        "{refusal}",
+        "What strangers were refused: other users, tickets that are not good, bytes beyond a grant, what is no frame.",
+        ("reason",),
+    ),
+    Metric(
         "registry",
         "tensorhub.registry.commands",
         "counter",

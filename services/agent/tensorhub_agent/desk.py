@@ -40,6 +40,9 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 HANDLES_MAX: Final = 1000
 """One connection has at most so many shards."""
 
+REGISTERING_MAX: Final = 64
+"""And so many of them may be on their way in."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -92,6 +95,10 @@ class Desk:
         """Take one frame."""
         session = self._sessions[worker.number]
         if isinstance(frame, RegisterCall):
+            if len(session.registering) >= REGISTERING_MAX:
+                why = f"one connection registers at most {REGISTERING_MAX} shards at a time: wait for some of them"
+                worker.tell(Failed(call=frame.call, error=ReplicaConflict.__name__, message=why))
+                return
             task = asyncio.create_task(self._register(session, frame))
             session.registering.add(task)
             task.add_done_callback(session.registering.discard)

@@ -345,8 +345,10 @@ class JobAgent:
             return LeaseRefusal(reason=transports.lack(question.transport))
         return self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
 
-    def redeem(self, ticket: str) -> LeaseOpened | None:
-        """Take a ticket from the transport, once."""
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
+        """Take a ticket from the transport, once, of the agent that it was given to."""
+        if not self.core.table.is_for(ticket, reader):
+            return None
         lease = self.core.redeemed(ticket, self._loop.time())
         self._alarm.set(self.core.deadline())
         if lease is None:

@@ -11,6 +11,7 @@ from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
 from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.refused import REFUSED
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.serving import LeaseState
 from tensorhub_agent.transports import Transports
@@ -59,6 +60,7 @@ def watch(
     observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
     observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
     observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))
+    observe(meter, "tensorhub.agent.refused", by("reason", lambda: Counter(REFUSED.counts)))
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -18,6 +18,7 @@ from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Limits
@@ -267,11 +268,14 @@ class AgentService:
         page = job.core.table.page(ask.lease, ask.first) if job is not None else b""
         return msgspec.msgpack.encode(DigestsPage(digests=page))
 
-    def redeem(self, ticket: str) -> LeaseOpened | Refused:
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         """Take a ticket that a reader showed to the transport."""
         job = self._jobs.get(_job_of(ticket))
-        opened = job.redeem(ticket) if job is not None else None
-        return opened if opened is not None else Refused("the ticket is unknown, used or too old")
+        opened = job.redeem(ticket, reader) if job is not None else None
+        if opened is not None:
+            return opened
+        REFUSED.note(Kind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's")
+        return Refused("the ticket is unknown, used, too old or another reader's: ask for a lease anew")
 
     def renew(self, lease: str) -> bool:
         """Note that a reader is alive; tells whether it waits for pieces."""

@@ -37,6 +37,9 @@ SILENCE_S_MAX: Final = 10.0
 READERS_MAX: Final = 256
 """A shard serves at most so many readers at once."""
 
+LEASES_OF_ONE_MAX: Final = 64
+"""Of which one agent has at most so many, so that one that only asks leaves room for the others."""
+
 
 class LeaseState(StrEnum):
     """How far a lease is."""
@@ -225,8 +228,13 @@ class LeaseTable:
     ) -> LeaseGrant | LeaseRefusal:
         if len(offered.leases) >= READERS_MAX:
             return LeaseRefusal(reason=f"the shard has {READERS_MAX} readers already")
+        agent = f"{ask.reader.agent}/"
+        if sum(lease.reader.startswith(agent) for lease in offered.leases.values()) >= LEASES_OF_ONE_MAX:
+            return LeaseRefusal(
+                reason=f"agent {ask.reader.agent!r} has {LEASES_OF_ONE_MAX} leases on the shard already"
+            )
         filling = offered.has is not None
-        reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
+        reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
         lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling)
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
         return LeaseGrant(
@@ -246,6 +254,11 @@ class LeaseTable:
             return b""
         digests = lease.offered.digests
         return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
+
+    def is_for(self, ticket: str, agent: str) -> bool:
+        """Tell whether a ticket was given to this agent; one that is unknown was given to nobody."""
+        lease = self._tickets.get(ticket)
+        return lease is not None and lease.reader.partition("/")[0] == agent
 
     def redeem(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket, once. Returns the lease that is open now, or None for a void ticket."""

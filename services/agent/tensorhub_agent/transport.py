@@ -44,8 +44,8 @@ class Refused(msgspec.Struct, frozen=True):
 class LeaseBook(Protocol):
     """Whom the serving side asks and tells about leases. Every method answers at once and never raises."""
 
-    def redeem(self, ticket: str) -> LeaseOpened | Refused:
-        """Take a ticket. It is good once; deciding that is the book's."""
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
+        """Take the ticket of a reader's agent. It is good once, and for that agent; deciding that is the book's."""
 
     def renew(self, lease: str) -> bool:
         """The reader of an open lease is alive; tells whether it waits for pieces, and is to be told that we live."""

@@ -38,6 +38,7 @@ from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_sour
 from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.ranges import merged
+from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, TransportLost, unheard
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
@@ -114,7 +115,7 @@ class LocalTransport:
         socket: Path,
         agent: str,
         pool: CopyPool,
-        redeem: Callable[[str], LeaseOpened | Refused],
+        redeem: Callable[[str, str], LeaseOpened | Refused],
         renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
@@ -213,9 +214,8 @@ class LocalTransport:
                 continue
             pid, uid = peer_of(connection)
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
-                _log.warning(
-                    "a reader (process %d of user %d) was refused: %d are served", pid, uid, len(self._serving)
-                )
+                kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
+                REFUSED.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
             task = asyncio.create_task(self._serve(Framed(connection, FRAME_BYTES_MAX), pid))
@@ -240,7 +240,7 @@ class LocalTransport:
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
         except (TensorHubError, msgspec.MsgspecError, OSError) as why:
-            _log.warning("the connection of the reader of process %d ends: %s", pid, why)
+            REFUSED.note(Kind.FRAME, f"what the reader of process {pid} said, so its connection ends: {why}")
         finally:
             framed.close()
 
@@ -250,7 +250,7 @@ class LocalTransport:
                 f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
                 "install the same version of tensorhub on both"
             )
-        return self._redeem(hello.ticket)
+        return self._redeem(hello.ticket, hello.reader)
 
     async def _serve_lease(self, framed: Framed, opened: LeaseOpened) -> None:
         served = self._served[opened.lease] = _Served(framed, opened.lease)

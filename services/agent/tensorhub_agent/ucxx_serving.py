@@ -27,6 +27,7 @@ from tensorhub_agent.lease_frames import (
     have,
 )
 from tensorhub_agent.mappings import Mapping, MappingCache
+from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, Refused
 from tensorhub_agent.ucxx_frames import Idle, Want, encode, from_reader
 from tensorhub_agent.ucxx_link import Link
@@ -53,12 +54,16 @@ LAST_WORD_S: Final = 0.05
 _log: Final = logging.getLogger(__name__)
 
 
+class BeyondGrant(BadCommand):
+    """A reader asked for what its ticket does not open."""
+
+
 class Book:
     """Whom the serving side asks about leases: the methods of a `LeaseBook`."""
 
     def __init__(
         self,
-        redeem: Callable[[str], LeaseOpened | Refused],
+        redeem: Callable[[str, str], LeaseOpened | Refused],
         renew: Callable[[str], bool],
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
@@ -142,7 +147,8 @@ class Served:
             else:
                 self._answer(self.lease, frame)
         except (TensorHubError, msgspec.MsgspecError, OSError) as why:
-            _log.warning("the connection of a reader ends: %s", why)
+            kind = Kind.RANGE if isinstance(why, BeyondGrant) else Kind.FRAME
+            REFUSED.note(kind, f"what a reader said over ucxx, so its connection ends: {why}")
             self.end(str(why))
 
     def _let_in(self, hello: object) -> None:
@@ -167,7 +173,7 @@ class Served:
                 f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
                 "install the same version of tensorhub on both"
             )
-        return self._book.redeem(hello.ticket)
+        return self._book.redeem(hello.ticket, hello.reader)
 
     def _answer(self, lease: str, frame: object) -> None:
         match frame:
@@ -191,12 +197,12 @@ class Served:
             raise BadCommand(f"{len(want.nbytes)} messages from {len(want.origin)} places can't be sent")
         for origin, nbytes in zip(want.origin, want.nbytes, strict=True):
             if origin < 0 or nbytes <= 0 or nbytes > len(view) - origin:
-                raise BadCommand(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(view)}")
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(view)}")
             if self._lacks is not None and self._lacks(origin, nbytes):
-                raise BadCommand(f"{nbytes} bytes from {origin} on were asked for before they stand here")
+                raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they stand here")
         total = sum(want.nbytes)
         if self._sending_bytes + total > WANTED_BYTES_MAX:
-            raise BadCommand(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
+            raise BeyondGrant(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
         views = [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)]
         batch = self._link.transmit(views, want.tag)
         self._sending_bytes += total

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, FrameTooLarge, PeerGone, peer_of
 from tensorhub_common.wire.commands import PROTOCOL
@@ -27,6 +28,9 @@ ATTACH_S_MAX: Final = 5.0
 CONNECTIONS_MAX: Final = 1024
 SEND_S_MAX: Final = 10.0
 """A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
+
+TELLS_WAITING_MAX: Final = 4096
+"""A worker that has so many frames waiting for it is cut off: it asks and doesn't read the answers."""
 
 ACCEPT_AGAIN_S: Final = 0.5
 BACKLOG: Final = 128
@@ -48,6 +52,9 @@ class Worker:
 
     def tell(self, frame: Frame, fd: int | None = None) -> None:
         """Send a frame, in order; `fd` is closed when it has been sent. A worker that is gone is told nothing."""
+        if len(self._sending) >= TELLS_WAITING_MAX:
+            # It says more than it hears.
+            self._framed.close()
         task = asyncio.create_task(self._tell(_encode(frame), fd))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
@@ -151,8 +158,9 @@ class WorkerServer:
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             pid, uid = peer_of(connection)
-            if uid != os.getuid() or len(self._serving) >= CONNECTIONS_MAX:
-                _log.warning("a connection of process %d (user %d) was refused", pid, uid)
+            if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
+                kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
+                REFUSED.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
             self._numbers += 1
@@ -177,8 +185,10 @@ class WorkerServer:
             with contextlib.suppress(PeerGone, TimeoutError):
                 async with asyncio.timeout(SEND_S_MAX):
                     await framed.send(_encode(Refused(error=why.code, message=str(why))))
-            level = logging.WARNING if isinstance(why, BadCommand | FrameTooLarge) else logging.INFO
-            _log.log(level, "the connection of process %d ends: %s", pid, why)
+            if isinstance(why, BadCommand | FrameTooLarge):
+                REFUSED.note(Kind.FRAME, f"what process {pid} said, so its connection ends: {why}")
+            else:
+                _log.info("the connection of process %d ends: %s", pid, why)
         finally:
             framed.close()
             if death is not None:

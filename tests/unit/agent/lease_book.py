@@ -21,7 +21,7 @@ class Book:
     def offer(self, lease: str, segment: Segment) -> None:
         self.tickets[f"ticket-{lease}"] = LeaseOpened(lease, segment)
 
-    def redeem(self, ticket: str) -> LeaseOpened | Refused:
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         opened = self.tickets.pop(ticket, None)
         if opened is None:
             return Refused("the ticket is unknown, used or too old")

@@ -3,7 +3,16 @@
 import pytest
 
 from tensorhub_agent.effects import Key
-from tensorhub_agent.serving import LEASE_MOVES, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseMove, LeaseState, LeaseTable
+from tensorhub_agent.serving import (
+    LEASE_MOVES,
+    LEASES_OF_ONE_MAX,
+    READERS_MAX,
+    SILENCE_S_MAX,
+    TICKET_S,
+    LeaseMove,
+    LeaseState,
+    LeaseTable,
+)
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
 
@@ -11,9 +20,9 @@ KEY = Key("policy", "trainer", 0)
 READER = SourceId("agent-1", 1, "rollout", 0)
 
 
-def ask(version: int = 3, root: str | None = "r3") -> LeaseAsk:
+def ask(version: int = 3, root: str | None = "r3", reader: SourceId = READER) -> LeaseAsk:
     return LeaseAsk(
-        job="j", model="policy", source=SourceId("agent-0", 1, "trainer", 0), version=version, root=root, reader=READER
+        job="j", model="policy", source=SourceId("agent-0", 1, "trainer", 0), version=version, root=root, reader=reader
     )
 
 
@@ -24,8 +33,9 @@ def table() -> LeaseTable:
     return table
 
 
-def opened(table: LeaseTable, name: str = "one", now: float = 0.0) -> None:
-    assert isinstance(table.grant(ask(), name, f"t-{name}", "here", now), LeaseGrant)
+def opened(table: LeaseTable, name: str = "one", now: float = 0.0, agent: str = "agent-1") -> None:
+    asked = ask(reader=SourceId(agent, 1, "rollout", 0))
+    assert isinstance(table.grant(asked, name, f"t-{name}", "here", now), LeaseGrant)
     assert table.redeem(f"t-{name}", now) is not None
 
 
@@ -94,8 +104,28 @@ def test_a_granted_lease_that_is_not_open_vouches_for_nothing(table: LeaseTable)
 
 def test_a_shard_has_room_for_so_many_readers(table: LeaseTable) -> None:
     for number in range(READERS_MAX):
-        opened(table, str(number))
+        opened(table, str(number), agent=f"agent-{number}")
     assert isinstance(table.grant(ask(), "more", "t", "here", 0.0), LeaseRefusal)
+
+
+def test_one_agent_leaves_room_for_the_others(table: LeaseTable) -> None:
+    """Whoever asks for leases and shows no ticket has so many of them, and no reader of another agent notices."""
+    for number in range(LEASES_OF_ONE_MAX):
+        assert isinstance(table.grant(ask(), str(number), f"t-{number}", "here", 0.0), LeaseGrant)
+    refused = table.grant(ask(), "more", "t", "here", 0.0)
+    assert isinstance(refused, LeaseRefusal)
+    assert "agent-1" in refused.reason
+    # The names begin alike, and are of two agents.
+    opened(table, "other", agent="agent-10")
+    table.check()
+
+
+def test_a_ticket_is_for_the_agent_that_asked(table: LeaseTable) -> None:
+    table.grant(ask(), "one", "t-one", "here", 0.0)
+    assert table.is_for("t-one", "agent-1")
+    assert not table.is_for("t-one", "agent-10")
+    assert not table.is_for("t-one", "agent")
+    assert not table.is_for("t-two", "agent-1")
 
 
 def test_an_ended_lease_moves_no_more() -> None:

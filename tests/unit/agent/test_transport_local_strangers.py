@@ -14,8 +14,17 @@ from tests.unit.agent.local_hub import MIB, FakeSource, Hub, digests_of, end_of,
 from tensorhub_agent import confirming, transport_local
 from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
 from tensorhub_agent.local_frames import from_reader, send
+from tensorhub_agent.refused import RefusedCounts
 from tensorhub_agent.transport import TransportLost
 from tensorhub_common.wire.commands import PROTOCOL
+
+
+@pytest.fixture(autouse=True)
+def refused(monkeypatch: pytest.MonkeyPatch) -> RefusedCounts:
+    """The counts of a process that has refused nothing yet, and so tells of the first."""
+    counts = RefusedCounts()
+    monkeypatch.setattr(transport_local, "REFUSED", counts)
+    return counts
 
 
 @pytest.fixture
@@ -90,11 +99,12 @@ async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.Mon
     await session.close()
 
 
-async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch, refused: RefusedCounts) -> None:
     monkeypatch.setattr(transport_local, "peer_of", lambda _: (1, os.geteuid() + 1))
     with pytest.raises(TransportLost):
         await hub.open("L1", hub.published(1))
     assert "ticket-L1" in hub.book.tickets
+    assert refused.counts["user"] == 1
 
 
 # Sources.

@@ -19,7 +19,7 @@ async def main() -> None:
     segment = store.create(int(sys.argv[2]))
     segment.view[:] = b"\x07" * segment.nbytes
     book = Book(
-        redeem=lambda ticket: LeaseOpened(ticket, segment),
+        redeem=lambda ticket, _: LeaseOpened(ticket, segment),
         renew=lambda _: False,
         holds=lambda _: True,
         ended=lambda _lease, _done: None,

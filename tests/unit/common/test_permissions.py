@@ -1,0 +1,146 @@
+"""The table of permissions: who may publish and subscribe to what, and that no list lets a name out of its place."""
+
+import re
+
+import pytest
+
+from tensorhub_common.access.permissions import Permissions, Role, User, inbox_of, permissions_of
+from tensorhub_common.access.users_conf import users_conf
+from tensorhub_common.errors import InvalidName
+
+KEY = "UABC"
+INBOX = inbox_of(KEY)
+EVERYBODY = {
+    "registry": User(Role.REGISTRY),
+    "planner": User(Role.PLANNER),
+    "agent": User(Role.AGENT, "a"),
+    "client": User(Role.CLIENT),
+    "job": User(Role.CLIENT, "j"),
+}
+J = "tensorhub.v1.j"
+OTHER = "tensorhub.v1.other"
+HUB = "tensorhub.v1._hub"
+LOG, LOG_OF_OTHER, BLOBS = "TENSORHUB_j", "TENSORHUB_other", "TENSORHUB_BLOBS_j"
+
+PUBLISH = {
+    f"{J}.cmd.publish": "client job",
+    f"{OTHER}.cmd.publish": "client",
+    f"{J}.cmd.ready.a": "agent",
+    f"{J}.cmd.ready.b": "",
+    f"{J}.cmd.expire._registry": "registry",
+    f"{J}.event.m.version.published": "registry",
+    f"{J}.event._hub.agent.lost": "registry",
+    f"{J}.snapshot.index": "registry",
+    f"{J}.blob.{'0' * 64}.0": "agent",
+    f"{J}.ask.open": "agent client job",
+    f"{OTHER}.ask.open": "agent client",
+    f"{J}.ask.versions": "client job",
+    f"{OTHER}.ask.versions": "client",
+    f"{J}.ask.spans": "client job",
+    f"{J}.ask.plan": "agent",
+    f"{HUB}.ask.ping.x": "client job",
+    f"{HUB}.beat.a": "agent",
+    f"{HUB}.beat.b": "",
+    f"{HUB}.agent.b.lease.a": "agent",
+    f"{HUB}.agent.a.lease.b": "",
+    f"{HUB}.agent.b.digests.a": "agent",
+    "$KV.tensorhub.registry": "registry",
+    "$KV.another.registry": "",
+    "$JS.API.INFO": "registry planner agent client job",
+    "$JS.API.STREAM.NAMES": "registry planner client",
+    f"$JS.API.STREAM.CREATE.{LOG}": "registry",
+    f"$JS.API.STREAM.UPDATE.{LOG}": "registry",
+    f"$JS.API.STREAM.PURGE.{LOG}": "registry",
+    f"$JS.API.STREAM.DELETE.{LOG}": "registry",
+    f"$JS.API.STREAM.MSG.DELETE.{LOG}": "",
+    f"$JS.API.STREAM.SNAPSHOT.{LOG}": "",
+    f"$JS.API.STREAM.INFO.{LOG}": "registry planner agent client job",
+    f"$JS.API.STREAM.INFO.{LOG_OF_OTHER}": "registry planner agent client",
+    f"$JS.API.DIRECT.GET.{LOG}": "registry planner agent client job",
+    f"$JS.API.DIRECT.GET.{BLOBS}": "registry planner agent client job",
+    f"$JS.API.DIRECT.GET.{LOG_OF_OTHER}": "registry planner agent client",
+    "$JS.API.DIRECT.GET.KV_tensorhub": "registry planner agent client",
+    f"$JS.API.CONSUMER.CREATE.{LOG}.c": "registry planner agent client job",
+    f"$JS.API.CONSUMER.CREATE.{LOG}.c.{J}.event.>": "registry planner agent client job",
+    f"$JS.API.CONSUMER.CREATE.{LOG_OF_OTHER}.c": "registry planner agent client",
+    f"$JS.API.CONSUMER.DURABLE.CREATE.{LOG}.c": "",
+    f"$JS.API.CONSUMER.LIST.{LOG}": "",
+    f"$JS.API.CONSUMER.DELETE.{LOG}.c": "",
+    f"$JS.API.CONSUMER.MSG.NEXT.{LOG}.c": "registry planner agent client job",
+    "$JS.API.ACCOUNT.PURGE.x": "",
+    "$SYS.REQ.SERVER.PING": "",
+    f"{INBOX}.1.2": "registry planner agent client job",
+    f"{inbox_of('UXYZ')}.1.2": "registry planner agent",
+}
+
+SUBSCRIBE = {
+    f"{INBOX}.1.*": "registry planner agent client job",
+    f"{inbox_of('UXYZ')}.1.*": "",
+    f"{J}.ask.versions": "registry",
+    f"{J}.ask.plan": "planner",
+    f"{J}.ask.spans": "registry planner agent",
+    f"{HUB}.beat.a": "registry",
+    f"{HUB}.agent.a.lease.b": "agent",
+    f"{HUB}.agent.b.lease.a": "",
+    f"{HUB}.ask.ping.a": "registry planner agent",
+    f"{HUB}.ask.ping.b": "registry planner",
+    f"{J}.event.m.version.published": "client job",
+    f"{OTHER}.event.m.version.published": "client",
+    f"{J}.cmd.publish": "",
+    "$JS.EVENT.ADVISORY.x": "",
+}
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Tell whether a subject falls under a wildcard, as NATS has it."""
+    form = re.escape(pattern).replace(r"\*", r"[^.]+").replace(r"\.>", r"\..+").replace(">", ".+")
+    return re.fullmatch(form, subject) is not None
+
+
+def allowed(patterns: tuple[str, ...], subject: str) -> bool:
+    return any(matches(pattern, subject) for pattern in patterns)
+
+
+@pytest.mark.parametrize(("subject", "who"), PUBLISH.items())
+def test_who_may_publish(subject: str, who: str) -> None:
+    may = [name for name, user in EVERYBODY.items() if allowed(permissions_of(user, INBOX).publish, subject)]
+    assert may == who.split()
+
+
+@pytest.mark.parametrize(("subject", "who"), SUBSCRIBE.items())
+def test_who_may_subscribe(subject: str, who: str) -> None:
+    may = [name for name, user in EVERYBODY.items() if allowed(permissions_of(user, INBOX).subscribe, subject)]
+    assert may == who.split()
+
+
+def test_an_admin_may_everything() -> None:
+    assert permissions_of(User(Role.ADMIN), INBOX) == Permissions((">",), (">",))
+
+
+@pytest.mark.parametrize("user", EVERYBODY.values(), ids=list(EVERYBODY))
+def test_nobody_may_listen_on_everything(user: User) -> None:
+    permissions = permissions_of(user, INBOX)
+    for subject in (">", "_INBOX.>", "tensorhub.>", "$JS.>"):
+        assert subject not in permissions.subscribe
+        assert subject not in permissions.publish or subject == "_INBOX.>"
+
+
+@pytest.mark.parametrize("name", ["*", ">", "a.b", "", "_registry", "a b", 'a"]}'])
+def test_a_name_that_is_none_has_no_permissions(name: str) -> None:
+    """A name stands in subjects and in the server's file, and must not widen either."""
+    with pytest.raises(InvalidName):
+        User(Role.AGENT, name)
+    with pytest.raises(InvalidName):
+        User(Role.CLIENT, name)
+
+
+def test_only_agents_and_clients_have_names() -> None:
+    with pytest.raises(ValueError, match="one registry"):
+        User(Role.REGISTRY, "registry-0")
+
+
+def test_the_servers_file_holds_public_keys_and_lists() -> None:
+    text = users_conf({EVERYBODY["job"]: "UJOB", EVERYBODY["agent"]: "UAGENT"})
+    assert text.index("# agent a\n    { nkey: UAGENT, ") < text.index("# client j\n    { nkey: UJOB, ")
+    assert '"tensorhub.v1.*.cmd.*.a"' in text
+    assert '"_INBOX.UJOB.>"' in text
