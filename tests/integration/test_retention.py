@@ -51,6 +51,11 @@ async def cache_of(hub: tensorhub.AsyncHub, model: str, version: int) -> Replica
     return next((each for each in found if each.version == version), None)
 
 
+async def incarnation_of(hub: tensorhub.AsyncHub, agent: str) -> int:
+    """Return the incarnation of an agent that the log believes."""
+    return next(each.incarnation for each in (await hub.registry.status()).agents if each.agent == agent)
+
+
 async def test_a_trainer_overwrites_once_a_copy_stands_and_the_copy_has_its_bytes(hub: RunningHub) -> None:
     """Nobody else held version 1; a reader gets its bytes all the same, from the copy."""
     async with hub.connected(agents=3) as (here, there, _):
@@ -83,11 +88,13 @@ async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None
         assert copy is not None
         holder = copy.members[0].agent
         victim = next(agent for agent in hub.file.agents if agent.id == holder)
+        before = await incarnation_of(hubs[0], holder)
         os.kill(victim.pid, signal.SIGKILL)
 
         async def is_back() -> bool:
-            now = next(agent for agent in hub.file.agents if agent.id == holder)
-            return now.pid != victim.pid and await cache_of(hubs[0], "m", 1) is not None
+            # Until it has joined again the log goes on believing its old incarnation.
+            joined = await incarnation_of(hubs[0], holder) > before
+            return joined and await cache_of(hubs[0], "m", 1) is not None
 
         await until(is_back)
         reading = next(each for each in hubs if each.agent != holder)
