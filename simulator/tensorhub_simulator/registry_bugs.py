@@ -49,7 +49,7 @@ def _stale_leader_expires() -> list[Replacement]:
         look(self)
 
     def spoken(self: Any) -> int:
-        return max(self.claim.term, self.fold.catalog.term)
+        return int(max(self.claim.term, self.fold.catalog.term))
 
     return [
         (RegistryNode, "_look", tick_first),

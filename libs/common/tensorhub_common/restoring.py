@@ -38,8 +38,8 @@ async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Exte
             told.append(str(why))
             _log.error("a snapshot can't be used", job=job, seq=record.seq, why=str(why))
     if extent.first > beyond + 1:
-        why = "; ".join(told) or "there is none after it"
-        raise LogGap(f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {why}")
+        reasons = "; ".join(told) or "there is none after it"
+        raise LogGap(f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {reasons}")
     return None, extent
 
 

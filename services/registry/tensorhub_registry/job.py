@@ -36,6 +36,7 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.wire.events import AgentJoined, AgentLost, RegistryLeads
+from tensorhub_registry import trimming
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
 from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.counts import CommandCounts
@@ -55,7 +56,6 @@ from tensorhub_registry.steps import (
 )
 from tensorhub_registry.storing import PAIR, Storing
 from tensorhub_registry.tracing import Tracing
-from tensorhub_registry.trimming import LOG_KEEP_ENTRIES_MIN
 
 FOLD_BURST: Final = 8
 """After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
@@ -195,7 +195,7 @@ class Job:
         term = self.term
         self.stand_down()
         self.fold = JobFold.restored(snapshot)
-        self._recall_from = min(snapshot.seq, max(extent.first, snapshot.seq - LOG_KEEP_ENTRIES_MIN)) + 1
+        self._recall_from = min(snapshot.seq, max(extent.first, snapshot.seq - trimming.LOG_KEEP_ENTRIES_MIN)) + 1
         _log.info("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
         for agent in snapshot.catalog.agents.values():
             if agent.state is AgentState.LIVE:

@@ -107,7 +107,7 @@ class Questions:
         return self._answers[ask.what](job, question)
 
     def _status(self, job: Job, _: Message) -> Status:
-        return answers.status(job.fold.catalog, job.fold.seq, self._registry, job.term or 0)
+        return answers.status(job.fold.catalog, job.fold.seq, self._registry, job.claim.term or job.term or 0)
 
 
 def _versions(job: Job, question: Message) -> Versions:

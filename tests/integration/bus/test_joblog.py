@@ -75,7 +75,7 @@ class TestOpening:
 
     async def test_an_operator_may_change_limits_and_nothing_that_the_log_rests_on(self, bus: Bus, job: str) -> None:
         await open_job(bus, job)
-        config = joblog._config(job)
+        config = joblog._config(job, 1)
         await jetstream.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"max_bytes": 5_000_000})
         await open_job(bus, job)
         await jetstream.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"discard": "old"})

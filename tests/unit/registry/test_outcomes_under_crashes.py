@@ -251,7 +251,7 @@ class Crashes(RuleBasedStateMachine):
 
     @rule(which=which, start=st.integers(0, 9))
     def die(self, which: int, start: int) -> None:
-        bodies = [None] if self.log.first == 1 else []
+        bodies: list[bytes | None] = [None] if self.log.first == 1 else []
         bodies += self.snapshots.values()
         self.registries[which] = Registry.begin(bodies[start % len(bodies)])
 

@@ -25,7 +25,7 @@ from tensorhub_common.subjects import snapshot, snapshot_index, snapshot_stream,
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024 * 1024
 """A job whose state is larger is never trimmed: 8,000 agents and a hundred thousand shards take a tenth of it."""
 PART_BYTES_MAX: Final = 512 * 1024
-STREAM_BYTES_MAX: Final = 2 * 1024 * 1024 * 1024
+STREAM_BYTES_MAX: Final = 512 * 1024 * 1024
 ATTEMPT_S: Final = 5.0
 ZSTD_LEVEL: Final = 3
 
