@@ -15,6 +15,7 @@ SUBJECTS_KEPT_MAX: Final = 256
 
 # nats-py hands the line on in lower case.
 _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.ASCII)
+_CHANCE: Final = re.compile(r"[0-9a-f]{24}", re.ASCII)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class Refusals:
         if found is None:
             return None
         what, subject = found[1], found[2]
-        known = self._told.get((what, subject))
+        # A consumer's name is another one each time, and the refusal is the same.
+        known = self._told.get((what, _CHANCE.sub("*", subject)))
         if known is None:
             verb = "publish on" if what == "publish" else "subscribe to"
             known = NotPermitted(
@@ -41,10 +43,10 @@ class Refusals:
                 "agent's or another job's. Give it its own (`tensorhub credentials`; docs/security.md has the table)"
             )
             if len(self._told) < SUBJECTS_KEPT_MAX:
-                self._told[what, subject] = known
+                self._told[what, _CHANCE.sub("*", subject)] = known
                 _log.error("%s", known)
         return subject if what == "publish" else None, known
 
     def of_subscription(self, subject: str) -> NotPermitted | None:
         """Return why there is no such subscription, if it was refused."""
-        return self._told.get(("subscription", subject.lower()))
+        return self._told.get(("subscription", _CHANCE.sub("*", subject.lower())))

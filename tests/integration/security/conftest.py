@@ -1,0 +1,78 @@
+"""A NATS whose users may do what the table says, and connections of them; hubs of real processes."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+from tests.integration.conftest import RunningNats
+from tests.integration.hubs import RunningHub, running_hub
+
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.joblog import open_job
+
+MINE: Final = "mine"
+THEIRS: Final = "theirs"
+USERS: Final = (
+    *OF_EVERY_HUB,
+    User(Role.AGENT, "a"),
+    User(Role.AGENT, "b"),
+    User(Role.CLIENT, MINE),
+    User(Role.CLIENT, THEIRS),
+)
+
+LogIn = Callable[[User], Coroutine[Any, Any, Bus]]
+
+
+class Guarded:
+    """The server, and the keys of its users."""
+
+    def __init__(self, server: RunningNats, keys: Keyring) -> None:
+        self.server, self.keys = server, keys
+
+    async def log_in(self, user: User) -> Bus:
+        return await connect(self.server.url, name=str(user), credentials=self.keys.path_of(user))
+
+
+@pytest.fixture(scope="session")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """One server for all tests here, on which two jobs are open."""
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = Keyring(folder / "credentials")
+    keys.make(USERS)
+    server = RunningNats(folder / "nats", keys.conf)
+    server.start()
+    yield Guarded(server, keys)
+    server.kill()
+
+
+@pytest.fixture
+async def log_in(guarded: Guarded) -> AsyncIterator[LogIn]:
+    """Log in as one of the users; both jobs are open."""
+    async with AsyncExitStack() as stack:
+
+        async def enter(user: User) -> Bus:
+            return await stack.enter_async_context(await guarded.log_in(user))
+
+        registry = await enter(User(Role.REGISTRY))
+        for job in (MINE, THEIRS):
+            await open_job(registry, job)
+            await Blobs(registry).open(job)
+        yield enter
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    """Two agents that pretend two hosts, so that both transports are there."""
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=2, hosts=2) as running:
+        yield running
+
+
+def log_of(hub: RunningHub, process: str) -> str:
+    """Return what a process of the hub has written."""
+    return Path(hub.directory, "logs", f"{process}.log").read_text()

@@ -1,0 +1,168 @@
+"""A real NATS refuses what the table does not allow, at once and in words; what it allows goes through."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
+
+from tensorhub_common import subjects
+from tensorhub_common.access.keys import make_key
+from tensorhub_common.access.permissions import Role, User
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.failures import NoResponder, NotPermitted, StreamFailure
+from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.bus.lease import LeaderLease
+from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import RegistryUnavailable
+
+AT_ONCE_S: Final = 1.5
+"""Far below every time-out of the bus: whoever is refused hears it from the server."""
+BOUND_S: Final = 10.0
+
+AGENT, OTHER_AGENT = User(Role.AGENT, "a"), User(Role.AGENT, "b")
+CLIENT, OTHER_CLIENT = User(Role.CLIENT, MINE), User(Role.CLIENT, THEIRS)
+REGISTRY, PLANNER = User(Role.REGISTRY), User(Role.PLANNER)
+
+Act = Callable[[Bus], Coroutine[Any, Any, object]]
+
+
+def says(subject: str) -> Act:
+    return lambda bus: bus.request(subject, b"{}", BOUND_S)
+
+
+def api(verb: str) -> Act:
+    return lambda bus: jetstream.api(bus, verb, {}, BOUND_S)
+
+
+def hears(subject: str) -> Act:
+    return lambda bus: bus.subscribe(subject, _ignore)
+
+
+async def _ignore(_: Message) -> None:
+    pass
+
+
+def follows(job: str) -> Act:
+    async def follow(bus: Bus) -> None:
+        async for _ in JobLog(bus, job).follow():
+            return
+
+    return follow
+
+
+REFUSED: dict[str, tuple[User, Act]] = {
+    "an agent commands as another": (AGENT, says(subjects.cmd(MINE, "ready", "b"))),
+    "an agent commands as the registry": (AGENT, says(f"{subjects.cmd(MINE, 'expire')}._registry")),
+    "an agent beats for another": (AGENT, says(subjects.beat("b"))),
+    "an agent asks in the name of another": (AGENT, says(subjects.agent_ask("c", "lease", "b"))),
+    "an agent answers for another": (AGENT, hears(subjects.agent_asks("b", "lease"))),
+    "an agent writes events": (AGENT, says(subjects.event(MINE, "m", "version", "published"))),
+    "an agent makes a stream": (AGENT, api(f"STREAM.CREATE.{subjects.log_stream('new')}")),
+    "an agent purges a log": (AGENT, api(f"STREAM.PURGE.{subjects.log_stream(MINE)}")),
+    "an agent deletes a log": (AGENT, api(f"STREAM.DELETE.{subjects.log_stream(MINE)}")),
+    "an agent deletes an entry": (AGENT, api(f"STREAM.MSG.DELETE.{subjects.log_stream(MINE)}")),
+    "an agent takes the lease": (AGENT, says("$KV.tensorhub.registry")),
+    "an agent answers what is asked of registries": (AGENT, hears(subjects.asks_of_all_jobs("versions"))),
+    "an agent hears all answers": (AGENT, hears("_INBOX.>")),
+    "a client commands in another job": (CLIENT, says(subjects.cmd(THEIRS, "publish"))),
+    "a client commands as an agent": (CLIENT, says(subjects.cmd(MINE, "ready", "a"))),
+    "a client asks about another job": (CLIENT, says(subjects.ask(THEIRS, "status"))),
+    "a client opens another job": (CLIENT, says(subjects.ask("new", "open"))),
+    "a client reads another job's log": (CLIENT, follows(THEIRS)),
+    "a client looks up another job's entry": (
+        CLIENT,
+        lambda bus: jetstream.number(bus, subjects.log_stream(THEIRS), 1, BOUND_S),
+    ),
+    "a client hears another job's events": (CLIENT, hears(subjects.events_of(THEIRS))),
+    "a client lists the jobs": (CLIENT, api("STREAM.NAMES")),
+    "a client lists who reads its log": (CLIENT, api(f"CONSUMER.NAMES.{subjects.log_stream(MINE)}")),
+    "a client writes events of its job": (CLIENT, says(subjects.event(MINE, "m", "version", "published"))),
+    "a client writes a blob": (CLIENT, says(subjects.blob(MINE, "0" * 64, 0))),
+    "a client hears the commands": (CLIENT, hears(subjects.commands_of(MINE))),
+    "a planner commands": (PLANNER, says(subjects.cmd(MINE, "publish"))),
+    "a planner writes events": (PLANNER, says(subjects.event(MINE, "m", "version", "published"))),
+    "a planner makes a stream": (PLANNER, api(f"STREAM.CREATE.{subjects.log_stream('new')}")),
+    "a registry commands as an agent": (REGISTRY, says(subjects.cmd(MINE, "ready", "a"))),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_is_refused_at_once(what: str, log_in: LogIn, caplog: pytest.LogCaptureFixture) -> None:
+    """One clear error within a fraction of any time-out, and one line in the log however often it is tried."""
+    user, act = REFUSED[what]
+    bus = await log_in(user)
+    extents = [await JobLog(await log_in(REGISTRY), job).extent() for job in (MINE, THEIRS)]
+    for _ in range(3):
+        with pytest.raises(NotPermitted, match=f"does not permit {user} to .* Give it its own"):
+            async with asyncio.timeout(AT_ONCE_S):
+                await act(bus)
+    assert [record.levelno for record in caplog.records if "does not permit" in record.message] == [logging.ERROR]
+    assert [await JobLog(await log_in(REGISTRY), job).extent() for job in (MINE, THEIRS)] == extents
+
+
+async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
+    """Each does what its work needs, on a real server; a whole hub does all of it in `test_hub`."""
+    registry, agent, client, planner = [await log_in(user) for user in (REGISTRY, AGENT, CLIENT, PLANNER)]
+    await open_job(registry, MINE)
+    async with LeaderLease(registry, "test", "registry-0", 1) as lease:
+        assert await lease.wait(held=True, timeout_s=BOUND_S)
+    assert await JobLog(agent, MINE).append(subjects.cmd(MINE, "ready", "a"), b"a", "allowed-a")
+    last = await JobLog(client, MINE).append(subjects.cmd(MINE, "publish"), b"c", "allowed-c")
+    digest = await Blobs(agent).put(MINE, b"a layout")
+    for bus in (registry, agent, client, planner):
+        assert await Blobs(bus).get(MINE, digest) == b"a layout"
+        assert await JobLog(bus, MINE).last_seq() == last
+        async with asyncio.timeout(BOUND_S):
+            async for entry in JobLog(bus, MINE).follow():
+                if entry.seq == last:
+                    break
+    with pytest.raises(NoResponder):
+        await client.request(subjects.ask(MINE, "status"))
+    with pytest.raises(StreamFailure, match="not found"):
+        await jetstream.api(registry, "STREAM.PURGE.TENSORHUB_nobodys")
+
+
+async def test_nobody_reads_anothers_answers(log_in: LogIn) -> None:
+    """The inbox of one client can't be listened on by another, also where its name is known."""
+    one, other, registry = await log_in(CLIENT), await log_in(OTHER_CLIENT), await log_in(REGISTRY)
+    asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    async def answer(question: Message) -> bytes:
+        asked.set_result(question)
+        return b"for one alone"
+
+    service = await registry.serve(subjects.asks_of_all_jobs("story"), answer)
+    assert await one.request(subjects.ask(MINE, "story")) == b"for one alone"
+    inbox = (await asked).reply
+    for subject in (inbox, f"{inbox.rpartition('.')[0]}.*", f"{inbox.rpartition('.')[0]}.>"):
+        with pytest.raises(NotPermitted):
+            await other.subscribe(subject, _ignore)
+        with pytest.raises(NotPermitted):
+            await other.request(inbox, b"a forged answer", BOUND_S)
+    await service.close()
+
+
+@pytest.mark.parametrize("credentials", ["none", "another hub's", "damaged", "a password"])
+async def test_wrong_credentials(guarded: Guarded, tmp_path: Path, credentials: str) -> None:
+    """Nobody gets in without a key that the server knows, and no error holds a secret."""
+    file = tmp_path / "key.nk"
+    if credentials == "another hub's":
+        make_key(file)
+    elif credentials == "damaged":
+        seed = guarded.keys.path_of(CLIENT).read_text()
+        file.write_text(seed[:20] + ("A" if seed[20] != "A" else "B") + seed[21:])
+    else:
+        file.write_text("tensorhub:let-me-in")
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(RegistryUnavailable, match=r"refuses the credentials|is damaged") as refused:
+        await connect(
+            guarded.server.url, name="x", credentials=None if credentials == "none" else file, timeout_s=BOUND_S
+        )
+    assert asyncio.get_running_loop().time() - began < BOUND_S / 2
+    assert file.read_text() not in str(refused.value)
