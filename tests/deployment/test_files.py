@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tensorhub.up.nats_server import find_program
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.settings import VARIABLES, load
 
 ROOT = Path(__file__).parents[2]
 ENV_SAMPLES = sorted((ROOT / "systemd/env").glob("*.env"))
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 COMPOSE = ROOT / "docker-compose.yml"
-OF_COMPOSE = {"TENSORHUB_NATS_PASSWORD", "TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"}
+OF_COMPOSE = {"TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"}
 """What docker-compose.yml itself reads, and no process of the hub."""
-
-OF_NATS = {"TENSORHUB_NATS_PASSWORD"}
-"""What the configuration of NATS reads."""
 
 
 def assignments(text: str) -> dict[str, str]:
@@ -32,7 +32,7 @@ def named(text: str) -> set[str]:
 @pytest.mark.parametrize("sample", ENV_SAMPLES, ids=lambda path: path.name)
 def test_an_env_sample_sets_what_there_is_to_what_it_can_be(sample: Path) -> None:
     ours = {key: value for key, value in assignments(sample.read_text()).items() if key.startswith("TENSORHUB_")}
-    assert set(ours) - OF_NATS <= set(VARIABLES)
+    assert set(ours) <= set(VARIABLES)
     load(ours)
 
 
@@ -51,7 +51,23 @@ def test_the_two_configurations_of_nats_say_the_same_of_its_store() -> None:
     """What an acknowledgement promises must not depend on how NATS was started."""
     for config in (ROOT / "docker/nats.conf", ROOT / "systemd/nats.conf"):
         assert re.search(r"^\s*sync_interval: always$", config.read_text(), re.MULTILINE)
-        assert named(config.read_text()) == OF_NATS
+        assert named(config.read_text()) == set()
+
+
+@pytest.mark.parametrize("config", [ROOT / "docker/nats.conf", ROOT / "systemd/nats.conf"], ids=str)
+def test_nats_knows_its_users_and_speaks_tls(config: Path, tmp_path: Path) -> None:
+    """The server itself reads the sample, with keys and a certificate that were made as the docs say."""
+    text = config.read_text()
+    assert 'include "credentials/nats-users.conf"' in text
+    folder = tmp_path / "credentials"
+    Keyring(folder).make([*OF_EVERY_HUB, User(Role.AGENT, "node-0")])
+    make = re.search(r"openssl req .*? -out nats.pem", (ROOT / "docker/start-nats.sh").read_text(), re.DOTALL)
+    assert make is not None
+    subprocess.run(["sh", "-c", make[0]], cwd=folder, check=True, capture_output=True)
+    sample = tmp_path / "nats.conf"
+    sample.write_text(text.replace("/etc/tensorhub", str(tmp_path)).replace("/var/lib", str(tmp_path)))
+    done = subprocess.run([find_program(), "-t", "-c", sample], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def options_of(unit: Path) -> dict[str, str]:

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 from tests.deployment.machine import ROOT, Machine, install_programs, missing, wait_until
 
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
+
 PROGRAMS = "/opt/tensorhub"
 WORKER = ROOT / "tests/deployment/worker.py"
 USER = "tensorhub"
@@ -50,13 +53,20 @@ def install(machine: Machine) -> None:
         (etc / source.name).write_text(source.read_text())
     # The second agent pretends another host: what goes there goes by UCXX. The third is beside the first.
     (etc / "agent-1.env").write_text("TENSORHUB_HOST=elsewhere\n")
-    (etc / "nats.creds").write_text("tensorhub:change-me\n")
+    keys = etc / "credentials"
+    hostname = machine.run("hostname", "--short").strip()
+    Keyring(keys).make([*OF_EVERY_HUB, *(User(Role.AGENT, f"{hostname}-{number}") for number in range(3))])
+    subject = ("-subj", "/CN=nats", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    kind = ("-x509", "-newkey", "ed25519", "-noenc", "-days", "1")
+    files = ("-keyout", keys / "nats.key", "-out", keys / "nats.pem")
+    subprocess.run(["openssl", "req", *kind, *subject, *files], check=True, capture_output=True)
+    (etc / "nats.pem").write_bytes((keys / "nats.pem").read_bytes())
     (machine.root / "usr/lib/sysusers.d/tensorhub.conf").write_text((ROOT / "systemd/tensorhub.sysusers").read_text())
     for unit in (ROOT / "systemd").glob("*.service"):
         (machine.root / "etc/systemd/system" / unit.name).write_text(unit.read_text())
     machine.run("systemd-sysusers")
     machine.run("chown", "--recursive", f"root:{USER}", "/etc/tensorhub")
-    machine.run("chmod", "0640", "/etc/tensorhub/nats.creds")
+    machine.run("chown", "--recursive", f"{USER}:{USER}", "/etc/tensorhub/credentials")
     machine.run("systemctl", "daemon-reload")
 
 

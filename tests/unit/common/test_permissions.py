@@ -38,7 +38,7 @@ PUBLISH = {
     f"{OTHER}.ask.versions": "client",
     f"{J}.ask.spans": "client job",
     f"{J}.ask.plan": "agent",
-    f"{HUB}.ask.ping.x": "client job",
+    f"{HUB}.ask.ping.x": "registry planner agent client job",
     f"{HUB}.beat.a": "agent",
     f"{HUB}.beat.b": "",
     f"{HUB}.agent.b.lease.a": "agent",

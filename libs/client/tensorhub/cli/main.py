@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tensorhub import __version__
+from tensorhub.cli.credentials import credentials
 from tensorhub.cli.demo import demo
 from tensorhub.cli.doctor import doctor
 from tensorhub.cli.drain import drain
@@ -46,6 +47,7 @@ for command, example in (
     (delete, "tensorhub delete policy"),
     (quota, "tensorhub quota 68719476736 --job run-7"),
     (drain, "tensorhub drain node-12-0"),
+    (credentials, "tensorhub credentials /etc/tensorhub/credentials --agent node-12-0 --job run-7"),
     (doctor, "tensorhub doctor"),
     (bench, "tensorhub bench"),
     (simulate, "tensorhub simulate"),

@@ -82,8 +82,8 @@ def permissions_of(user: User, inbox: str) -> Permissions:
             publish, subscribe = _agent(user.name or "")
         case Role.CLIENT:
             publish, subscribe = _client(user.name)
-    # Into its own inbox it writes to learn that the server has read what it sent before.
-    return Permissions((f"{_API}.INFO", f"{inbox}.>", *publish), (f"{inbox}.>", *subscribe))
+    # Into its own inbox it writes to learn that the server has read what it sent before; health checks ping.
+    return Permissions((f"{_API}.INFO", subjects.pings(), f"{inbox}.>", *publish), (f"{inbox}.>", *subscribe))
 
 
 def _registry() -> tuple[list[str], list[str]]:
@@ -126,12 +126,10 @@ def _client(job: str | None) -> tuple[list[str], list[str]]:
     if job is None:
         streams = [*_reading("*"), f"{_API}.STREAM.NAMES"]
         asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
-        return [*streams, subjects.commands_of_all_jobs_by_anyone(), *asks, subjects.pings()], [
-            subjects.events_of_all_jobs()
-        ]
+        return [*streams, subjects.commands_of_all_jobs_by_anyone(), *asks], [subjects.events_of_all_jobs()]
     streams = [*_reading(subjects.log_stream(job)), *_reading(subjects.blob_stream(job))]
     asks = [subjects.ask(job, what) for what in ASKS_OF_CLIENTS]
-    return [*streams, subjects.commands_by_anyone(job), *asks, subjects.pings()], [subjects.events_of(job)]
+    return [*streams, subjects.commands_by_anyone(job), *asks], [subjects.events_of(job)]
 
 
 def _reading(stream: str) -> list[str]:

@@ -1,0 +1,115 @@
+"""TLS to NATS by settings, and no hub on a NATS that lets in whoever reaches it."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.integration.conftest import RunningNats
+
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
+from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.errors import RegistryUnavailable
+
+CLIENT: Final = User(Role.CLIENT)
+PROMPT_S: Final = 20.0
+"""The bound that connecting is given here; whoever is refused hears it long before."""
+
+
+def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
+    """Make one that is its own authority, as docs/deployment.md says."""
+    key, pem = folder / f"{name}.key", folder / f"{name}.pem"
+    kind = ("-x509", "-newkey", "ed25519", "-noenc", "-days", "1", "-subj", f"/CN={name}")
+    subject = ("-addext", f"subjectAltName={','.join(names or ('DNS:nobody',))}")
+    subprocess.run(["openssl", "req", *kind, *subject, "-keyout", key, "-out", pem], check=True, capture_output=True)  # noqa: S607
+    return key, pem
+
+
+def server(folder: Path, keys: Keyring, tls: str) -> RunningNats:
+    keys.make(OF_EVERY_HUB)
+    with keys.conf.open("a") as file:
+        file.write(tls)
+    running = RunningNats(folder / "nats", keys.conf)
+    running.start()
+    return running
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keyring:
+    return Keyring(tmp_path / "credentials")
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path, keys: Keyring) -> Iterator[tuple[str, Path]]:
+    key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
+    running = server(tmp_path, keys, f'tls {{ cert_file: "{pem}", key_file: "{key}" }}\n')
+    yield running.url, pem
+    running.kill()
+
+
+async def test_who_is_believed(encrypted: tuple[str, Path], keys: Keyring, tmp_path: Path) -> None:
+    """With the authority's file it goes through; with another's, or none, it ends at once and says why."""
+    url, pem = encrypted
+    key = keys.path_of(CLIENT)
+    async with await connect(url, name="x", credentials=key, tls=TlsFiles(pem)) as bus:
+        assert bus.server_info["tls_required"]
+    _, foreign = certificate(tmp_path, "foreign", "IP:127.0.0.1")
+    for tls in (None, TlsFiles(foreign)):
+        async with asyncio.timeout(PROMPT_S / 2):
+            with pytest.raises(RegistryUnavailable, match="TENSORHUB_NATS_CA names whom to believe"):
+                await connect(url, name="x", credentials=key, tls=tls, timeout_s=PROMPT_S)
+    with pytest.raises(RegistryUnavailable, match="must be PEM"):
+        await connect(url, name="x", credentials=key, tls=TlsFiles(key))
+
+
+async def test_nothing_is_said_in_the_clear(keys: Keyring, tmp_path: Path) -> None:
+    """Somebody who stands between the two may say that there is no TLS; then he hears no word of who we are."""
+    running = server(tmp_path, keys, "")
+    _, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
+    try:
+        async with asyncio.timeout(PROMPT_S / 2):
+            with pytest.raises(RegistryUnavailable, match="does not speak TLS"):
+                await connect(
+                    running.url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem), timeout_s=PROMPT_S
+                )
+    finally:
+        running.kill()
+
+
+async def test_a_certificate_of_ones_own(keys: Keyring, tmp_path: Path) -> None:
+    """Where the server asks for one, the key of NATS alone is not enough."""
+    key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
+    my_key, my_pem = certificate(tmp_path, "mine")
+    tls = f'tls {{ cert_file: "{pem}", key_file: "{key}", ca_file: "{my_pem}", verify: true }}\n'
+    running = server(tmp_path, keys, tls)
+    try:
+        mine = TlsFiles(pem, my_pem, my_key)
+        async with await connect(running.url, name="x", credentials=keys.path_of(CLIENT), tls=mine):
+            pass
+        with pytest.raises(RegistryUnavailable):
+            await connect(running.url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem), timeout_s=1.0)
+    finally:
+        running.kill()
+
+
+async def test_a_nats_that_is_open_to_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without users it may listen on loopback alone: elsewhere no process of a hub works with it."""
+    nobody = tmp_path / "users.conf"
+    nobody.write_text("")
+    for listen, is_fine in (("127.0.0.1", True), ("0.0.0.0", False)):  # noqa: S104 (it is what must be refused)
+        monkeypatch.setattr("tensorhub.up.nats_server.LISTEN", listen)
+        running = RunningNats(tmp_path / listen, nobody)
+        running.start()
+        url = running.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104
+        try:
+            if is_fine:
+                async with await connect(url, name="x"):
+                    continue
+            with pytest.raises(RegistryUnavailable, match="lets in whoever reaches it"):
+                await connect(url, name="x")
+        finally:
+            running.kill()
