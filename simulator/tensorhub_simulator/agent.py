@@ -110,6 +110,12 @@ class AgentNode(Node):
         """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
+        self.left = False
+        """It is away, and nobody waits for it."""
+        self._step = 1
+        self._used: set[int] = set()
+        self._lost = False
+        """Its number may be lower than one that it had before."""
 
     # Life and death.
 
@@ -154,8 +160,26 @@ class AgentNode(Node):
                 link.source_died()
         self.world.agent_died(self)
 
+    def lose_disk(self) -> None:
+        """Nothing is left of what this agent had, nor of the number under which it spoke last."""
+        self.world.note(f"{self.name} has lost its disk")
+        self.shelf.clear()
+        self.incarnation = max(0, self.incarnation - self.clock.rng.choice((0, 1, 500, 5000)))
+        self._lost = True
+
+    def jump(self, by_s: float) -> None:
+        """Its clock jumps, and what it waits for may be due."""
+        super().jump(by_s)
+        self._timer = None
+        self.set_timer()
+
     def _join(self) -> None:
-        self.incarnation += self.clock.rng.choice((1, 1, 2, 1000))
+        self.incarnation += self._step * self.clock.rng.choice((1, 1, 2, 1000))
+        self._step *= 2
+        # It is the wall clock in milliseconds: after a loss it may be lower, and is still none that was used.
+        while self.incarnation in self._used:
+            self.incarnation += 1
+        self._used.add(self.incarnation)
         self.lanes.clear()
         self.world.note(f"{self.name} joins as {self.incarnation}")
         self.carry_out(self.core.join(self.incarnation, self.host, self.site, self.now))
@@ -215,6 +239,9 @@ class AgentNode(Node):
                     shown.show(effect.pieces)
             case Free():
                 self._free(effect.key)
+            case Fenced() if self._lost:
+                # What it said before it lost its disk came late; its process ends, and a new one takes a higher number.
+                self.kill()
             case Fenced():
                 raise Violation("one process", f"{self.name} met a higher incarnation of itself")
             case Rejoin():
@@ -308,6 +335,7 @@ class AgentNode(Node):
 
     def _on_entry(self, entry: Entry) -> None:
         assert entry.event is not None
+        self._step = 1 if self.core.joined else self._step
         self.carry_out(self.core.on_event(entry.event, self.now))
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:

@@ -27,6 +27,8 @@ class Node:
         self.up = False
         self.paused = False
         self.slept_s = 0.0
+        self.stops = 0
+        """How often it was stopped."""
         self.cut_off = False
         """It does not reach NATS."""
         self.rate, self.offset_s = 1.0, 0.0

@@ -58,7 +58,9 @@ WATCHED: Final[tuple[tuple[str, type, str, tuple[tuple[Any, Any], ...]], ...]] =
 )
 """A name, the attribute that is watched, and what may become of it."""
 
-UNREACHABLE: Final[Mapping[tuple[str, Move], str]] = {}
+UNREACHABLE: Final[Mapping[tuple[str, Move], str]] = {
+    ("leader", ("leading", "won")): "a term that is led goes on without a move; another one begins from standby",
+}
 """Moves that no seed can make, and why; a run that makes one of them fails, so that this list stays true."""
 
 

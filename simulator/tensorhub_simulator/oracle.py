@@ -39,6 +39,8 @@ class Oracle:
         self.rules = LogRules()
         self.commands = self.events = 0
         self.published: dict[str, int] = {}
+        self.published_at: dict[tuple[str, int], int] = {}
+        """Where the command stands by which a version came to be."""
         self.round_of: dict[Sender, int] = {}
         self.told: dict[int, int] = {}
         """Where the last event of a command's outcome stands."""
@@ -107,6 +109,7 @@ class Oracle:
 
     def _published(self, event: VersionPublished) -> None:
         self.published[event.model] = self.published.get(event.model, 0) + 1
+        self.published_at[event.model, event.version] = event.cmd
         for shard in range(len(event.roots)):
             key, data = self._offered[self._offers[event.model, event.replica, shard]]
             self._bytes[event.model, event.version, key] = data

@@ -135,6 +135,8 @@ class RegistryNode(Node):
         """Look at the lease, every so often."""
         world = self.world
         self._lead(leading.Connected() if self._reaches() else leading.Disconnected())
+        if self.leader.state is leading.LeaderState.RESIGNED:
+            return
         if self._reaches():
             term = world.lease.take(self._me, self.clock.now)
             self._lead(leading.Lost() if term is None else leading.Won(term))
@@ -145,6 +147,16 @@ class RegistryNode(Node):
 
     def _tick(self) -> None:
         self._expire(self.liveness.handle(Tick(), self.now))
+
+    def resign(self) -> None:
+        """End in order: stand down, and leave the lease to others; what was asked before may still be answered."""
+        lease = self.world.lease
+        self._lead(leading.Resigned())
+        if lease.holder is self._me:
+            lease.until = self.clock.now
+        late = self.clock.rng.choice((None, leading.Won(lease.term), leading.Lost(), leading.Resigned()))
+        if late is not None:
+            self.clock.after(self.clock.lag(), self, lambda: self._lead(late))
 
     def _reaches(self) -> bool:
         world = self.world

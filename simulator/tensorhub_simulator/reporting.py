@@ -14,7 +14,10 @@ COLUMNS: Final = 120
 COVERED_FROM_SEEDS: Final = 500
 """A run of so many seeds has to make every transition that can be made."""
 
-COUNTED: Final = ("seeds", "steps", "commands", "events", "versions", "reads", "kills", "stops", "outages", "cuts")
+COUNTED: Final = (
+    *("seeds", "steps", "commands", "events", "versions", "reads"),
+    *("kills", "stops", "outages", "cuts", "jumps", "losses"),
+)
 
 
 def tell_failure(failure: Failure, bug: str | None) -> None:

@@ -58,6 +58,9 @@ class Totals:
     stops: int = 0
     outages: int = 0
     cuts: int = 0
+    jumps: int = 0
+    losses: int = 0
+    """Disks that were lost."""
     seconds: float = 0.0
     raised: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
@@ -73,7 +76,9 @@ class Totals:
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages
-        self.cuts += world.faults.cuts
+        self.cuts += world.faults.cuts.count
+        self.jumps += world.faults.jumps
+        self.losses += world.faults.losses
         self.raised.update(world.calls.raised)
         self.left.update(world.left)
 

@@ -33,6 +33,9 @@ class Setting:
     trouble_s: float
     slow_agents: float
     """How likely it is that an agent sends slowly all the time."""
+    late_agents: bool
+    skewed: bool
+    """Whether the processes' clocks differ."""
     limits: Limits
     planner: PlannerLimits
     retain: int
@@ -66,6 +69,8 @@ def draw(seed: int, *, calm: bool) -> Setting:
         troubles=0 if calm else rng.randint(1, 10),
         trouble_s=rng.choice((6.0, 9.0, 12.0)),
         slow_agents=0.0 if calm else rng.choice((0.0, 0.3)),
+        late_agents=rng.random() < 0.25,  # noqa: PLR2004 (odds)
+        skewed=not calm and rng.random() < 0.5,  # noqa: PLR2004 (odds)
         limits=Limits(
             digests=digests,
             window_bytes=rng.choice((8, 16, 64, 1024)),

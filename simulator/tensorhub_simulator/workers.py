@@ -74,7 +74,8 @@ class Rank(Node):
     def start(self) -> None:
         """Begin a life."""
         self.life += 1
-        self.up = True
+        self.up, self.paused = True, False
+        self.backlog.clear()
         self._connect()
 
     def kill(self) -> None:
@@ -106,6 +107,9 @@ class Rank(Node):
             self._connect()
 
     def _register(self) -> None:
+        if self.agent.left:
+            # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
+            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
@@ -148,7 +152,7 @@ class Rank(Node):
         def reply(end: End) -> None:
             if life != self.life or not self.up:
                 return
-            if clock.chance(0.7):
+            if clock.chance(0.7) and not self.paused:
                 self.busy = False
                 then(end)
             else:

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -62,7 +63,8 @@ class World:
         self.folded: set[RegistryNode] = set()
         self.places: dict[Key, Place] = {}
         self.quiet_since: float | None = None
-        self.quiet_at = 0.0
+        self.quiet_at = 0
+        """Where the log ended then."""
         self._numbers = 0
         self._rulings = random.Random(seed * 15485863 + 1)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
@@ -118,6 +120,18 @@ class World:
         """Tell whether a message by NATS that these have to do with is lost."""
         return self.net.loses(*nodes)
 
+    def processes(self) -> list[Node]:
+        """Name all processes but the workers' and NATS."""
+        return [*self.registries, self.planner, *self.agents.values()]
+
+    def away(self) -> list[Node]:
+        """Name the agents that have left, for good as far as anybody knows."""
+        return [agent for agent in self.agents.values() if agent.left]
+
+    def _is_whole(self, nodes: Iterable[Node]) -> bool:
+        """Tell whether all run and reach what they need."""
+        return self.log.up and not self.nats.paused and all(node.runs and not node.cut_off for node in nodes)
+
     def make_fold(self, job: str) -> JobFold:
         """Return a registry's fold."""
         return JobFold(job)
@@ -145,8 +159,8 @@ class World:
         for registry in self.registries:
             registry.start()
         self.planner.start()
-        for agent in self.agents.values():
-            agent.start()
+        for number, agent in enumerate(self.agents.values()):
+            self.clock.after(self.faults.starts_in(number), None, agent.start)
         for rank in self.ranks:
             rank.start()
         for group in self.groups:
@@ -167,7 +181,7 @@ class World:
         record = self.truth.catalog.models.get(MODEL)
         newest = record.versions.get(record.last) if record is not None and record.last is not None else None
         assert self.quiet_since is not None
-        if newest is None or newest.time < self.quiet_at:
+        if newest is None or not self._is_fresh(newest.number):
             return "no version was published since"
         holders = self.truth.holders(MODEL)
         late = [
@@ -191,13 +205,13 @@ class World:
         now = self.clock.now
         self.calls.check()
         over = 1.0 + self.plan.trouble_s
-        nodes = (*self.registries, self.planner, *self.agents.values(), *self.ranks)
-        if self.quiet_since is None and now > over and self.log.up and all(node.runs for node in nodes):
+        nodes = (*(node for node in self.processes() if node not in self.away()), *self.ranks)
+        if self.quiet_since is None and now > over and self._is_whole(nodes):
             for agent in self.agents.values():
                 agent.dies_in, agent.drag = None, 1.0
             self.note("no more trouble")
             self.quiet_since = now
-            self.quiet_at = self.log.entries[-1].time
+            self.quiet_at = len(self.log.entries)
         elif self.quiet_since is not None and now > self.quiet_since + LIVE_WITHIN_S:
             raise Violation("liveness", f"{LIVE_WITHIN_S:g} s after the last trouble {self._all_hold()}")
         self.clock.after(LOOK_S, None, self._look)
@@ -224,16 +238,20 @@ class World:
         group.act = "wish" if rng.random() < 0.15 and not quiet else "publish"  # noqa: PLR2004 (odds)
         if quiet:
             # One group publishes once more and stands; the others stay as they are.
-            standing = all(rank.published for rank in group.ranks) and self._is_fresh()
+            standing = all(rank.published for rank in group.ranks) and self._stands_fresh()
             under_way = any(rank.done != group.serial - 1 for rank in group.ranks)
             if standing or under_way or group is not self.groups[0]:
                 group.serial -= 1
             group.version, group.timeout_s = None, 4.0
 
-    def _is_fresh(self) -> bool:
+    def _stands_fresh(self) -> bool:
         record = self.truth.catalog.models[MODEL]
         newest = record.versions.get(record.last) if record.last is not None else None
-        return newest is not None and newest.time >= self.quiet_at and newest.holders > 0
+        return newest is not None and newest.holders > 0 and self._is_fresh(newest.number)
+
+    def _is_fresh(self, version: int) -> bool:
+        """Tell whether a version was published since the last trouble."""
+        return self.truth.published_at.get((MODEL, version), 0) > self.quiet_at
 
     def _direct_rollout(self, group: Group) -> None:
         rng, quiet = self.clock.rng, self.quiet_since is not None
