@@ -22,6 +22,7 @@ from tensorhub_common.wire.events import (
     ShardRegistered,
     VersionPublished,
 )
+from tensorhub_common.wire.transfer import Turn
 from tensorhub_simulator.memory import Violation
 
 HUB: Final = "_"
@@ -36,6 +37,8 @@ class LogRules:
         """Begin with an empty log."""
         self.answers: dict[int, int | None] = {}
         """What the rounds that ended well are answered with."""
+        self.turns: dict[tuple[str, str], Turn] = {}
+        """Of each replica's last round that was decided."""
         self._live: dict[str, int] = {}
         """By agent its live incarnation; negative once it is lost."""
         self._term = 0
@@ -102,6 +105,7 @@ class LogRules:
         match event:
             case RoundDecided():
                 self._filled[event.round] = (event.version, set(event.held))
+                self.turns[event.model, event.replica] = Turn(event.cmd, event.round)
             case ShardFilled():
                 self._filled.setdefault(event.round, (event.version, set()))[1].add(event.shard)
                 self._root((event.model, event.replica, event.shard), event.version, event.root)

@@ -119,6 +119,7 @@ class Rank(Node):
     def _on_registered(self, end: End) -> None:
         if not isinstance(end, Answer):
             if end is not None:
+                self._go_where_it_stands(end)
                 self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
@@ -142,6 +143,13 @@ class Rank(Node):
             self._await_wish(self.awaits)
             return
         self._loop()
+
+    def _go_where_it_stands(self, end: Raise) -> None:
+        """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
+        owners = [agent for agent in self.world.agents.values() if f"stands on agent {agent.name!r}" in end.message]
+        if owners and owners[0].up:
+            self._disconnect()
+            self.agent, self.session = owners[0], self.world.number()
 
     # Calls.
 

@@ -311,10 +311,15 @@ class World:
         self.touched.clear()
 
     def _check_waiting(self) -> None:
-        """Whoever has a lease on what is being filled waits for that replica; nobody may wait for itself."""
+        """Whoever has a lease on what is being filled waits for that replica; nobody may wait for itself.
+
+        A shard that has not heard yet that its round was decided anew gives its readers up as soon as it does.
+        """
         waits_for: dict[str, set[str]] = {}
         for agent in self.agents.values():
             for key, coming in agent.core.table.coming.items() if agent.up else ():
+                if coming.turn != self.truth.rules.turns.get((key.model, key.replica)):
+                    continue
                 for lease in coming.leases.values():
                     waits_for.setdefault(lease.reader.split("/")[1], set()).add(key.replica)
         left = set(waits_for)
