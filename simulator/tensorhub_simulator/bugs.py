@@ -138,7 +138,7 @@ def _close_waits() -> list[Replacement]:
 def _window_hogged() -> list[Replacement]:
     """The window is one for all sources: one that has stopped with all of it under way keeps the others waiting."""
 
-    def fill(source: Any, sizes: Any, share_bytes: int, room_bytes: int) -> Iterator[Any]:
+    def fill(source: Any, sizes: Any, share_bytes: int, room_bytes: int, **_relayed: Any) -> Iterator[Any]:
         while source.queue and room_bytes > 0:
             ranges, nbytes = source.cut_batch(sizes, share_bytes)
             room_bytes -= nbytes
@@ -249,6 +249,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "ticket-twice": bugs_trust.ticket_twice,
     "incarnation-ignored": bugs_trust.incarnation_ignored,
     "ready-before-all": bugs_trust.ready_before_all,
+    "change-not-switched": bugs_trust.change_not_switched,
     **registry_bugs.BUGS,
 }
 

@@ -1,4 +1,4 @@
-"""Planted bugs of what is believed: bytes without a lease or a root, tickets, words of the dead, half a replica."""
+"""Planted bugs of what is believed: bytes without a lease, a foreign root, tickets, the dead, half of a replica."""
 
 # ruff: noqa: ANN401 (what stands in for a method takes what that takes)
 
@@ -17,6 +17,7 @@ from tensorhub_common.catalog.table import AgentState, RoundState, ShardMove, Sh
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import StaleSender
 from tensorhub_common.wire.commands import Filled, Sender
+from tensorhub_simulator import upgrading
 
 if TYPE_CHECKING:
     from tensorhub_simulator.bugs import Replacement
@@ -105,3 +106,8 @@ def ready_before_all() -> list["Replacement"]:
 
     handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
     return [(apply, "_HANDLERS", handlers)]
+
+
+def change_not_switched() -> list["Replacement"]:
+    """A new build folds with its changed transition at once, while others still run the old one."""
+    return [(upgrading, "is_on", lambda build, _catalog: build >= upgrading.NEW)]

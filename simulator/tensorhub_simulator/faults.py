@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.cuts import Cuts
+from tensorhub_simulator.upgrading import NEW
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
@@ -185,6 +186,11 @@ class Faults:
             self.clock.after(
                 self.clock.rng.random() * 1.5, None, lambda: self._kill(registry) if registry.life == life else None
             )
+
+    def upgrade(self, node: "RegistryNode | PlannerNode") -> None:
+        """Begin a process anew with the new build."""
+        self._kill(node)
+        node.build = NEW
 
     def _stop_registry(self) -> None:
         self._stop(self._any_registry(), self.clock.rng.choice(STOP_S))

@@ -23,6 +23,7 @@ from tensorhub_simulator.log import Entry
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Violation
 from tensorhub_simulator.retained import Retained
+from tensorhub_simulator.upgrading import NEW, built
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import Shelved
@@ -93,7 +94,8 @@ class Oracle:
         command = decode_command(tokens[4], process, entry.data)
         before = self.catalog.seq
         assert entry.seq > before
-        events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
+        with built(NEW, self.catalog):
+            events = cast("tuple[AnyEvent, ...]", apply(self.catalog, entry.seq, entry.time, command))
         check(self.catalog)
         self._retained.see(self.catalog, command, events)
         self.rules.see(entry.seq, command, events)

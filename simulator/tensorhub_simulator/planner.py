@@ -15,6 +15,7 @@ from tensorhub_planner.ranges import Sizes
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.upgrading import OLD, built
 
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
@@ -33,6 +34,7 @@ class PlannerNode(Node):
         """Stand ready to start."""
         super().__init__("planner")
         self.world, self.clock, self.limits = world, world.clock, limits
+        self.build = OLD
 
     def start(self) -> None:
         """Begin a life: fold the newest snapshot and the log from there."""
@@ -58,7 +60,9 @@ class PlannerNode(Node):
         self.life += 1
 
     def _on_entry(self, entry: Entry) -> None:
-        for event in self.fold.take(entry):
+        with built(self.build, self.fold.catalog):
+            events = self.fold.take(entry)
+        for event in events:
             self.ledger.see(self.world.job, event)
 
     def asked(self, demand: Demand, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:

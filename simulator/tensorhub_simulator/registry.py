@@ -34,6 +34,7 @@ from tensorhub_simulator.leaders import Leaders
 from tensorhub_simulator.log import Entry, Follower, WrongLast
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.shelf import Snapshotting
+from tensorhub_simulator.upgrading import OLD, built
 
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
@@ -90,6 +91,7 @@ class RegistryNode(Node):
         self._numbers = self._goal = 0
         self._knows_end = False
         self._me: object = None
+        self.build = OLD
 
     def start(self) -> None:
         """Begin a life: fold the newest snapshot and the log from there."""
@@ -244,7 +246,9 @@ class RegistryNode(Node):
     # Folding.
 
     def _on_entry(self, entry: Entry) -> None:
-        self._carry_out(self.fold.handle(entry, self.now))
+        with built(self.build, self.fold.catalog):
+            effects = self.fold.handle(entry, self.now)
+        self._carry_out(effects)
         self._speak()
         if self.term is not None and self._knows_end:
             self.snapshotting.look()

@@ -122,7 +122,8 @@ def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure |
     except Violation as why:
         return Failure(seed, why.invariant, why.what, tuple(world.story))
     except Exception as why:  # noqa: BLE001 (whatever a core raises is found out here)
-        return Failure(seed, f"{type(why).__name__} in {_place(why)}", str(why), tuple(world.story))
+        invariant = "a core's own check" if isinstance(why, AssertionError) else type(why).__name__
+        return Failure(seed, invariant, f"{_place(why)}: {why}", tuple(world.story))
     finally:
         totals.add(world)
     if steps:

@@ -10,12 +10,15 @@ from tensorhub_planner.limits import Rates
 STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
 """With these the planner reads even a few bytes from all the sources that there are."""
 
+MODELS = ("policy", "critic")
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """All that is drawn before the world begins."""
 
     digests: bool
+    models: tuple[str, ...]
     agents: int
     trainers: int
     rollouts: int
@@ -36,6 +39,8 @@ class Setting:
     late_agents: bool
     skewed: bool
     """Whether the processes' clocks differ."""
+    upgrade: bool
+    """Whether registries and planner are upgraded, one by one."""
     limits: Limits
     planner: PlannerLimits
     retain: int
@@ -49,11 +54,13 @@ class Setting:
 def draw(seed: int, *, calm: bool) -> Setting:
     """Draw a seed's setting; `calm` without any fault."""
     rng = random.Random(seed * 7919 + 1)
+    apart = random.Random(seed * 49979687 + 1)
     ruled = random.Random(seed * 104729 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
     digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
     return Setting(
         digests=digests,
+        models=MODELS[: 1 if apart.random() < 0.8 else 2],  # noqa: PLR2004 (odds)
         agents=rng.randint(2, 5),
         trainers=1 if rng.random() < 0.8 else 2,  # noqa: PLR2004 (odds)
         rollouts=rng.choice((1, 2, 3, 3)),
@@ -64,12 +71,14 @@ def draw(seed: int, *, calm: bool) -> Setting:
         late_odds=0.0 if calm else rng.choice((0.0, 0.0, 0.02)),
         window_s=rng.choice((0.5, 2.0, 120.0)),
         append_attempt_s=rng.choice((0.3, 0.6)),
-        slowness=rng.choice((0.5, 0.5, 5.0, 30.0)),
+        # Without digests all hangs on leases, so readers are slow enough to lose them.
+        slowness=rng.choice((0.5, 0.5, 5.0, 30.0) if digests else (5.0, 30.0)),
         lost_after_s=rng.choice((1.5, 2.5)),
         troubles=0 if calm else rng.randint(1, 10),
         trouble_s=rng.choice((6.0, 9.0, 12.0)),
         slow_agents=0.0 if calm else rng.choice((0.0, 0.3)),
         late_agents=rng.random() < 0.25,  # noqa: PLR2004 (odds)
+        upgrade=apart.random() < 0.2,  # noqa: PLR2004 (odds)
         skewed=not calm and rng.random() < 0.5,  # noqa: PLR2004 (odds)
         limits=Limits(
             digests=digests,

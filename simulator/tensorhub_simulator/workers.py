@@ -37,6 +37,7 @@ End = Answer | Raise | None
 class Group:
     """What the ranks of one replica are to do: step `serial`."""
 
+    model: str
     replica: str
     trains: bool
     serial: int = 0
@@ -55,7 +56,7 @@ class Rank(Node):
 
     def __init__(self, world: "World", group: Group, key: Key, agent: "AgentNode") -> None:
         """Stand ready to start."""
-        super().__init__(f"{key.replica}/{key.shard}")
+        super().__init__(f"{key.model}/{key.replica}/{key.shard}")
         self.world, self.group, self.key, self.agent = world, group, key, agent
         self.clock = world.clock
         self.session = 0
@@ -63,6 +64,8 @@ class Rank(Node):
         self.done = 0
         self.version: int | None = None
         self.busy = False
+        self.trusts: int | None = None
+        """The version that its tensors are, as far as it was told, while no call is under way."""
         self.shows: Segment | None = None
         """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
         self.awaits: int | None = None
@@ -97,7 +100,7 @@ class Rank(Node):
 
     def _begin_anew(self) -> None:
         self.registered = self.published = self.busy = False
-        self.version = None
+        self.version = self.trusts = None
         self.clock.after(self.clock.lag(), self, self._register)
 
     def agent_gone(self) -> None:
@@ -130,7 +133,7 @@ class Rank(Node):
             # A wish to publish came before this worker could write: it must know, since no agent can see it write.
             pass
         elif held.memory is Memory.READY:
-            self.published, self.version = True, held.version
+            self.published, self.version, self.trusts = True, held.version, held.version
         elif held.memory is Memory.EMPTY:
             self._overwrite()
             self.agent.loaded(self.key)
@@ -155,7 +158,7 @@ class Rank(Node):
 
     def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
         life, clock = self.life, self.clock
-        self.busy = True
+        self.busy, self.trusts = True, None
 
         def reply(end: End) -> None:
             if life != self.life or not self.up:
@@ -229,7 +232,7 @@ class Rank(Node):
         self._overwrite()
         if self.group.act == "wish":
             self.done = self.awaits = self.group.serial
-            self.world.wish(self.group)
+            self.world.director.wish(self.group)
             self.busy = True
             self._await_wish(self.done)
             return
@@ -238,7 +241,7 @@ class Rank(Node):
 
         def then(end: End) -> None:
             if isinstance(end, Answer):
-                self.published, self.done, self.version = True, serial, end.version
+                self.published, self.done, self.version, self.trusts = True, serial, end.version, end.version
                 self._loop()
                 return
             if end is not None and "still has version" in end.message:
@@ -296,6 +299,7 @@ class Rank(Node):
     def _read(self) -> None:
         group, serial, session = self.group, self.group.serial, self.session
         want, timeout_s, wait_s = group.want, group.timeout_s, group.wait_s
+        trusted = self.trusts
 
         def then(end: End) -> None:
             self._swap()
@@ -303,6 +307,7 @@ class Rank(Node):
                 self.done = serial
             if isinstance(end, Answer):
                 self.version = end.version if end.version is not None else self.version
+                self.trusts = end.version if end.version is not None else trusted
                 self._loop()
             else:
                 self._failed(end)
@@ -345,7 +350,7 @@ class Rank(Node):
         def published(end: End) -> None:
             self.done = serial
             if isinstance(end, Answer):
-                self.version = end.version
+                self.version = self.trusts = end.version
                 self._loop()
             else:
                 self._failed(end)
