@@ -70,7 +70,10 @@ async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> Non
 
 
 async def test_handlers_and_waiting_questions_are_bounded(bus: Bus) -> None:
-    """Of six questions two run, two wait, and two are told at once that there is no room."""
+    """Of one subject's six questions two run, two wait, and two are told at once that there is no room.
+
+    That is half of what may run and wait: another subject has the other half, and none of its questions is refused.
+    """
     release = asyncio.Event()
     running = most = 0
 
@@ -83,14 +86,18 @@ async def test_handlers_and_waiting_questions_are_bounded(bus: Bus) -> None:
         return b"done"
 
     subject = bus.new_inbox()
-    await bus.serve(subject, slow, concurrent_max=2, pending_max=2)
-    asked = [asyncio.create_task(bus.request(subject, b"", 5.0)) for _ in range(6)]
+    await bus.serve(f"{subject}.*", slow, concurrent_max=4, pending_max=4)
+    asked = [asyncio.create_task(bus.request(f"{subject}.one", b"", 5.0)) for _ in range(6)]
     await until(lambda: sum(task.done() for task in asked) == 2)
     assert all(isinstance(task.exception(), Busy) for task in asked if task.done())
+    assert running == 2
+    others = [asyncio.create_task(bus.request(f"{subject}.other", b"", 5.0)) for _ in range(4)]
+    await until(lambda: running == 4)
     release.set()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert answers.count(b"done") == 4
-    assert most == 2
+    assert await asyncio.gather(*others) == [b"done"] * 4
+    assert most == 4
 
 
 async def test_one_of_a_queue_group_answers(nats_server: RunningNats, bus: Bus) -> None:

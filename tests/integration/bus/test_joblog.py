@@ -140,7 +140,7 @@ class TestAppending:
             await log.append(subject, b"", "e1", expected_last_event_seq=0)
 
     async def test_a_full_log_refuses_and_says_so(self, log: JobLog, bus: Bus) -> None:
-        config = joblog._config(log.job) | {"max_bytes": 10_000}
+        config = joblog._config(log.job, 1) | {"max_bytes": 10_000}
         await jetstream.api(bus, f"STREAM.UPDATE.{log.stream}", config)
         results = [await tried(log.append(cmd(log.job, "publish"), b"x" * 1000, f"m{index}")) for index in range(20)]
         written = [each for each in results if isinstance(each, int)]

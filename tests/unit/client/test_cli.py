@@ -169,6 +169,7 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
         "publisher": "trainer",
         "published_at": 0.0,
         "holders": ["trainer", "r-0"],
+        "retained": False,
     }
     answers["versions"] = []
     assert run("versions", "policy").out == "policy has no versions yet\n"
@@ -182,7 +183,7 @@ def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch:
     assert re.search(r"^agent-0 +host-0 +site-0 +live +1$", out, re.MULTILINE)
     assert re.search(r"^policy +3 +trainer +3 +1 +agent-0$", out, re.MULTILINE)
     [told] = run("status", "--json").objects
-    assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1}]
+    assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1, "retain": 0, "pins": []}]
 
     async def bus(self: Registry) -> None:
         return None
