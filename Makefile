@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 500
+WORKERS ?= 2
 KILLS ?= 200
 PEERS ?= ray,nixl,mooncake,monarch
 UPDATES ?= 2000
@@ -13,10 +14,12 @@ SEEDS_CUT ?= 3
 BIN := .venv/bin
 # Written last, so that an installation that broke off is done again.
 READY := .venv/.ready
+# As many workers as there are cores, and WORKERS at most; a file's tests stay together and share its hub.
+SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow check format sim compose systemd bench chaos late-bytes torn-reads matrix partition docs
+.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +41,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte
 	@$(BIN)/tensorhub demo
 
-test: $(READY) ## the tests, in less than 5 minutes; neither slow ones nor those for a GPU
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+test: $(READY) ## the tests, in less than 5 minutes on two cores (WORKERS=2); neither slow ones nor those for a GPU
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu"
 
 slow: $(READY) ## the tests that `make test` leaves out because they take long; some need root or a Docker engine
 	@$(BIN)/python -m pytest -m "slow and not gpu"
@@ -56,6 +59,9 @@ format: $(READY) ## put the code into its format, and mend what ruff can mend
 
 sim: $(READY) ## the production cores under SEEDS=500 seeds of simulated trouble
 	@$(BIN)/python -m tensorhub_simulator --seeds $(SEEDS)
+
+bugs: $(READY) ## each planted bug in turn: which of SEEDS=500 seeds finds it, and how
+	@$(BIN)/python -m tensorhub_simulator --bugs --seeds $(SEEDS)
 
 compose: $(READY) ## docker-compose.yml in the Docker engine of this machine: built, up, the demo, down and up again
 	@$(BIN)/python -m pytest tests/deployment/test_compose.py -s
