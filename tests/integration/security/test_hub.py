@@ -1,0 +1,188 @@
+"""A hub of real processes and somebody in it who breaks rules: others go on, and nothing is said that was not meant."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+import pytest_asyncio
+import torch
+from tests.integration.hubs import RunningHub, admin_key, new_job
+from tests.integration.security.conftest import log_of
+
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub_common import subjects
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.failures import Busy, NoAnswer
+from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.message import Message
+from tensorhub_common.framed import Framed
+from tensorhub_common.framed import connect as connect_socket
+from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BOUND_S: Final = 20.0
+ASKS: Final = 5_000
+COMMANDS: Final = 3_000
+FRAMES: Final = 20_000
+
+
+async def logged_in(hub: RunningHub, key: Path | None = None) -> Bus:
+    return await connect(hub.file.nats, name="x", credentials=key or Path(hub.file.credentials))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(hub: RunningHub) -> AsyncIterator[Bus]:
+    async with await logged_in(hub) as bus:
+        yield bus
+
+
+async def use(hub: RunningHub) -> None:
+    """Publish and read a version in a job of its own, as everybody does."""
+    async with hub.connected() as (here, there):
+        trainer = await here.register("m", {"w": torch.arange(9.0)}, replica="trainer")
+        assert await trainer.publish() == 1
+        reader = await there.register("m", {"w": torch.zeros(9)}, replica="reader")
+        assert await reader.replicate() == 1
+        assert torch.equal(reader.tensors["w"], torch.arange(9.0))
+        assert [each.version for each in await here.versions("m")] == [1]
+
+
+async def test_all_of_it_works_under_permissions(hub: RunningHub) -> None:
+    """No process of a hub asks for what it may not; the registry's and the agents' logs would say so."""
+    await use(hub)
+    for process in ("registry-0", "planner-0", "agent-0", "agent-1"):
+        assert "does not permit" not in log_of(hub, process)
+    assert "Permissions Violation" not in log_of(hub, "nats")
+
+
+async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> None:
+    """Neither a command's header nor a question's reply subject makes the registry speak where its asker may not."""
+    job, victim = new_job(), new_job()
+    async with Registry(job, NatsAddress(hub.file.nats, Path(hub.file.credentials))) as registry:
+        await registry.open_job()
+    async with await logged_in(hub, admin_key(hub.file)) as admin:
+        async with Registry(victim, NatsAddress(hub.file.nats, admin_key(hub.file))) as registry:
+            await registry.open_job()
+        foreign = subjects.event(victim, "m", "version", "published")
+        heard: list[Message] = []
+
+        async def hear(message: Message) -> None:
+            heard.append(message)
+
+        await admin.subscribe(f"{subjects.PREFIX}.{victim}.>", hear)
+        log = JobLog(client, job)
+        for number, wanted in enumerate(
+            (foreign, subjects.cmd(victim, "publish"), "$JS.API.STREAM.DELETE.TENSORHUB_x")
+        ):
+            seq = await log.append(
+                subjects.cmd(job, "publish"), b"{}", f"foreign-{number}", {"Tensorhub-Reply-To": wanted}
+            )
+        await client.publish(subjects.ask(job, "status"), reply=foreign)
+        # The registry goes through its questions and the log in order: by now it would have spoken.
+        async with asyncio.timeout(BOUND_S):
+            outcome = {"events": []}
+            while not outcome["events"]:
+                answer = await client.request(subjects.ask(job, "outcome"), json.dumps({"seq": seq}).encode())
+                outcome = json.loads(answer)
+        assert outcome["events"][0]["kind"] == "command.rejected"
+        await admin.publish(subjects.ask(victim, "nobody"))
+        await admin.request("$JS.API.INFO")
+        assert [message.subject for message in heard] == [subjects.ask(victim, "nobody")]
+        assert (await JobLog(admin, victim).extent()).last == 0
+    log_text = log_of(hub, "registry-0")
+    assert log_text.count("an outcome was wanted on a subject that is no inbox") == 1
+    assert "which is no inbox, and gets none" in log_text
+
+
+async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
+    """An agent has JetStream answer on another's command subject: the log takes it, and no fold does."""
+    job = new_job()
+    key = Path(hub.file.credentials).parent / "agents/agent-1.nk"
+    async with hub.connected(job) as (here, _), await logged_in(hub, key) as thief:
+        trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+        assert await trainer.publish() == 1
+        (incarnation,) = {a.incarnation for a in (await here.registry.status()).agents if a.agent == "agent-0"}
+        by = {"lane": "agent-0/m/trainer/0", "incarnation": incarnation, "n": 1_000_000}
+        release = {"verb": "release", "model": "m", "replica": "trainer", "shard": 0, "by": by}
+        chunk = subjects.blob(job, "0" * 64, 0)
+        await jetstream.store(thief, chunk, json.dumps(release).encode())
+        last = await JobLog(thief, job).last_seq()
+        question = json.dumps({"last_by_subj": chunk}).encode()
+        lookup = f"$JS.API.DIRECT.GET.{subjects.blob_stream(job)}"
+        await thief.publish(lookup, question, reply=subjects.cmd(job, "release", "agent-0"))
+        async with asyncio.timeout(BOUND_S):
+            async for entry in JobLog(thief, job).follow(last + 1):
+                if ".cmd." in entry.subject:
+                    assert (entry.subject, entry.data) == (subjects.cmd(job, "release", "agent-0"), b"")
+                    assert not entry.headers
+                else:
+                    assert "command.rejected" in entry.subject
+                    break
+        # The shard stands, published as it was.
+        assert [each.holders for each in await here.versions("m")] == [("trainer",)]
+        await trainer.unpublish()
+
+
+async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:
+    """Whoever asks without end about one job, large and small, gets no answers; others get theirs."""
+    flooded, quiet = new_job(), new_job()
+    address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
+    async with Registry(flooded, address) as registry:
+        await registry.open_job()
+
+    async def flood() -> None:
+        reply = client.new_inbox()
+        for number in range(ASKS):
+            body = b'{"model":"' + b"m" * (200_000 if number % 100 == 0 else 10) + b'"}'
+            await client.publish(subjects.ask(flooded, "versions"), body, reply=reply)
+
+    flooding = asyncio.create_task(flood())
+    async with asyncio.timeout(BOUND_S), Registry(quiet, address) as registry:
+        await registry.open_job()
+        for _ in range(20):
+            assert (await registry.status()).models == ()
+        await flooding
+        await use(hub)
+
+
+async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
+    """A job whose log is filled with nonsense holds up no other, and answers sense when it has read it."""
+    job = new_job()
+    address = NatsAddress(hub.file.nats, Path(hub.file.credentials))
+    async with Registry(job, address) as registry:
+        await registry.open_job()
+        for _ in range(COMMANDS):
+            await client.publish(subjects.cmd(job, "publish"), b'{"verb":"publish"')
+        await use(hub)
+        async with asyncio.timeout(2 * BOUND_S):
+            while True:
+                try:
+                    assert (await registry.status()).models == ()
+                    break
+                except (Busy, NoAnswer):
+                    continue
+
+
+async def test_a_flood_of_frames(hub: RunningHub) -> None:
+    """A worker that says more than it hears keeps the agent from nobody, and is cut off."""
+    framed: Framed = await connect_socket(Path(hub.file.agents[0].socket), FRAME_BYTES_MAX, BOUND_S)
+    await framed.send(msgspec.msgpack.encode(Attach(protocol=PROTOCOL, job=new_job())))
+    frame = msgspec.msgpack.encode(ReleaseCall(call=1, timeout_s=1.0, handle=7))
+
+    async def flood() -> None:
+        for _ in range(FRAMES):
+            await framed.send(frame)
+
+    flooding = asyncio.create_task(flood())
+    async with asyncio.timeout(BOUND_S):
+        await use(hub)
+    flooding.cancel()
+    await asyncio.gather(flooding, return_exceptions=True)
+    framed.close()
