@@ -3,8 +3,7 @@
 What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
 """
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.asking import NO_ANSWER
@@ -42,11 +41,10 @@ from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Held, Memory, Place, ShardCore
 from tensorhub_common.digests import root_digest
-from tensorhub_common.subjects import cmd
-from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.wire.transfer import PlanAnswer, Refusal
 from tensorhub_simulator.clock import Node
+from tensorhub_simulator.lanes import Lanes
 from tensorhub_simulator.link import AGAIN_ODDS, Link
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Segment, Violation
@@ -80,14 +78,6 @@ class Shelved:
             self.segment, self.spare = self.spare, self.segment
 
 
-@dataclass(slots=True)
-class Lane:
-    """Commands that wait for the log."""
-
-    waiting: deque[AnyCommand] = field(default_factory=deque)
-    tries: int = 0
-
-
 class AgentNode(Node):
     """One agent."""
 
@@ -102,7 +92,7 @@ class AgentNode(Node):
         self.shelf: dict[Key, Shelved] = {}
         self.incarnation = 0
         self.links: dict[tuple[Key, int], Link] = {}
-        self.lanes: dict[str, Lane] = {}
+        self.lanes = Lanes(self)
         self.gone: set[int] = set()
         """Sessions that have ended: what they sent last is not read any more."""
         self.dies_in: int | None = None
@@ -360,48 +350,13 @@ class AgentNode(Node):
     # The log.
 
     def _say(self, command: AnyCommand) -> None:
-        by = command.by
-        assert by is not None
         if isinstance(command, Ready):
             self.world.truth.offered(command, self.shelf[Key(command.model, command.replica, command.shard)])
         elif isinstance(command, Filled):
             self.world.truth.filled(command, self.shelf[Key(command.model, command.replica, command.shard)])
-        elif isinstance(command, Want):
-            self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), by)
-        lane = self.lanes.setdefault(by.lane, Lane())
-        lane.waiting.append(command)
-        if len(lane.waiting) == 1:
-            self._send(by.lane, command)
-
-    def _send(self, name: str, command: AnyCommand) -> None:
-        """Try to append the lane's first command, and again until it is acknowledged."""
-        lane = self.lanes.get(name)
-        if lane is None or not lane.waiting or lane.waiting[0] is not command:
-            return
-        by, clock, world, life = command.by, self.clock, self.world, self.life
-        assert by is not None
-        verb = str(command.__struct_config__.tag)
-        msg_id = f"{by.lane}:{by.incarnation}:{by.n}"
-        subject, data = cmd(world.job, verb, by.process), encode(command)
-
-        def arrive() -> None:
-            if not world.log.up:
-                return
-            world.log.append(subject, data, msg_id)
-            if not world.net_loses(self):
-                clock.after(clock.lag(), self, lambda: self._acknowledged(name, command), life)
-
-        if not world.net_loses(self):
-            late = clock.rng.random() * 4 if clock.chance(world.plan.late_odds) else 0.0
-            clock.after(clock.lag() + late, world.nats, arrive)
-        clock.after(world.plan.append_attempt_s, self, lambda: self._send(name, command))
-
-    def _acknowledged(self, name: str, command: AnyCommand) -> None:
-        lane = self.lanes.get(name)
-        if lane is not None and lane.waiting and lane.waiting[0] is command:
-            lane.waiting.popleft()
-            if lane.waiting:
-                self._send(name, lane.waiting[0])
+        elif isinstance(command, Want) and command.by is not None:
+            self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), command.by)
+        self.lanes.say(command)
 
     # Workers.
 

@@ -10,7 +10,7 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.transfer import Transfer
-from tensorhub_common.catalog import apply, lookup, membership, rounds
+from tensorhub_common.catalog import apply, availability, lookup, membership, rounds
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import Catalog, known_root
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardMove, ShardState
@@ -99,7 +99,7 @@ def ready_before_all() -> list["Replacement"]:
             if index not in current.filled:
                 root = known_root(model, replica, shard, command.version)
                 if shard.state is ShardState.FILLING:
-                    rounds.shift(shard, ShardMove.FILLED, command.version, root)
+                    availability.shift(shard, ShardMove.FILLED, command.version, root)
                 else:
                     current.staged[index] = root
         rounds._complete(model, replica, current, command.version, out)  # noqa: SLF001

@@ -1,6 +1,7 @@
 """What users want of a world: what each replica is to do next, what is ruled, and what must stand at the end."""
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.state import Model
@@ -28,9 +29,9 @@ class Director:
     def start(self) -> None:
         """Begin to tell everybody."""
         for group in self.world.groups:
-            self.clock.after(self.clock.rng.random() * 0.5, None, lambda group=group: self._direct(group))
+            self.clock.after(self.clock.rng.random() * 0.5, None, partial(self._direct, group))
         for model in self.world.plan.models:
-            self.clock.after(RETAIN_S, None, lambda model=model: self._retain(model))
+            self.clock.after(RETAIN_S, None, partial(self._retain, model))
 
     # What groups do.
 

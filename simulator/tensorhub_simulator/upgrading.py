@@ -7,6 +7,7 @@ of `SWITCH_BYTES` is the command: it is kept in the catalog, and so in snapshots
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog import availability
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 OLD: Final = 1
 NEW: Final = 2
 SWITCH_BYTES: Final = 1 << 50
+KEPT: Final = "VERSIONS_KEPT_MAX"
 KEPT_SINCE: Final = 3
 """So many unavailable versions the new transition keeps."""
 SWITCH_LOOK_S: Final = 0.5
@@ -33,13 +35,13 @@ def is_on(build: int, catalog: Catalog) -> bool:
 @contextmanager
 def built(build: int, catalog: Catalog) -> Iterator[None]:
     """Fold as a build does while this lasts."""
-    before = availability.VERSIONS_KEPT_MAX
+    before = getattr(availability, KEPT)
     if is_on(build, catalog):
-        availability.VERSIONS_KEPT_MAX = KEPT_SINCE  # type: ignore[misc]
+        setattr(availability, KEPT, KEPT_SINCE)
     try:
         yield
     finally:
-        availability.VERSIONS_KEPT_MAX = before  # type: ignore[misc]
+        setattr(availability, KEPT, before)
 
 
 class Upgrade:
@@ -49,14 +51,14 @@ class Upgrade:
         """Plan it, if this seed has one."""
         self.world, self.clock = world, world.clock
         if world.plan.upgrade:
-            for node in (*world.registries, world.planner):
-                self.clock.after(START_S * self.clock.rng.random(), None, lambda node=node: world.faults.upgrade(node))
+            for node in world.folders():
+                self.clock.after(START_S * self.clock.rng.random(), None, partial(world.faults.upgrade, node))
             self.clock.after(SWITCH_LOOK_S, None, self._look)
 
     def _look(self) -> None:
         world = self.world
         if is_on(NEW, world.truth.catalog):
             return
-        if all(node.build == NEW for node in (*world.registries, world.planner)):
+        if all(node.build == NEW for node in world.folders()):
             world.director.rule(Quota(nbytes=SWITCH_BYTES))
         self.clock.after(SWITCH_LOOK_S, None, self._look)

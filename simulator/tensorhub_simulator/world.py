@@ -126,6 +126,10 @@ class World:
         """Name all processes but the workers' and NATS."""
         return [*self.registries, self.planner, *self.agents.values()]
 
+    def folders(self) -> list[RegistryNode | PlannerNode]:
+        """Name those who fold the log."""
+        return [*self.registries, self.planner]
+
     def away(self) -> list[Node]:
         """Name the agents that have left, for good as far as anybody knows."""
         return [agent for agent in self.agents.values() if agent.left]

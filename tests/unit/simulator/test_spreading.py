@@ -1,0 +1,24 @@
+"""Seeds on several cores come to what they come to on one."""
+
+from tensorhub_simulator.bugs import planted
+from tensorhub_simulator.running import Totals, run
+from tensorhub_simulator.spreading import CHUNK_SEEDS, spread
+
+
+def test_the_lowest_seed_that_fails_is_told() -> None:
+    with planted("second-writer"):
+        alone = run(range(1, 101), Totals())
+    result = spread(range(1, 101), bug="second-writer", calm=False, processes=2, title="seeds")
+    assert alone is not None
+    assert result.failure is not None
+    assert (result.failure.seed, result.failure.what) == (alone.seed, alone.what)
+
+
+def test_totals_and_transitions_are_those_of_all_seeds() -> None:
+    seeds = range(1, CHUNK_SEEDS + 3)
+    totals = Totals()
+    assert run(seeds, totals) is None
+    result = spread(seeds, bug=None, calm=False, processes=2, title="seeds")
+    assert result.failure is None
+    assert (result.totals.steps, result.totals.reads) == (totals.steps, totals.reads)
+    assert result.tallies["agent"].made.total() > 0
