@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.integration.conftest import RunningNats
 from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
 
 from tensorhub_common import subjects
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.access.keys import make_key
 from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.bus import jetstream
@@ -166,3 +169,30 @@ async def test_wrong_credentials(guarded: Guarded, tmp_path: Path, credentials: 
         )
     assert asyncio.get_running_loop().time() - began < BOUND_S / 2
     assert file.read_text() not in str(refused.value)
+
+
+async def test_a_key_is_renewed(tmp_path: Path) -> None:
+    """The old one ends with the server's next look at its file, also where it is connected; the others go on."""
+    keys = Keyring(tmp_path / "credentials")
+    keys.make([*OF_EVERY_HUB, CLIENT])
+    server = RunningNats(tmp_path / "nats", keys.conf)
+    server.start()
+    try:
+        old = tmp_path / "old.nk"
+        old.write_bytes(keys.path_of(CLIENT).read_bytes())
+        async with (
+            await connect(server.url, name="other", credentials=keys.path_of(PLANNER)) as other,
+            await connect(server.url, name="old", credentials=old) as stolen,
+        ):
+            cut = asyncio.Event()
+            stolen.watch(lambda connected: None if connected else cut.set())
+            since = other.connected_since
+            keys.make([*OF_EVERY_HUB, CLIENT], renewed=[CLIENT])
+            server.signal(signal.SIGHUP)
+            await asyncio.wait_for(cut.wait(), BOUND_S)
+            with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
+                await connect(server.url, name="old", credentials=old)
+            async with await connect(server.url, name="new", credentials=keys.path_of(CLIENT)):
+                assert other.connected_since == since
+    finally:
+        server.kill()
