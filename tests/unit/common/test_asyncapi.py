@@ -25,6 +25,7 @@ _FILL = {
     "model": "policy",
     "process": "node-1-0",
     "agent": "node-1-0",
+    "asker": "node-2-0",
     "digest": "0" * 64,
     "index": "0",
 }

@@ -154,6 +154,7 @@ def test_every_subject_of_the_table_is_one() -> None:
         "<job>": "run-7",
         "<verb>": "want",
         "<agent>": "a",
+        "<asker>": "b",
         "<model>": "m",
         "<noun>": "version",
         "<what>": "retired",

@@ -31,6 +31,7 @@ _PARAMETERS: Final = {
     "model": f"A model of the job, or `{events.HUB_MODEL}` for what belongs to no model.",
     "process": "The agent or registry that alone may publish here, by NATS permissions.",
     "agent": "An agent's id.",
+    "asker": "The agent that asks, and alone may publish here, by NATS permissions.",
     "digest": "BLAKE2b-256 of the whole blob, as 64 hexadecimal digits.",
     "index": "The number of the chunk.",
 }
@@ -288,7 +289,7 @@ def _fill(book: _Book) -> None:
     book.ask("transfers", f"{_JOB}.ask.transfers", traces.TransfersAsk, [traces.Spans, no])
     book.ask("spans", f"{_JOB}.ask.spans", traces.SpansAsk, [traces.Spans, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [asks.Pong])
-    lease, digests = f"{_HUB}.agent.{{agent}}.lease", f"{_HUB}.agent.{{agent}}.digests"
+    lease, digests = (f"{_HUB}.agent.{{agent}}.{what}.{{asker}}" for what in ("lease", "digests"))
     book.ask("lease", lease, transfer.LeaseAsk, [transfer.LeaseGrant, transfer.LeaseRefusal], _MSGPACK)
     book.ask("digests", digests, transfer.DigestsAsk, [transfer.DigestsPage], _MSGPACK)
     book.take([asks.Beat])
