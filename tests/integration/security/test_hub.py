@@ -87,7 +87,7 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
         await client.publish(subjects.ask(job, "status"), reply=foreign)
         # The registry goes through its questions and the log in order: by now it would have spoken.
         async with asyncio.timeout(BOUND_S):
-            outcome = {"events": []}
+            outcome: dict[str, list[dict[str, object]]] = {"events": []}
             while not outcome["events"]:
                 answer = await client.request(subjects.ask(job, "outcome"), json.dumps({"seq": seq}).encode())
                 outcome = json.loads(answer)
