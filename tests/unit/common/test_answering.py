@@ -1,0 +1,47 @@
+"""Questions share what there is: a flood on one subject leaves half of the room, and of the turns, to others."""
+
+import asyncio
+from collections.abc import Mapping
+
+from tensorhub_common.bus.answering import ERROR_HEADER, Answering
+from tensorhub_common.bus.message import Message
+
+
+async def test_a_flood_on_one_subject_leaves_room_for_others() -> None:
+    begun: list[str] = []
+    busy: list[str] = []
+    going_on = asyncio.Event()
+
+    async def handle(question: Message) -> bytes:
+        begun.append(question.subject)
+        await going_on.wait()
+        return b""
+
+    async def respond(question: Message, _: bytes, headers: Mapping[str, str]) -> None:
+        if ERROR_HEADER in headers:
+            busy.append(question.subject)
+
+    answering = Answering(handle, respond, concurrent_max=4, pending_max=10)
+    for subject in ["flood"] * 100 + ["quiet"] * 4:
+        await answering.take(Message(subject, "_INBOX.a", {}, b""))
+    await asyncio.sleep(0)
+    assert begun == ["flood"] * 2 + ["quiet"] * 2
+    assert busy == ["flood"] * 93
+    going_on.set()
+    while len(begun) < 11:  # noqa: ASYNC110 (turns of the loop are what it waits for)
+        await asyncio.sleep(0)
+    assert begun[4:8].count("quiet") == 2, "they take turns"
+    await answering.stop()
+
+
+async def test_an_answer_goes_to_an_inbox_alone() -> None:
+    async def handle(question: Message) -> bytes:
+        raise AssertionError(question)
+
+    async def respond(question: Message, _: bytes, headers: Mapping[str, str]) -> None:
+        raise AssertionError(question, headers)
+
+    answering = Answering(handle, respond, concurrent_max=1, pending_max=1)
+    for reply in ("", "tensorhub.v1.j.cmd.publish", "$JS.API.STREAM.DELETE.x", "_INBOX", "_INBOX.>", "_INBOXES.a"):
+        await answering.take(Message("ask", reply, {}, b""))
+    await answering.stop()
