@@ -8,6 +8,7 @@ It is worked out from the shards alone, not by the code that it judges.
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from tests.property.catalog_chance import AGENTS, KEYS, Chance
 from tests.property.catalog_watcher import Watcher
 from tests.unit.common.catalog_world import MODEL, World
@@ -32,6 +33,12 @@ from tensorhub_common.wire.commands import (
     Want,
 )
 from tensorhub_common.wire.events import Event, VersionExposed
+
+ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL = (
+    pytest.param(False, id="once-all-was-seen"),
+    pytest.param(True, id="all", marks=pytest.mark.slow),
+)
+"""For tests of what seeded lives come to: the default suite ends when that is all of it, the slow ones live each."""
 
 ROOMS = (0, 64, 128, 1024)
 CACHE_LANE = 900
@@ -174,9 +181,7 @@ class RetentionWatcher:
         lost = {each for each in self.safe - now if each in kept}
         told = {(event.model, event.version) for event in events if isinstance(event, VersionExposed)}
         void = isinstance(command, Unpublish) and command.void
-        assert not lost or void or isinstance(command, Expire | Join), (
-            f"{command} took the last copy of {lost}"
-        )
+        assert not lost or void or isinstance(command, Expire | Join), f"{command} took the last copy of {lost}"
         assert lost == told, f"{lost} were lost by a crash, and the events tell of {told}"
         self.exposed += len(lost)
         self.safe = now
