@@ -66,6 +66,10 @@ class Link:
         self._tells_progress = self.clock.chance(0.5)
         self._questions = 0
 
+    def __repr__(self) -> str:
+        """Name it in a story, which is the same in every process."""
+        return f"source {self.number} of {self.key}"
+
     def _at_reader(self, delay_s: float, action: Action) -> None:
         """Plan something in the life of the reader that this belongs to."""
         self.clock.after(delay_s, self.reader, action, self.reader_life)
