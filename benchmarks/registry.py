@@ -30,6 +30,7 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.snapshots import Snapshots
 from tensorhub_common.wire.asks import Status
 from tensorhub_common.wire.codec import decode_event, encode
 from tensorhub_common.wire.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
@@ -42,6 +43,7 @@ KILLS: Final = 20
 LEASE_S: Final = "2"
 ANSWER_S_MAX: Final = 120.0
 LOG_BYTES_MAX: Final = 16 << 30
+SNAPSHOT_S_MAX: Final = 20.0
 UNDER_WAY_MAX: Final = 4_000
 """Of the history so many publications wait for their acknowledgement at once."""
 
@@ -270,6 +272,15 @@ async def _wait_answered(log: JobLog, seq: int) -> None:
         await asyncio.sleep(0.2)
 
 
+async def _wait_snapshot(bus: Bus, job: str, created: str) -> None:
+    """Return once there is a snapshot, or after a while without one: a short history has none."""
+    deadline = time.monotonic() + SNAPSHOT_S_MAX
+    while await Snapshots(bus, job).index(created) is None:
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(0.1)
+
+
 async def restarts(bus: Bus, registry: Registry, count: int) -> dict[str, float]:
     """Restart with an empty job, with so many commands and no snapshot, and with one."""
     await open_job(bus, "empty")
@@ -290,6 +301,7 @@ async def restarts(bus: Bus, registry: Registry, count: int) -> dict[str, float]
     await _wait_answered(JobLog(bus, "history"), last.seq)
     said = time.monotonic() - began
     extent = await JobLog(bus, "history").extent()
+    await _wait_snapshot(bus, "history", extent.created)
     with_snapshot = statistics.median([await restart_s(bus, registry, "history") for _ in range(3)])
     await registry.kill()
     with contextlib.suppress(StreamFailure):

@@ -214,10 +214,10 @@ class Job:
                     self.fold.recall(entry)
                 else:
                     await self._fold_in(entry)
-                folded += 1
-                if folded % FOLD_BURST == 0:
                     if self._ready.is_set():
                         self._snapshotting.look(self.fold)
+                folded += 1
+                if folded % FOLD_BURST == 0:
                     await asyncio.sleep(0)
 
     async def _fold_in(self, entry: Entry) -> None:
@@ -328,6 +328,7 @@ class Job:
         _log.info("leading", job=self.name, term=self.term, seq=self.fold.seq)
         if self.term is not None:
             self.claim.begin(self.term)
+        self._snapshotting.look(self.fold)
         late, self._late = list(self._late), deque(maxlen=REPLIES_KEPT_MAX)
         for stands in late:
             if stands.events[0].time >= self.fold.time - REPLY_AGAIN_S:
