@@ -3,7 +3,6 @@
 What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.asking import NO_ANSWER
@@ -47,7 +46,8 @@ from tensorhub_simulator.clock import Node
 from tensorhub_simulator.lanes import Lanes
 from tensorhub_simulator.link import AGAIN_ODDS, Link
 from tensorhub_simulator.log import Entry, Follower
-from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.memory import Segment, Shelved, Violation
+from tensorhub_simulator.numbering import Numbers
 
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
@@ -55,27 +55,6 @@ if TYPE_CHECKING:
 PLAN_ASK_S: Final = 0.9
 BREAK_S: Final = 2.0
 JOIN_LOOK_S: Final = 0.05
-
-
-@dataclass(slots=True)
-class Shelved:
-    """A shard's segment, its spare one if it is staged, and the manifest beside them."""
-
-    place: Place
-    segment: Segment
-    manifest: Save | None = None
-    spare: Segment | None = None
-
-    @property
-    def target(self) -> Segment:
-        """Where reads write to."""
-        return self.spare or self.segment
-
-    def save(self, manifest: Save) -> None:
-        """Write the manifest, and swap if it says so: one rename does both."""
-        self.manifest = manifest
-        if manifest.swap and self.spare is not None:
-            self.segment, self.spare = self.spare, self.segment
 
 
 class AgentNode(Node):
@@ -90,7 +69,6 @@ class AgentNode(Node):
         self.world, self.host, self.site = world, host, site
         self.clock = world.clock
         self.shelf: dict[Key, Shelved] = {}
-        self.incarnation = 0
         self.links: dict[tuple[Key, int], Link] = {}
         self.lanes = Lanes(self)
         self.gone: set[int] = set()
@@ -100,19 +78,26 @@ class AgentNode(Node):
         """How many times slower it sends than others."""
         self._timer: float | None = None
         self._rejoining = False
-        self.left = False
-        """It is away, and nobody waits for it."""
-        self._step = 1
-        self._used: set[int] = set()
-        self._lost = False
-        """Its number may be lower than one that it had before."""
+        self._numbers = Numbers(self.clock)
 
     # Life and death.
 
+    @property
+    def _first(self) -> "AgentNode":
+        """The process, by its first job."""
+        first: AgentNode = self.family[0]
+        return first
+
     def start(self) -> None:
-        """Begin a life: adopt what stands here, follow the log from its end, and join."""
+        """Begin a life in all jobs, under one number."""
+        self._numbers.next()
+        for each in self.family:
+            each.begin_life()
+
+    def begin_life(self) -> None:
+        """Adopt what stands here, follow the log from its end, and join."""
         self.life += 1
-        self.up, self.paused, self.dies_in = True, False, None
+        self.up, self.state.paused, self.dies_in = True, False, None
         self.backlog.clear()
         self.gone.clear()
         self._timer, self._rejoining = None, False
@@ -120,7 +105,7 @@ class AgentNode(Node):
         for shelved in self.shelf.values():
             self.core.adopt(shelved.place, self._held(shelved))
         self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
-        self._join()
+        self.join()
 
     def _held(self, shelved: Shelved) -> Held:
         """Believe a manifest only for bytes that still hash to its root."""
@@ -133,11 +118,17 @@ class AgentNode(Node):
         return Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL, for all jobs."""
+        if self.up:
+            self.world.note(f"{self.name} is killed")
+        for each in reversed(self.family):
+            each.end_life()
+
+    def end_life(self) -> None:
+        """Leave memory, and nothing else."""
         if not self.up:
             return
-        self.world.note(f"{self.name} is killed")
-        self.up = self.paused = False
+        self.up = self.state.paused = False
         self.life += 1
         for link in list(self.links.values()):
             link.reader_died()
@@ -153,30 +144,41 @@ class AgentNode(Node):
     def lose_disk(self) -> None:
         """Nothing is left of what this agent had, nor of the number under which it spoke last."""
         self.world.note(f"{self.name} has lost its disk")
-        self.shelf.clear()
-        self.incarnation = max(0, self.incarnation - self.clock.rng.choice((0, 1, 500, 5000)))
-        self._lost = True
+        for each in self.family:
+            each.shelf.clear()
+        self._numbers.lose()
 
     def jump(self, by_s: float) -> None:
         """Its clock jumps, and what it waits for may be due."""
         super().jump(by_s)
+        for each in self.family:
+            each.look_at_clock()
+
+    def rejoin_soon(self) -> None:
+        """Several refusals may come at once: they all speak of the same number."""
+        if not self._rejoining:
+            self._rejoining = True
+            self.clock.after(0.0, self, self.rejoin)
+
+    def look_at_clock(self) -> None:
+        """What is waited for may be due."""
         self._timer = None
         self.set_timer()
 
-    def _join(self) -> None:
-        self.incarnation += self._step * self.clock.rng.choice((1, 1, 2, 1000))
-        self._step *= 2
-        # It is the wall clock in milliseconds: after a loss it may be lower, and is still none that was used.
-        while self.incarnation in self._used:
-            self.incarnation += 1
-        self._used.add(self.incarnation)
+    def join(self) -> None:
+        """Speak under the process's number from now on."""
+        number = self._first._numbers.number  # noqa: SLF001 (of the same process)
         self.lanes.clear()
-        self.world.note(f"{self.name} joins as {self.incarnation}")
-        self.carry_out(self.core.join(self.incarnation, self.host, self.site, self.now))
+        self.world.note(f"{self.name} joins {self.world.job} as {number}")
+        self.carry_out(self.core.join(number, self.host, self.site, self.now))
 
-    def _rejoin(self) -> None:
+    def rejoin(self) -> None:
+        """One job's log does not know the number any more: there is one for all jobs, so all join again."""
         self._rejoining = False
-        self._join()
+        self._numbers.next()
+        for each in self.family:
+            if each.up:
+                each.join()
 
     # Effects.
 
@@ -187,7 +189,7 @@ class AgentNode(Node):
             if self.dies_in is not None:
                 self.dies_in -= 1
                 if self.dies_in < 0:
-                    self.kill()
+                    self._first.kill()
                     return
             self._do(effect)
             if not self.up:
@@ -229,15 +231,13 @@ class AgentNode(Node):
                     shown.show(effect.pieces)
             case Free():
                 self._free(effect.key)
-            case Fenced() if self._lost:
+            case Fenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
                 # What it said before it lost its disk came late; its process ends, and a new one takes a higher number.
-                self.kill()
+                self._first.kill()
             case Fenced():
                 raise Violation("one process", f"{self.name} met a higher incarnation of itself")
             case Rejoin():
-                if not self._rejoining:
-                    self._rejoining = True
-                    self.clock.after(0.0, self, self._rejoin)
+                self._first.rejoin_soon()
 
     def _close(self, effect: CloseSource) -> None:
         core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.
@@ -312,7 +312,7 @@ class AgentNode(Node):
         when = self.core.deadline()
         if when is not None and (self._timer is None or when < self._timer):
             self._timer = when
-            self.clock.after(max(when - self.now, 0.0) / self.rate, self, lambda: self._tick(when))
+            self.clock.after(max(when - self.now, 0.0) / self.state.rate, self, lambda: self._tick(when))
 
     def _tick(self, when: float) -> None:
         if self._timer == when:
@@ -325,7 +325,8 @@ class AgentNode(Node):
 
     def _on_entry(self, entry: Entry) -> None:
         assert entry.event is not None
-        self._step = 1 if self.core.joined else self._step
+        if self.core.joined:
+            self._first._numbers.accepted()  # noqa: SLF001 (of the same process)
         self.carry_out(self.core.on_event(entry.event, self.now))
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:

@@ -59,7 +59,7 @@ class Calls:
                 call = make(number, node.now)
                 shelved = node.shelf.get(key)
                 stood = shelved.segment if shelved is not None else None
-                self._open[number] = OpenCall(node, key, call, sent[1], node.slept_s, stood)
+                self._open[number] = OpenCall(node, key, call, sent[1], node.state.slept_s, stood)
                 node.begin(key, call)
 
         clock.after(clock.lag(), node, arrive)
@@ -157,9 +157,9 @@ class Calls:
     def check(self) -> None:
         """Raise when a call has outlived its bound."""
         for number, each in self._open.items():
-            if each.node.paused:
+            if each.node.state.paused:
                 continue
-            late = each.node.now - each.call.deadline - (each.node.slept_s - each.slept_s)
+            late = each.node.now - each.call.deadline - (each.node.state.slept_s - each.slept_s)
             if late > SLACK_S:
                 raise Violation("bounded calls", f"call {number} of {each.key} is {late:.1f} s over: {each.call}")
 

@@ -7,7 +7,8 @@ the actions were planned. So one seed gives one history.
 import heapq
 import random
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 Action = Callable[[], None]
 
@@ -15,8 +16,25 @@ QUICK_S: Final = 0.004
 """Most messages take up to this long."""
 
 
+@dataclass(slots=True)
+class State:
+    """What a process is in all of its jobs alike."""
+
+    paused: bool = False
+    slept_s: float = 0.0
+    stops: int = 0
+    """How often it was stopped."""
+    cut_off: bool = False
+    """It does not reach NATS."""
+    left: bool = False
+    """It is away, and nobody waits for it."""
+    rate: float = 1.0
+    offset_s: float = 0.0
+    """How fast its own clock goes, and how far it is ahead."""
+
+
 class Node:
-    """A process. What it planned dies with it, and waits while it is stopped (SIGSTOP)."""
+    """A process, or what it does in one job. What it planned dies with it, and waits while it is stopped (SIGSTOP)."""
 
     clock: "Clock"
 
@@ -25,30 +43,30 @@ class Node:
         self.name = name
         self.life = 0
         self.up = False
-        self.paused = False
-        self.slept_s = 0.0
-        self.stops = 0
-        """How often it was stopped."""
-        self.cut_off = False
-        """It does not reach NATS."""
-        self.rate, self.offset_s = 1.0, 0.0
-        """How fast its own clock goes, and how far it is ahead."""
+        self.state = State()
         self.backlog: list[tuple[int, Action]] = []
+        self.family: list[Any] = [self]
+        """What the same process does in each of its jobs; whoever kills or begins the first one does so with all."""
+
+    def join_family(self, first: "Node") -> None:
+        """Be what another node's process does in another job."""
+        self.state, self.family = first.state, first.family
+        self.family.append(self)
 
     @property
     def now(self) -> float:
         """What its own clock says: no two of a world need agree."""
-        return self.clock.now * self.rate + self.offset_s
+        return self.clock.now * self.state.rate + self.state.offset_s
 
     def jump(self, by_s: float) -> None:
         """Let its clock jump forward, as it does where a whole machine was stopped."""
-        self.offset_s += by_s
-        self.slept_s += by_s
+        self.state.offset_s += by_s
+        self.state.slept_s += by_s
 
     @property
     def runs(self) -> bool:
         """Whether it does something now."""
-        return self.up and not self.paused
+        return self.up and not self.state.paused
 
 
 class Clock:
@@ -90,7 +108,7 @@ class Clock:
             self.now = max(self.now, when)
             if node is not None and (node.life != life or not node.up):
                 continue
-            if node is not None and node.paused:
+            if node is not None and node.state.paused:
                 node.backlog.append((life, action))
                 continue
             self.steps += 1
@@ -100,8 +118,9 @@ class Clock:
 
     def resume(self, node: Node) -> None:
         """Let a stopped node go on with all that came meanwhile."""
-        node.paused = False
-        backlog, node.backlog = node.backlog, []
-        for life, action in backlog:
-            if life == node.life:
-                self.after(0.0, node, action)
+        node.state.paused = False
+        for each in node.family:
+            backlog, each.backlog = each.backlog, []
+            for life, action in backlog:
+                if life == each.life:
+                    self.after(0.0, each, action)

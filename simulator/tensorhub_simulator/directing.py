@@ -93,7 +93,7 @@ class Director:
         """Say what a user rules."""
         world = self.world
         verb, number = str(command.__struct_config__.tag), world.number()
-        if world.log.up and not world.nats.paused:
+        if world.log.up and not world.nats.state.paused:
             world.log.append(cmd(world.job, verb), encode(command), f"rule-{number}")
 
     def wish(self, group: "Group") -> None:

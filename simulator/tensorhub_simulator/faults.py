@@ -75,7 +75,7 @@ class Faults:
         for agent in world.agents.values():
             agent.drag = rng.choice(DRAG) if rng.random() < setting.slow_agents else 1.0
         for node in world.processes() if setting.skewed else ():
-            node.rate, node.offset_s = rng.choice(RATES), rng.choice(AHEAD_S) * rng.random()
+            node.state.rate, node.state.offset_s = rng.choice(RATES), rng.choice(AHEAD_S) * rng.random()
         for _ in range(setting.troubles):
             self.clock.after(0.5 + rng.random() * setting.trouble_s, None, self._trouble)
 
@@ -114,16 +114,16 @@ class Faults:
     def _leave(self) -> None:
         """An agent goes away; it may come back, much later, and its shards have moved."""
         agent, rng = self._any_agent(), self.clock.rng
-        here = [each for each in self.world.agents.values() if not each.left]
+        here = [each for each in self.world.agents.values() if not each.state.left]
         if agent.up and len(here) > LEAVE_AGENTS:
             self.world.note(f"{agent.name} leaves")
-            agent.left = True
+            agent.state.left = True
             agent.kill()
             if rng.random() < 0.5:  # noqa: PLR2004 (odds)
                 self.clock.after(3.0 + 4.0 * rng.random(), None, lambda: self._return(agent))
 
     def _return(self, agent: "AgentNode") -> None:
-        agent.left = False
+        agent.state.left = False
         self._start(agent)
 
     def _kill_agent(self, agent: "AgentNode") -> None:
@@ -133,7 +133,7 @@ class Faults:
     def agent_died(self, agent: "AgentNode") -> None:
         """Bring an agent back, by and by, whoever killed it."""
         self.kills += 1
-        if not agent.left:
+        if not agent.state.left:
             self.clock.after(self.clock.rng.choice((0.05, 0.5, 3.0)), None, lambda: self._start(agent))
 
     # Sources of reads.
@@ -181,7 +181,8 @@ class Faults:
         registry = self._any_registry()
         if registry.runs:
             self.world.note(f"{registry.name} resigns")
-            registry.resign()
+            for each in registry.family:
+                each.resign()
             life = registry.life
             self.clock.after(
                 self.clock.rng.random() * 1.5, None, lambda: self._kill(registry) if registry.life == life else None
@@ -190,7 +191,8 @@ class Faults:
     def upgrade(self, node: "RegistryNode | PlannerNode") -> None:
         """Begin a process anew with the new build."""
         self._kill(node)
-        node.build = NEW
+        for each in node.family:
+            each.build = NEW
 
     def _stop_registry(self) -> None:
         self._stop(self._any_registry(), self.clock.rng.choice(STOP_S))
@@ -214,29 +216,35 @@ class Faults:
     def _kill(self, node: "RegistryNode | PlannerNode") -> None:
         if node.up:
             self.kills += 1
-            node.kill()
+            for each in node.family:
+                each.kill()
             self.clock.after(self.clock.rng.choice((0.05, 0.5, 2.5)), None, lambda: self._start(node))
 
     def _start(self, node: "AgentNode | RegistryNode | PlannerNode | Rank") -> None:
         if not node.up:
             self.world.note(f"{node.name} starts")
             node.start()
+            for each in node.family[1:]:
+                # An agent begins in all of its jobs by itself.
+                if not each.up:
+                    each.start()
 
     def _stop(self, node: Node, stop_s: float) -> None:
         if not node.runs:
             return
         self.stops += 1
-        node.stops += 1
-        number = node.stops
+        node.state.stops += 1
+        number = node.state.stops
         self.world.note(f"{node.name} is stopped for {stop_s} s")
-        node.paused = True
+        node.state.paused = True
 
         def resume() -> None:
-            if node.stops == number and node.paused:
+            if node.state.stops == number and node.state.paused:
                 self.world.note(f"{node.name} goes on")
-                node.slept_s += stop_s
+                node.state.slept_s += stop_s
                 self.clock.resume(node)
-                self.world.log.wake()
+                for job in self.world.jobs:
+                    job.log.wake()
 
         self.clock.after(stop_s, None, resume)
 
@@ -247,11 +255,13 @@ class Faults:
             return
         self.outages += 1
         self.world.note("the log can't be reached")
-        self.world.log.up = False
+        for job in self.world.jobs:
+            job.log.up = False
 
         def back() -> None:
             self.world.note("the log is back")
-            self.world.log.back()
+            for job in self.world.jobs:
+                job.log.back()
 
         self.clock.after(self.clock.rng.choice((0.2, 1.0, 4.0)), None, back)
 

@@ -125,7 +125,7 @@ class Follower:
     @property
     def _reaches(self) -> bool:
         log = self.log
-        return log.up and not log.nats.paused and not self.node.cut_off
+        return log.up and not log.nats.state.paused and not self.node.state.cut_off
 
     def wake(self) -> None:
         """Plan the next delivery if there is something to deliver."""

@@ -5,8 +5,11 @@ once.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
+from tensorhub_agent.effects import Save
+from tensorhub_agent.shard import Place
 from tensorhub_common.digests import piece_digest
 
 
@@ -44,3 +47,24 @@ class Segment:
         """Return the digests of these pieces, or of all."""
         numbers = range(len(self.nbytes)) if pieces is None else pieces
         return b"".join(piece_digest(self.piece(number)) for number in numbers)
+
+
+@dataclass(slots=True)
+class Shelved:
+    """A shard's segment, its spare one if it is staged, and the manifest beside them."""
+
+    place: Place
+    segment: Segment
+    manifest: Save | None = None
+    spare: Segment | None = None
+
+    @property
+    def target(self) -> Segment:
+        """Where reads write to."""
+        return self.spare or self.segment
+
+    def save(self, manifest: Save) -> None:
+        """Write the manifest, and swap if it says so: one rename does both."""
+        self.manifest = manifest
+        if manifest.swap and self.spare is not None:
+            self.segment, self.spare = self.spare, self.segment

@@ -31,18 +31,19 @@ class Net:
     def loses(self, *nodes: Node) -> bool:
         """Tell whether a message by NATS that these have to do with is lost."""
         world = self.world
-        if not world.log.up or world.nats.paused or any(node.cut_off for node in nodes):
+        if not world.log.up or world.nats.state.paused or any(node.state.cut_off for node in nodes):
             return True
         return world.quiet_since is None and self.clock.chance(world.plan.loss_odds)
 
     def cut_off(self, node: Node, cut_s: float) -> None:
         """Let a process not reach NATS for a while."""
-        if node.cut_off:
+        if node.state.cut_off:
             return
-        node.cut_off = True
+        node.state.cut_off = True
 
         def heal() -> None:
-            node.cut_off = False
-            self.world.log.wake()
+            node.state.cut_off = False
+            for job in self.world.jobs:
+                job.log.wake()
 
         self.clock.after(cut_s, None, heal)

@@ -4,7 +4,7 @@ No process of the simulation may look here; the invariants do.
 """
 
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
@@ -21,12 +21,9 @@ from tensorhub_common.wire.events import (
 )
 from tensorhub_simulator.log import Entry
 from tensorhub_simulator.logrules import LogRules
-from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.memory import Segment, Shelved, Violation
 from tensorhub_simulator.retained import Retained
 from tensorhub_simulator.upgrading import NEW, built
-
-if TYPE_CHECKING:
-    from tensorhub_simulator.agent import Shelved
 
 Place = tuple[str, str, int]
 
@@ -54,14 +51,14 @@ class Oracle:
 
     # The truth about bytes.
 
-    def offered(self, command: Ready, shelved: "Shelved") -> None:
+    def offered(self, command: Ready, shelved: Shelved) -> None:
         """Note which bytes a shard has digested and offers."""
         assert command.by is not None
         place = shelved.place
         key = root_key(place.shards, place.key.shard, place.layout)
         self._offered[command.by] = (key, bytes(shelved.segment.data))
 
-    def filled(self, command: Filled, shelved: "Shelved") -> None:
+    def filled(self, command: Filled, shelved: Shelved) -> None:
         """A shard commits: its bytes must be the version's, and its root the one that the log keeps for them."""
         place, segment = shelved.place, shelved.target
         key = root_key(place.shards, place.key.shard, place.layout)

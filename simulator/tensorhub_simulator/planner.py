@@ -39,7 +39,7 @@ class PlannerNode(Node):
     def start(self) -> None:
         """Begin a life: fold the newest snapshot and the log from there."""
         self.life += 1
-        self.up, self.paused = True, False
+        self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
         self._restore()
@@ -56,7 +56,7 @@ class PlannerNode(Node):
     def kill(self) -> None:
         """SIGKILL."""
         self.world.note("the planner is killed")
-        self.up = self.paused = False
+        self.up = self.state.paused = False
         self.life += 1
 
     def _on_entry(self, entry: Entry) -> None:

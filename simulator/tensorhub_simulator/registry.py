@@ -90,18 +90,18 @@ class RegistryNode(Node):
         self.term: int | None = None
         self._numbers = self._goal = 0
         self._knows_end = False
-        self._me: object = None
+        self.me: object = None
         self.build = OLD
 
     def start(self) -> None:
         """Begin a life: fold the newest snapshot and the log from there."""
         self.life += 1
-        self.up, self.paused = True, False
+        self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold = self.world.make_fold(self.world.job)
         self.leader, self.liveness = leading.Leader(), Liveness(self.world.plan.lost_after_s)
         self.claim = Claim(self.name)
-        self.term, self._numbers, self._me = None, 0, object()
+        self.term, self._numbers, self.me = None, 0, object() if self.family[0] is self else self.family[0].me
         self._restore()
         self._look()
 
@@ -128,7 +128,7 @@ class RegistryNode(Node):
     def kill(self) -> None:
         """SIGKILL."""
         self.world.note(f"{self.name} is killed")
-        self.up = self.paused = False
+        self.up = self.state.paused = False
         self.life += 1
 
     # Leading.
@@ -140,9 +140,9 @@ class RegistryNode(Node):
         if self.leader.state is leading.LeaderState.RESIGNED:
             return
         if self._reaches():
-            term = world.lease.take(self._me, self.clock.now)
+            term = world.lease.take(self.me, self.clock.now)
             self._lead(leading.Lost() if term is None else leading.Won(term))
-        elif world.lease.holder is not self._me or self.clock.now >= world.lease.until:
+        elif world.lease.holder is not self.me or self.clock.now >= world.lease.until:
             self._lead(leading.Lost())
         self._tick()
         self.clock.after(LOOK_S, self, self._look)
@@ -154,7 +154,7 @@ class RegistryNode(Node):
         """End in order: stand down, and leave the lease to others; what was asked before may still be answered."""
         lease = self.world.lease
         self._lead(leading.Resigned())
-        if lease.holder is self._me:
+        if lease.holder is self.me:
             lease.until = self.clock.now
         late = self.clock.rng.choice((None, leading.Won(lease.term), leading.Lost(), leading.Resigned()))
         if late is not None:
@@ -162,7 +162,7 @@ class RegistryNode(Node):
 
     def _reaches(self) -> bool:
         world = self.world
-        return world.log.up and not world.nats.paused and not self.cut_off
+        return world.log.up and not world.nats.state.paused and not self.state.cut_off
 
     def _lead(self, event: leading.Input) -> None:
         for effect in self.leader.handle(event, self.now):

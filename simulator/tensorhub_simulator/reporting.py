@@ -10,7 +10,7 @@ from rich.table import Table
 from tensorhub_simulator.coverage import UNREACHABLE, Tallies
 from tensorhub_simulator.running import Failure, Totals
 
-COLUMNS: Final = 120
+COLUMNS: Final = 140
 COVERED_FROM_SEEDS: Final = 500
 """A run of so many seeds has to make every transition that can be made."""
 

@@ -69,18 +69,19 @@ class Totals:
         """Count a seed's world."""
         self.seeds += 1
         self.steps += world.clock.steps
-        self.commands += world.truth.commands
-        self.events += world.truth.events
-        self.versions += sum(world.truth.published.values())
-        self.reads += world.calls.reads
+        for job in world.jobs:
+            self.commands += job.truth.commands
+            self.events += job.truth.events
+            self.versions += sum(job.truth.published.values())
+            self.reads += job.calls.reads
+            self.raised.update(job.calls.raised)
+            self.left.update(job.left)
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages
         self.cuts += world.faults.cuts.count
         self.jumps += world.faults.jumps
         self.losses += world.faults.losses
-        self.raised.update(world.calls.raised)
-        self.left.update(world.left)
 
     def merge(self, other: "Totals") -> None:
         """Count the worlds that another process has counted."""

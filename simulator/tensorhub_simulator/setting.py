@@ -1,7 +1,7 @@
 """What one seed's world is like."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensorhub_agent.shard import Limits
 from tensorhub_planner.limits import Limits as PlannerLimits
@@ -17,6 +17,8 @@ MODELS = ("policy", "critic")
 class Setting:
     """All that is drawn before the world begins."""
 
+    beside: "Setting | None"
+    """Of another job of the same processes."""
     digests: bool
     models: tuple[str, ...]
     agents: int
@@ -58,7 +60,8 @@ def draw(seed: int, *, calm: bool) -> Setting:
     ruled = random.Random(seed * 104729 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
     digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
-    return Setting(
+    setting = Setting(
+        beside=None,
         digests=digests,
         models=MODELS[: 1 if apart.random() < 0.8 else 2],  # noqa: PLR2004 (odds)
         agents=rng.randint(2, 5),
@@ -92,3 +95,6 @@ def draw(seed: int, *, calm: bool) -> Setting:
         rewinds=ruled.choice((0.0, 0.0, 0.1)),
         spot=ruled.choice((0.0, 0.5)),
     )
+    if apart.random() < 0.85:  # noqa: PLR2004 (odds)
+        return setting
+    return replace(setting, beside=replace(setting, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False))

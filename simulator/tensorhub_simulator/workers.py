@@ -77,7 +77,7 @@ class Rank(Node):
     def start(self) -> None:
         """Begin a life."""
         self.life += 1
-        self.up, self.paused = True, False
+        self.up, self.state.paused = True, False
         self.backlog.clear()
         self._connect()
 
@@ -110,9 +110,9 @@ class Rank(Node):
             self._connect()
 
     def _register(self) -> None:
-        if self.agent.left:
+        if self.agent.state.left:
             # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
-            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.left])
+            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.state.left])
         if not self.agent.up:
             self.clock.after(AGAIN_S, self, self._register)
             return
@@ -163,7 +163,7 @@ class Rank(Node):
         def reply(end: End) -> None:
             if life != self.life or not self.up:
                 return
-            if clock.chance(0.7) and not self.paused:
+            if clock.chance(0.7) and not self.state.paused:
                 self.busy = False
                 then(end)
             else:

@@ -28,6 +28,7 @@ from tensorhub_simulator.views import Views
 from tensorhub_simulator.workers import Group, Rank
 
 STORY_LINES: Final = 60
+JOBS: Final = ("sim", "other")
 BEAT_S: Final = 0.5
 LOOK_S: Final = 0.5
 LIVE_WITHIN_S: Final = 60.0
@@ -39,18 +40,23 @@ STEPS_MAX: Final = 400_000
 class World:
     """Everything that one seed makes."""
 
-    def __init__(self, seed: int, setting: Setting, *, steps: bool = False) -> None:
-        """Build it; `run` lets it live."""
+    def __init__(self, seed: int, setting: Setting, *, steps: bool = False, first: "World | None" = None) -> None:
+        """Build it; `run` lets it live. A job beside the first one has a log of its own, and the same processes."""
         self.seed, self.plan = seed, setting
-        self.job = "sim"
-        self.clock = Clock(seed)
-        self.story: deque[str] = deque(maxlen=None if steps else STORY_LINES)
-        self.nats, self.net = Node("nats"), Net(self)
+        self.first = first or self
+        self.jobs: list[World] = first.jobs if first is not None else []
+        self.job = JOBS[len(self.jobs)]
+        self.jobs.append(self)
+        self.clock: Clock = first.clock if first is not None else Clock(seed)
+        self.story: deque[str] = first.story if first is not None else deque(maxlen=None if steps else STORY_LINES)
+        self.nats: Node = first.nats if first is not None else Node("nats")
+        self.net: Net = first.net if first is not None else Net(self)
         self.nats.up = True
         self.log = ModelLog(self.clock, setting.window_s, self.nats)
         self.truth = Oracle(self.job, self.story)
         self.log.watchers.append(self.truth.entry)
-        self.lease, self.calls = Lease(), Calls(self)
+        self.lease: Lease = first.lease if first is not None else Lease()
+        self.calls = Calls(self)
         self.links: dict[str, Link] = {}
         self.strangers = Strangers(self)
         self.left: Counter[str] = Counter()
@@ -73,8 +79,13 @@ class World:
         self.groups: list[Group] = []
         self.ranks: list[Rank] = []
         self._build()
-        self.faults = Faults(self)
+        if first is not None:
+            for mine, its in zip(self.processes(), first.processes(), strict=True):
+                mine.join_family(its)
+        self.faults: Faults = first.faults if first is not None else Faults(self)
         self.upgrade = Upgrade(self)
+        if first is None and setting.beside is not None:
+            World(seed, setting.beside, first=self)
 
     def _build(self) -> None:
         rng, setting = self.clock.rng, self.plan
@@ -132,11 +143,12 @@ class World:
 
     def away(self) -> list[Node]:
         """Name the agents that have left, for good as far as anybody knows."""
-        return [agent for agent in self.agents.values() if agent.left]
+        return [agent for agent in self.agents.values() if agent.state.left]
 
     def _is_whole(self, nodes: Iterable[Node]) -> bool:
         """Tell whether all run and reach what they need."""
-        return self.log.up and not self.nats.paused and all(node.runs and not node.cut_off for node in nodes)
+        reached = self.log.up and not self.nats.state.paused
+        return reached and all(node.runs and not node.state.cut_off for node in nodes)
 
     def make_fold(self, job: str) -> JobFold:
         """Return a registry's fold."""
@@ -156,29 +168,39 @@ class World:
         for rank in self.ranks:
             if rank.agent is agent:
                 rank.agent_gone()
-        self.faults.agent_died(agent)
+        if self is self.first:
+            self.faults.agent_died(agent)
 
     # Running.
 
     def run(self) -> None:
         """Live until a fresh version has reached all rollouts after the last trouble. Raises `Violation`."""
-        for registry in self.registries:
-            registry.start()
-        self.planner.start()
         for number, agent in enumerate(self.agents.values()):
             self.clock.after(self.faults.starts_in(number), None, agent.start)
+        for job in self.jobs:
+            job.begin()
+        self.clock.after(LOOK_S, None, self._look)
+        while not self._is_done() and self.clock.step():
+            for job in self.jobs:
+                job.check()
+            if self.clock.steps > STEPS_MAX:
+                raise Violation("bounded work", f"{STEPS_MAX} steps and no end")
+
+    def begin(self) -> None:
+        """Let everybody of this job but the agents begin."""
+        for node in self.folders():
+            node.start()
         for rank in self.ranks:
             rank.start()
         self.director.start()
         self.clock.after(BEAT_S, None, self._beat)
-        self.clock.after(LOOK_S, None, self._look)
-        while not self._is_done() and self.clock.step():
-            self._check()
-            if self.clock.steps > STEPS_MAX:
-                raise Violation("bounded work", f"{STEPS_MAX} steps and no end")
 
     def _is_done(self) -> bool:
-        return self.quiet_since is not None and self.director.missing() is None
+        return self.quiet_since is not None and self._missing() is None
+
+    def _missing(self) -> str | None:
+        missing = {job.job: job.director.missing() for job in self.jobs}
+        return next((f"in job {job}: {why}" for job, why in missing.items() if why is not None), None)
 
     def _beat(self) -> None:
         for agent in self.agents.values():
@@ -191,22 +213,25 @@ class World:
     def _look(self) -> None:
         """Now and then look at the bounds, and end the trouble when its time is over."""
         now = self.clock.now
-        self.calls.check()
+        for job in self.jobs:
+            job.calls.check()
         over = 1.0 + self.plan.trouble_s
-        nodes = (*(node for node in self.processes() if node not in self.away()), *self.ranks)
+        processes = [node for node in self.processes() if node not in self.away()]
+        nodes = [*processes, *(rank for job in self.jobs for rank in job.ranks)]
         if self.quiet_since is None and now > over and self._is_whole(nodes):
             for agent in self.agents.values():
                 agent.dies_in, agent.drag = None, 1.0
             self.note("no more trouble")
-            self.quiet_since = now
-            self.quiet_at = len(self.log.entries)
+            for job in self.jobs:
+                job.quiet_since, job.quiet_at = now, len(job.log.entries)
         elif self.quiet_since is not None and now > self.quiet_since + LIVE_WITHIN_S:
-            raise Violation("liveness", f"{LIVE_WITHIN_S:g} s after the last trouble {self.director.missing()}")
+            raise Violation("liveness", f"{LIVE_WITHIN_S:g} s after the last trouble {self._missing()}")
         self.clock.after(LOOK_S, None, self._look)
 
     # What must hold.
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise `Violation` where the last step has broken something."""
         for registry in self.folded:
             if registry.up:
                 registry.fold.check()

@@ -8,7 +8,7 @@ from tensorhub_simulator.coverage import UNREACHABLE, counted
 
 def test_a_move_of_a_table_is_counted_by_its_state_and_what_happened() -> None:
     with counted() as tallies:
-        move(availability.SHARD_MOVES, ShardState.EMPTY, ShardMove.PUBLISHED)
+        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
     assert tallies["shard"].made[ShardState.EMPTY, ShardMove.PUBLISHED] == 1
     assert "empty published" not in tallies["shard"].missing()
     assert "ready unpublished" in tallies["shard"].missing()
@@ -36,8 +36,8 @@ def test_what_is_out_of_reach_is_not_missed_and_is_wrong_when_it_happens() -> No
 
 def test_counts_of_several_processes_are_added() -> None:
     with counted() as one:
-        move(availability.SHARD_MOVES, ShardState.EMPTY, ShardMove.PUBLISHED)
+        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
     with counted() as other:
-        move(availability.SHARD_MOVES, ShardState.EMPTY, ShardMove.PUBLISHED)
+        move(vars(availability)["SHARD_MOVES"], ShardState.EMPTY, ShardMove.PUBLISHED)
     one["shard"].add(other["shard"])
     assert one["shard"].made.total() == 2

@@ -33,7 +33,7 @@ def test_a_follower_reads_in_order_and_not_while_it_is_stopped() -> None:
     node.up = True
     seen: list[int] = []
     Follower(log, node, 0, lambda entry: seen.append(entry.seq), events=False)
-    node.paused = True
+    node.state.paused = True
     for number in range(3):
         log.append("t.v1.j.cmd.x", b"{}", str(number))
     while clock.step():

@@ -1,6 +1,7 @@
 """The log's rules are judged from commands and events alone: each is broken once here."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tensorhub_common.wire.events import (
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Violation
 
-PLACE = {"model": "m", "replica": "r"}
+PLACE: dict[str, Any] = {"model": "m", "replica": "r"}
 
 
 def joined(incarnation: int) -> tuple[AnyCommand, list[AnyEvent]]:
