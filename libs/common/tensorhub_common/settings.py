@@ -184,6 +184,13 @@ class Settings:
         example="64GiB",
         meaning="How many bytes of copies of retained versions an agent takes in, within its memory. 0: none.",
     )
+    cache_disk_bytes: int = _variable(
+        values.byte_count(0),
+        "0",
+        unit="bytes",
+        example="500GiB",
+        meaning="How many bytes of them it keeps beyond that in files, in `copies` of its state folder. 0: none.",
+    )
     address: str | None = _variable(
         values.optional_ip,
         "",

@@ -73,6 +73,11 @@ class Keeper:
         """The log wants the copy no more."""
         self.copies.pop(key, None)
 
+    def give_up(self, key: Key) -> None:
+        """The copy can't stay here."""
+        if key in self.copies:
+            self.copies[key].releasing = True
+
     def tend(self, core: ShardCore, now: float) -> None:
         """Begin what is to be done about a copy, if nothing is under way."""
         copy = self.copies.get(core.key)

@@ -129,6 +129,11 @@ class AgentCore:
         self._add(Place(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), Held())
         return self._tend_copies(now)
 
+    def copy_failed(self, key: Key, now: float) -> list[AnyEffect]:
+        """What a copy stands on does not keep it: let it go, so that the log places it elsewhere."""
+        self.keeper.give_up(key)
+        return self._tend_copies(now)
+
     def _say_for(self, key: Key, command: ShardCommand) -> AnyEffect:
         """Say something about a shard that does not stand here."""
         return Say(msgspec.structs.replace(command, by=self._sender(self._lane_of(key))))

@@ -14,7 +14,6 @@ import msgspec
 
 from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.cache_memory import make_copy
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
@@ -96,7 +95,7 @@ class JobAgent:
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
         self.core = AgentCore(around.agent, around.limits)
-        self.shelf: Shelf = around.shelf_of(job)
+        self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         self._lanes = Lanes(self._joblog, self._open_job)
         self.sources = Sources(job, around.bus, around.transports, self._news)
@@ -213,6 +212,8 @@ class JobAgent:
                 self._spawn(self._digest(effect))
             case Save():
                 self.shelf.save(effect)
+                if self.shelf.is_kept_on_disk(effect.key):
+                    self._spawn(self._settle(effect.key))
             case CheckSiblings():
                 self._spawn(self._check_siblings(effect.key, effect.siblings))
             case MakeCopy():
@@ -271,9 +272,15 @@ class JobAgent:
         self._news(Digested(effect.key, effect.number, digests))
 
     async def _make_copy(self, effect: MakeCopy) -> None:
-        around = self._around
-        made = await make_copy(effect, self.job, around.blobs, self.shelf, self.core.incarnation)
+        made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
+
+    async def _settle(self, key: Key) -> None:
+        try:
+            await asyncio.to_thread(self.shelf.settle, key)
+        except OSError as why:
+            _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
+            self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
     async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
         mine = self.shelf.places[key].layout

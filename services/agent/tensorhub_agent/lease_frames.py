@@ -51,6 +51,8 @@ class Welcome(Frame, frozen=True, tag="welcome"):
 
     segment: str
     nbytes: int
+    origin: int = 0
+    """Where in the descriptor's file the segment begins."""
 
 
 class No(Frame, frozen=True, tag="no"):

@@ -24,7 +24,6 @@ from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.segments import (
     MANIFEST_SUFFIX,
     SEGMENT_MODE,
-    SEGMENT_SUFFIX,
     TEMPORARY_SUFFIX,
     ForeignSegment,
     Segment,
@@ -184,9 +183,8 @@ async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
     What was ready is hashed again, about 0.03 s a GiB; bytes that are not those of the root are empty and partial.
     """
     adopted = []
-    names = [name for name in store.stray() if name.endswith(SEGMENT_SUFFIX)]
     # Spare segments have no manifest: they come last, when the shards that they belong to have taken them.
-    for name in sorted(names, key=lambda name: (not manifest_path(store, name).exists(), name)):
+    for name in sorted(store.left(), key=lambda name: (not manifest_path(store, name).exists(), name)):
         if store.held(name):
             continue
         found = _open(store, name)
@@ -223,6 +221,7 @@ def _open(store: SegmentStore, name: str) -> tuple[Manifest, Segment, Segment | 
             if each is not None:
                 opened.append(store.open(each))
                 _check_size(opened[-1], manifest, layout)
+                store.check_head(opened[-1], layout)
     except (LayoutMismatch, ForeignSegment, MemoryExhausted) as why:
         for segment in opened:
             store.remove(segment)

@@ -58,17 +58,20 @@ class MappingCache:
         """Return how many mappings stand, used or not."""
         return len(self._mappings)
 
-    def acquire(self, name: str, fd: int, nbytes: int) -> Mapping:
-        """Map the segment behind a descriptor, which is taken over. Raises `ForeignSegment` when it is none."""
+    def acquire(self, name: str, fd: int, nbytes: int, origin: int = 0) -> Mapping:
+        """Map the segment behind a descriptor, which is taken over. Raises `ForeignSegment` when it is none.
+
+        `origin` is where in the file the segment begins.
+        """
         try:
             about = os.fstat(fd)
             key = (name, about.st_dev, about.st_ino)
             known = self._mappings.pop(key, None)
             if known is None:
-                _check(name, about, nbytes)
+                _check(name, about, nbytes, origin)
                 # Not populated: a read touches what it wants, and does so on all cores.
                 memory = mmap.mmap(fd, about.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-                known = Mapping(key, memoryview(memory), 0, memory, fd)
+                known = Mapping(key, memoryview(memory)[origin:], 0, memory, fd)
                 fd = -1
         except (OSError, ValueError) as why:
             raise ForeignSegment(f"segment {name} can't be mapped: {why}") from why
@@ -101,9 +104,9 @@ class MappingCache:
             mapping.unmap()
 
 
-def _check(name: str, about: os.stat_result, nbytes: int) -> None:
+def _check(name: str, about: os.stat_result, nbytes: int, origin: int) -> None:
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
         raise ForeignSegment(f"what came as segment {name} is no file of this user")
     # A mapping that is longer than its file would be SIGBUS. Segments never shrink, so once is enough.
-    if not 0 < nbytes <= about.st_size:
-        raise ForeignSegment(f"segment {name} has {about.st_size} bytes, and its agent says {nbytes}")
+    if nbytes <= 0 or not 0 <= origin <= about.st_size - nbytes:
+        raise ForeignSegment(f"segment {name} has {about.st_size} bytes, and its agent says {nbytes} from {origin}")

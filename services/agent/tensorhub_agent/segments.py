@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
+from tensorhub_common.layout import Layout
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import segment_beginning
 
@@ -61,7 +62,10 @@ class ForeignSegment(TensorHubError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One region of agent-owned memory. `nbytes` is what stands: whole pages, and at least one."""
+    """One region of agent-owned memory. `nbytes` is what stands: whole pages, and at least one.
+
+    `path` is where its name stands, or will stand; `origin` is where in the file its bytes begin.
+    """
 
     name: str
     path: Path
@@ -69,6 +73,12 @@ class Segment:
     fd: int
     view: memoryview
     """All of the segment, writable. It keeps the mapping alive, also after the segment was removed."""
+    origin: int = 0
+
+    @property
+    def file_bytes(self) -> int:
+        """What its file takes."""
+        return self.origin + self.nbytes
 
     def open_writable(self) -> int:
         """Return a new descriptor that may write, for the worker that owns the shard. The caller closes it."""
@@ -94,12 +104,16 @@ def segment_prefix(hub: str, agent: str) -> str:
 class SegmentStore:
     """All segments of one agent. Its methods may be called from any thread; `create` takes about 0.6 s a GiB."""
 
+    suffix: str = SEGMENT_SUFFIX
+    unsettled: str = ""
+    """What stands behind the name of a segment's file for as long as nobody but the agent is to believe it."""
+
     def __init__(self, shm_dir: Path, prefix: str, bytes_max: int) -> None:
         """Keep segments named `prefix…` in `shm_dir`, at most `bytes_max` bytes of them together."""
         self.shm_dir = shm_dir
         self.prefix = prefix
         self.bytes_max = bytes_max
-        self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(SEGMENT_SUFFIX))
+        self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(self.suffix))
         self._segments: dict[str, Segment] = {}
         self._total_bytes = 0
         self._lock = threading.Lock()
@@ -121,19 +135,28 @@ class SegmentStore:
         """Bytes of all segments that were created or opened and not removed."""
         return self._total_bytes
 
-    def create(self, nbytes: int) -> Segment:
-        """Make a segment of at least `nbytes` zero bytes, populated. Raises `MemoryExhausted`."""
-        whole = _whole_pages(nbytes)
-        with self._charged(whole):
-            name = f"{self.prefix}{secrets.token_hex(RANDOM_BYTES)}{SEGMENT_SUFFIX}"
-            path = self.shm_dir / name
-            with self._full_is_exhausted(whole), _removed_on_error(path):
+    def head_of(self, layout: Layout) -> bytes:  # noqa: ARG002 (what a file on a disk begins with)
+        """Return what the file of a segment with this layout begins with, in whole pages."""
+        return b""
+
+    def check_head(self, segment: Segment, layout: Layout) -> None:
+        """Raise `ForeignSegment` when the file does not begin as one with this layout does."""
+
+    def create(self, nbytes: int, head: bytes = b"") -> Segment:
+        """Make a segment of at least `nbytes` zero bytes, populated, behind a head. Raises `MemoryExhausted`."""
+        whole = whole_pages(nbytes)
+        with self._charged(len(head) + whole):
+            name = f"{self.prefix}{secrets.token_hex(RANDOM_BYTES)}{self.suffix}"
+            path = self.shm_dir / f"{name}{self.unsettled}"
+            with self._full_is_exhausted(len(head) + whole), _removed_on_error(path):
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, SEGMENT_MODE)
                 with _closed_on_error(fd):
-                    self._reserve(fd, whole)
-                    view = _map(fd, whole)
-                    _populate(view)
-        segment = Segment(name, path, whole, fd, view)
+                    self._reserve(fd, len(head) + whole)
+                    view = _map(fd, len(head) + whole)
+                    view[: len(head)] = head
+                    view = view[len(head) :]
+                    self._populate(view)
+        segment = Segment(name, self.shm_dir / name, whole, fd, view, len(head))
         with self._lock:
             self._segments[name] = segment
         return segment
@@ -150,6 +173,8 @@ class SegmentStore:
             if name in self._segments:
                 return self._segments[name]
         path = self.shm_dir / name
+        if self.unsettled and not path.exists():
+            path = self.shm_dir / f"{name}{self.unsettled}"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as why:
@@ -158,16 +183,17 @@ class SegmentStore:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
                 raise ForeignSegment(f"{path} is not a file that only this user may open; remove it")
-            if about.st_size == 0 or about.st_size != _whole_pages(about.st_size):
+            if about.st_size == 0 or about.st_size != whole_pages(about.st_size):
                 raise ForeignSegment(f"{path} has {about.st_size} bytes, which are not whole pages; remove it")
+            origin = self._origin_of(fd, about.st_size)
             with self._full_is_exhausted(about.st_size):
                 # A run that was killed while it reserved may have left holes; filling them now keeps SIGBUS out.
                 self._reserve(fd, about.st_size)
-                view = _map(fd, about.st_size)
-        segment = Segment(name, path, about.st_size, fd, view)
+                view = _map(fd, about.st_size)[origin:]
+        segment = Segment(name, self.shm_dir / name, about.st_size - origin, fd, view, origin)
         with self._lock:
             self._segments[name] = segment
-            self._total_bytes += segment.nbytes
+            self._total_bytes += segment.file_bytes
         return segment
 
     def remove(self, segment: Segment) -> None:
@@ -175,9 +201,10 @@ class SegmentStore:
         with self._lock:
             if self._segments.pop(segment.name, None) is None:
                 return
-            self._total_bytes -= segment.nbytes
-        segment.path.unlink(missing_ok=True)
-        os.close(segment.fd)
+            self._total_bytes -= segment.file_bytes
+            for ending in {"", self.unsettled}:
+                segment.path.with_name(segment.name + ending).unlink(missing_ok=True)
+            os.close(segment.fd)
 
     def close(self) -> None:
         """Close all descriptors and leave the segments where they stand, for the next run to adopt."""
@@ -192,7 +219,7 @@ class SegmentStore:
 
     def stray(self) -> list[str]:
         """Return this agent's files that belong to no segment in use: segments, manifests and temporary files."""
-        suffixes = (MANIFEST_SUFFIX + TEMPORARY_SUFFIX, MANIFEST_SUFFIX)
+        suffixes = [MANIFEST_SUFFIX + TEMPORARY_SUFFIX, MANIFEST_SUFFIX] + [self.unsettled] * bool(self.unsettled)
         found = []
         with os.scandir(self.shm_dir) as entries:
             names = sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
@@ -201,6 +228,11 @@ class SegmentStore:
             if self._ours.fullmatch(segment) is not None and segment not in self._segments:
                 found.append(name)
         return found
+
+    def left(self) -> list[str]:
+        """Return the names of the segments among `stray()`."""
+        names = (name.removesuffix(self.unsettled) for name in self.stray())
+        return sorted({name for name in names if name.endswith(self.suffix)})
 
     def remove_stray(self, name: str) -> None:
         """Remove one of `stray()`."""
@@ -225,6 +257,13 @@ class SegmentStore:
             with self._lock:
                 self._total_bytes -= nbytes
             raise
+
+    def _origin_of(self, fd: int, nbytes: int) -> int:  # noqa: ARG002 (a file on a disk has a head)
+        """Return where in a file that an earlier run left the bytes begin."""
+        return 0
+
+    def _populate(self, view: memoryview) -> None:
+        _populate(view)
 
     def _reserve(self, fd: int, nbytes: int) -> None:
         """Reserve every byte; what is reserved already costs nothing."""
@@ -253,7 +292,8 @@ class SegmentStore:
         )
 
 
-def _whole_pages(nbytes: int) -> int:
+def whole_pages(nbytes: int) -> int:
+    """Return how many bytes the pages for so many take, one page at least."""
     return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 

@@ -14,6 +14,9 @@ import msgspec
 from tensorhub_agent import metrics
 from tensorhub_agent.address import own_address
 from tensorhub_agent.beat import BeatThread
+from tensorhub_agent.cache_disk import DiskStore
+from tensorhub_agent.cache_making import CopyMaker
+from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
 from tensorhub_agent.incarnation import Incarnation
@@ -127,14 +130,15 @@ class AgentService:
     def _surroundings(self, bus: Bus, pool: CopyPool, beat: BeatThread) -> tuple[Surroundings, Shelves]:
         settings = self._settings
         store = SegmentStore.of(settings.shm_dir, settings.dir, self.agent, settings.memory_bytes_max)
-        shelves = Shelves(store)
+        shelves = Shelves(store, DiskStore.in_state(settings.state_dir, settings.cache_disk_bytes))
+        room, blobs = CacheRoom(settings.cache_bytes, settings.cache_disk_bytes), Blobs(bus)
         limits = Limits(
             digests=settings.digests,
             window_bytes=settings.window_bytes,
             stall_s=settings.stall_s,
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
-            cache_bytes=settings.cache_bytes,
+            cache_bytes=room.total_bytes,
         )
 
         def joined(incarnation: int) -> None:
@@ -146,12 +150,13 @@ class AgentService:
             host=settings.host,
             site=settings.site,
             bus=bus,
-            blobs=Blobs(bus),
+            blobs=blobs,
             pool=pool,
             transports=self._transports(pool),
             limits=limits,
             incarnation=Incarnation(settings.state_dir),
-            shelf_of=shelves.of,
+            shelves=shelves,
+            copies=CopyMaker(shelves, blobs, room),
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,

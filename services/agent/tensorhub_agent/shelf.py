@@ -11,12 +11,15 @@ from typing import Final, Literal
 import msgspec
 
 from tensorhub_agent import manifest as manifests
+from tensorhub_agent.cache_disk import DiskStore
+from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key, Save
 from tensorhub_agent.manifest import Adopted, Manifest, pack_layout
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import Layout, PieceTable, pieces, segment_bytes
+from tensorhub_common.names import cached_version
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class ShelfPlace:
     digest: str
     """Of the layout."""
     manifest: Manifest
+    store: SegmentStore
     spare: Segment | None = None
     """Where a staged shard is filled."""
 
@@ -56,11 +60,11 @@ class ShelfPlace:
 class Shelf:
     """The segments of one job's shards."""
 
-    def __init__(self, job: str, store: SegmentStore) -> None:
+    def __init__(self, job: str, store: SegmentStore, disk: DiskStore | None = None) -> None:
         """Begin empty."""
         self.job = job
         self.places: dict[Key, ShelfPlace] = {}
-        self._store = store
+        self._memory, self._disk = store, disk
 
     async def make(
         self,
@@ -72,18 +76,21 @@ class Shelf:
         spot: bool,
         incarnation: int,
         staged: bool = False,
+        on_disk: bool = False,
     ) -> ShelfPlace:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`."""
         nbytes = segment_bytes(layout)
+        store = self._disk if on_disk and self._disk is not None else self._memory
         # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
-        self._store.check_room(2 * nbytes if staged else nbytes)
+        store.check_room(2 * nbytes if staged else nbytes)
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
-        segment = await asyncio.to_thread(self._store.create, nbytes)
+        head = await asyncio.to_thread(store.head_of, layout)
+        segment = await asyncio.to_thread(store.create, nbytes, head)
         spare = None
         if staged:
-            with _undone_by(lambda: self._store.remove(segment)):
-                spare = await asyncio.to_thread(self._store.create, nbytes)
+            with _undone_by(lambda: store.remove(segment)):
+                spare = await asyncio.to_thread(store.create, nbytes)
         manifest = Manifest(
             incarnation=incarnation,
             job=self.job,
@@ -100,17 +107,18 @@ class Shelf:
             partial=False,
             spare=None if spare is None else spare.name,
         )
-        with _undone_by(lambda: manifests.remove(self._store, manifest, segment, *([spare] if spare else []))):
-            manifests.save(self._store, manifest)
-        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, spare)
+        with _undone_by(lambda: manifests.remove(store, manifest, segment, *([spare] if spare else []))):
+            manifests.save(store, manifest)
+        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, store, spare)
         return place
 
-    def adopt(self, adopted: Adopted) -> ShelfPlace:
+    def adopt(self, adopted: Adopted, store: SegmentStore) -> ShelfPlace:
         """Take back what an earlier process left."""
         manifest = adopted.manifest
         key = Key(manifest.model, manifest.replica, manifest.shard)
         table = pieces(adopted.layout)
-        place = ShelfPlace(adopted.segment, adopted.layout, table, manifest.layout_digest, manifest, adopted.spare)
+        digest = manifest.layout_digest
+        place = ShelfPlace(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
         self.places[key] = place
         return place
 
@@ -129,18 +137,35 @@ class Shelf:
             swapped=place.manifest.swapped != effect.swap,
         )
         try:
-            manifests.save(self._store, place.manifest)
+            manifests.save(place.store, place.manifest)
         except MemoryExhausted as why:
             # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
             # the next start, and never a wrong version.
             _log.warning("%s", why)
+
+    def is_kept_on_disk(self, key: Key) -> bool:
+        """Tell whether a whole copy stands in a file, which `settle` is owed."""
+        place = self.places.get(key)
+        return place is not None and place.store is self._disk and place.manifest.state == "ready"
+
+    def settle(self, key: Key) -> None:
+        """Bring a copy's file to the disk. Raises `OSError`; may take long."""
+        place = self.places.get(key)
+        if place is not None and self._disk is not None:
+            self._disk.settle(place.segment)
+
+    def copies(self) -> CacheRoom:
+        """Return how many bytes the copies of retained versions take."""
+        copies = [place for key, place in self.places.items() if cached_version(key.replica) is not None]
+        memory = sum(sum(place.table.nbytes) for place in copies if place.store is self._memory)
+        return CacheRoom(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
 
     def free(self, key: Key) -> None:
         """Remove a shard's memory; whoever has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
             spare = [place.spare] if place.spare is not None else []
-            manifests.remove(self._store, place.manifest, place.segment, *spare)
+            manifests.remove(place.store, place.manifest, place.segment, *spare)
 
 
 @contextlib.contextmanager
@@ -155,25 +180,35 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
 class Shelves:
     """The shelves of all jobs."""
 
-    def __init__(self, store: SegmentStore) -> None:
-        """Begin empty."""
-        self.store = store
+    def __init__(self, store: SegmentStore, disk: DiskStore | None = None) -> None:
+        """Begin empty; copies may stand on the disk, if there is one for them."""
+        self.store, self.disk = store, disk
         self._shelves: dict[str, Shelf] = {}
 
     def of(self, job: str) -> Shelf:
         """Return a job's shelf."""
         if job not in self._shelves:
-            self._shelves[job] = Shelf(job, self.store)
+            self._shelves[job] = Shelf(job, self.store, self.disk)
         return self._shelves[job]
 
     async def adopt(self, pool: CopyPool) -> dict[str, list[Adopted]]:
         """Take back what an earlier process of this agent left, by job."""
         found: dict[str, list[Adopted]] = {}
-        for adopted in await manifests.adopt(self.store, pool):
-            self.of(adopted.manifest.job).adopt(adopted)
-            found.setdefault(adopted.manifest.job, []).append(adopted)
+        for store in self._stores():
+            for adopted in await manifests.adopt(store, pool):
+                self.of(adopted.manifest.job).adopt(adopted, store)
+                found.setdefault(adopted.manifest.job, []).append(adopted)
         return found
+
+    def copies(self) -> CacheRoom:
+        """Return how many bytes the copies of retained versions take, of all jobs."""
+        each = [shelf.copies() for shelf in self._shelves.values()]
+        return CacheRoom(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
+
+    def _stores(self) -> list[SegmentStore]:
+        return [self.store] if self.disk is None else [self.store, self.disk]
 
     def close(self) -> None:
         """Leave everything where it stands, for the next process."""
-        self.store.close()
+        for store in self._stores():
+            store.close()

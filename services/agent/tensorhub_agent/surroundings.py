@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tensorhub_agent.cache_making import CopyMaker
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.shard import Limits
-from tensorhub_agent.shelf import Shelf
+from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
@@ -26,7 +27,8 @@ class Surroundings:
     transports: Transports
     limits: Limits
     incarnation: Incarnation
-    shelf_of: Callable[[str], Shelf]
+    shelves: Shelves
+    copies: CopyMaker
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""
     tell_holds: Callable[[int, str, Key, int | None], None]

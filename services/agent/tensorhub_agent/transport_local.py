@@ -193,8 +193,8 @@ class LocalTransport:
     ) -> LocalSession:
         await send(framed, Hello(PROTOCOL, grant.ticket, reader))
         match await from_source(framed):
-            case Welcome(segment, nbytes):
-                mapping = self._cache.acquire(segment, framed.take_fd(), nbytes)
+            case Welcome(segment, nbytes, origin):
+                mapping = self._cache.acquire(segment, framed.take_fd(), nbytes, origin)
                 return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
             case No(reason):
                 raise TransportLost(f"the source refused: {reason}")
@@ -256,9 +256,10 @@ class LocalTransport:
         served = self._served[opened.lease] = _Served(framed, opened.lease)
         done = False
         try:
-            fd = opened.segment.open_readonly()
+            segment = opened.segment
+            fd = segment.open_readonly()
             try:
-                await send(framed, Welcome(opened.segment.name, opened.segment.nbytes), fd)
+                await send(framed, Welcome(segment.name, segment.nbytes, segment.origin), fd)
             finally:
                 os.close(fd)
             if opened.pieces is not None:

@@ -161,7 +161,8 @@ class Served:
             return
         self.lease = opened.lease
         segment = opened.segment
-        self._mapping = self._cache.acquire(segment.name, segment.open_readonly(), segment.nbytes)
+        fd = segment.open_readonly()
+        self._mapping = self._cache.acquire(segment.name, fd, segment.nbytes, segment.origin)
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
         self._lacks = opened.lacks
         if opened.pieces is not None:

@@ -200,3 +200,17 @@ def test_nothing_is_due_about_a_copy_while_the_agent_has_not_joined_again() -> N
     agent.do(agent.core.join(2, "host", "site", agent.now))
     when = agent.core.deadline()
     assert when is None or when > agent.now
+
+
+def test_a_copy_that_its_disk_does_not_keep_is_let_go() -> None:
+    """The trainer still holds the version, so nothing holds the copy back; for a while none is placed here again."""
+    agent = retaining()
+    copy = made(agent)
+    read(agent, copy)
+    agent.do(agent.core.copy_failed(copy, agent.now))
+    agent.log()
+    assert copy not in agent.core.shards
+    assert agent.last(Free) == Free(copy)
+    assert wanted(agent).key == copy
+    # One that is gone already is nothing to let go.
+    agent.do(agent.core.copy_failed(copy, agent.now))

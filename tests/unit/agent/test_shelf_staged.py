@@ -81,7 +81,7 @@ async def test_the_next_run_takes_back_the_segment_that_is_live(tmp_path: Path, 
     assert found.spare is not None
     assert found.spare.name == place.target.name
     again = Shelf("run-7", store(tmp_path))
-    assert again.adopt(found).inode == place.inode
+    assert again.adopt(found, store(tmp_path)).inode == place.inode
 
 
 async def test_a_swap_that_the_manifest_does_not_say_did_not_happen(tmp_path: Path) -> None:

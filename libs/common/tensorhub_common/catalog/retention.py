@@ -77,8 +77,8 @@ def no_room(model: Model, replica: Replica, version: int) -> str:
     """Say why the last copy can't go, and what to do."""
     return (
         f"version {version} of model {model.name!r} is retained, replica {replica.name!r} holds its last copy, and no "
-        "agent has room for another (or it has no digests): raise TENSORHUB_CACHE_BYTES on an agent, let another "
-        "replica that is not spot hold it, or retain fewer versions"
+        "agent has room for another (or it has no digests): raise TENSORHUB_CACHE_BYTES or TENSORHUB_CACHE_DISK_BYTES "
+        "on an agent, let another replica that is not spot hold it, or retain fewer versions"
     )
 
 

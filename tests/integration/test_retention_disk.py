@@ -1,0 +1,223 @@
+"""Copies past the limit of memory, on real processes: their files have the bytes, and outlive the host's memory."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
+from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of, until, weights, write
+from tests.integration.transports import BOTH
+
+import tensorhub
+from tensorhub_common.settings import segment_beginning
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NBYTES: Final = 2 * 77 * 1003 * 4
+VERSIONS: Final = (1, 2, 3)
+SHM: Final = Path("/dev/shm")  # noqa: S108 (where segments stand unless somebody says otherwise)
+
+LARGE: Final = 32_000_000
+"""Elements of a model whose copy takes long enough to be killed while it is written."""
+
+ATTEMPTS_MAX: Final = 5
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
+    """Each agent keeps one copy of the small model in memory, and many on its disk."""
+    room = {"TENSORHUB_CACHE_BYTES": str(NBYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB", "TENSORHUB_METRICS": "0"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=2, hosts=request.param, **room) as running:
+        yield running
+
+
+def folder_of(hub: RunningHub, agent: str) -> Path:
+    return hub.directory / "state" / agent / "copies"
+
+
+def files_of(hub: RunningHub, job: str) -> dict[tuple[str, str], tuple[Path, dict[str, Any]]]:
+    """Return the copies of a job on all disks by (agent, replica): where the file stands, and its manifest."""
+    found = {}
+    for agent in hub.file.agents:
+        for path in folder_of(hub, agent.id).glob("*.json"):
+            manifest = msgspec.json.decode(path.read_bytes())
+            if manifest["job"] == job:
+                found[agent.id, manifest["replica"]] = path.with_suffix(""), manifest
+    return found
+
+
+def kill(hub: RunningHub, agent: str) -> None:
+    os.kill(next(each.pid for each in hub.file.agents if each.id == agent), signal.SIGKILL)
+
+
+async def killed(hub: RunningHub, here: tensorhub.AsyncHub, agent: str) -> None:
+    """Kill an agent, and return once its next process has joined the job."""
+    before = await incarnation_of(here, agent)
+    kill(hub, agent)
+
+    async def is_back() -> bool:
+        return await incarnation_of(here, agent) > before
+
+    await until(is_back)
+
+
+async def all_kept(here: tensorhub.AsyncHub) -> None:
+    """Let copies be all that is left of the versions."""
+    trainer = await here.register("m", weights(1), replica="trainer")
+    await here.retain("m", last=len(VERSIONS))
+    for version in VERSIONS:
+        await trainer.publish(version)
+        await trainer.unpublish()
+        write(trainer, weights(version + 1))
+    await trainer.release()
+
+
+async def read(hub: tensorhub.AsyncHub, version: int) -> dict[str, torch.Tensor]:
+    """Read a version into a replica that is gone when this returns."""
+    reader = await hub.register("m", weights(99), replica="reader")
+    assert await reader.replicate(version) == version
+    tensors = {name: tensor.clone() for name, tensor in reader.tensors.items()}
+    await reader.release()
+    return tensors
+
+
+async def let_go(hub: RunningHub, here: tensorhub.AsyncHub, job: str) -> None:
+    """Keep nothing, and wait until the agents have freed it."""
+    await here.retain("m", last=0)
+
+    async def gone() -> bool:
+        return not await here.replicas("m") and files_of(hub, job) == {}
+
+    await until(gone)
+
+
+async def test_what_memory_does_not_hold_stands_in_files_with_its_bytes(hub: RunningHub) -> None:
+    """Readers get the bytes from the mapped file; anybody gets them by opening it."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        await all_kept(here)
+        copies = {(each.members[0].agent, each.replica) for each in await here.replicas("m")}
+
+        async def are_named() -> bool:
+            return all(path.exists() for path, _ in files_of(hub, job).values())
+
+        await until(are_named)
+        files = files_of(hub, job)
+        in_memory = [agent for agent, _ in copies - files.keys()]
+        assert sorted(in_memory) == sorted({agent for agent, _ in copies})
+        for path, manifest in files.values():
+            version = manifest["version"]
+            tensors = load_file(path)
+            assert_same_bytes({name: tensors[name] for name in ("a", "b")}, weights(version))
+            for each in (here, there):
+                assert_same_bytes(await read(each, version), weights(version))
+        await let_go(hub, here, job)
+
+
+async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub: RunningHub) -> None:
+    """What agents had in memory goes with their processes; what they have on disk is believed for its digests."""
+    job = new_job()
+    async with hub.connected(job) as (here, _):
+        await all_kept(here)
+        kept = files_of(hub, job)
+        for agent in hub.file.agents:
+            os.kill(agent.pid, signal.SIGSTOP)
+            for path in SHM.glob(f"{segment_beginning(hub.directory)}{agent.id}-*"):
+                path.unlink()
+            await killed(hub, here, agent.id)
+        versions = sorted(manifest["version"] for _, manifest in kept.values())
+        assert versions
+        assert files_of(hub, job).keys() == kept.keys()
+        assert [each.version for each in await here.versions("m") if each.state == "available"] == versions
+        async with hub.connected(job) as (_, there):
+            for version in versions:
+                assert_same_bytes(await read(there, version), weights(version))
+        await let_go(hub, here, job)
+
+
+async def writing(hub: RunningHub, job: str) -> str:
+    """Return the agent that writes a file of this job, as soon as one does."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            for (agent, _), (_, manifest) in files_of(hub, job).items():
+                if manifest["state"] == "filling":
+                    return agent
+            await asyncio.sleep(0.001)
+
+
+async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub: RunningHub) -> None:
+    """What half a file holds is never counted: the shard stays published until another attempt is whole."""
+    values = {"w": torch.arange(LARGE, dtype=torch.float32)}
+    for _ in range(ATTEMPTS_MAX):
+        job = new_job()
+        async with hub.connected(job) as (here, there):
+            trainer = await there.register("m", values, replica="trainer")
+            await here.retain("m", last=1)
+            publishing = asyncio.create_task(trainer.publish(1))
+            agent = await writing(hub, job)
+            kill(hub, agent)
+            await publishing
+            [(path, manifest)] = files_of(hub, job).values()
+            was_writing = (manifest["state"], path.exists()) == ("filling", False)
+            await trainer.unpublish()
+            trainer.tensors["w"].zero_()
+            async with hub.connected(job) as (again, _):
+                reader = await again.register("m", {"w": torch.zeros(LARGE)}, replica="reader")
+                assert await reader.replicate(1) == 1
+                assert_same_bytes(reader.tensors, values)
+                await reader.release()
+            await trainer.release()
+            await let_go(hub, here, job)
+        if was_writing:
+            return
+    pytest.fail("no kill met the middle of a file")
+
+
+async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) -> None:
+    """The trainer holds the version still, so the copy is read again, and has the right bytes in the end."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        trainer = await there.register("m", {"w": torch.arange(200_000.0)}, replica="trainer")
+        await here.retain("m", last=1)
+        await trainer.publish(1)
+
+        async def is_named() -> bool:
+            return all(path.exists() for path, _ in files_of(hub, job).values()) and bool(files_of(hub, job))
+
+        await until(is_named)
+        [((agent, _), (path, _))] = files_of(hub, job).items()
+        os.kill(next(each.pid for each in hub.file.agents if each.id == agent), signal.SIGSTOP)
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size - 4096)
+            file.write(b"\xff" * 64)
+        await killed(hub, here, agent)
+
+        async def stands() -> bool:
+            return await cache_of(here, "m", 1) is not None
+
+        await until(stands)
+        await until(is_named)
+        [(path, _)] = files_of(hub, job).values()
+        assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})
+        await trainer.release()
+        await let_go(hub, here, job)
+
+
+async def test_a_version_that_fits_nowhere_stays_published(hub: RunningHub) -> None:
+    """Neither memory nor disk may take it: the limit of the disk is named too."""
+    async with hub.connected() as (here, _):
+        trainer = await here.register("m", {"w": torch.ones(70_000_000)}, replica="trainer")
+        await here.retain("m", last=1)
+        await trainer.publish(1)
+        with pytest.raises(tensorhub.RetentionFull, match="TENSORHUB_CACHE_DISK_BYTES"):
+            await trainer.unpublish()
+        assert trainer.version == 1
+        await here.retain("m", last=0)

@@ -1,0 +1,33 @@
+"""Which of memory and disk a copy takes."""
+
+import pytest
+
+from tensorhub_agent.cache_room import CacheRoom, Where, candidates, no_room
+
+NOTHING = CacheRoom(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "taken", "expected"),
+    [
+        (10, NOTHING, (Where.MEMORY, Where.DISK)),
+        (11, NOTHING, (Where.DISK,)),
+        (1, CacheRoom(10, 0), (Where.DISK,)),
+        (10, CacheRoom(1, 0), (Where.DISK,)),
+        (10, CacheRoom(0, 91), (Where.MEMORY,)),
+        (101, NOTHING, ()),
+        (1, CacheRoom(10, 100), ()),
+        # A limit that was lowered, or copies that an earlier run left: there may be more than it says.
+        (0, CacheRoom(11, 101), ()),
+    ],
+)
+def test_memory_comes_first_and_neither_takes_more_than_its_limit(
+    nbytes: int, taken: CacheRoom, expected: tuple[Where, ...]
+) -> None:
+    limits = CacheRoom(10, 100)
+    assert candidates(nbytes, limits, taken) == expected
+    assert limits.total_bytes == 110
+    if not expected:
+        why = no_room(nbytes, limits, taken)
+        assert "TENSORHUB_CACHE_DISK_BYTES" in why
+        assert f"{taken.memory_bytes} of 10" in why
