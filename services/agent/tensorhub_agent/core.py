@@ -29,7 +29,7 @@ from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted, StaleSender
-from tensorhub_common.wire.commands import Holding, Join, Release, Sender, ShardCommand
+from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, CommandRejected, CopyPlaced, ShardReleased
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
@@ -134,7 +134,7 @@ class AgentCore:
         self.keeper.give_up(key)
         return self._tend_copies(now)
 
-    def _say_for(self, key: Key, command: ShardCommand) -> AnyEffect:
+    def _say_for(self, key: Key, command: Release) -> AnyEffect:
         """Say something about a shard that does not stand here."""
         return Say(msgspec.structs.replace(command, by=self._sender(self._lane_of(key))))
 
