@@ -95,10 +95,6 @@ def draw(seed: int, *, calm: bool) -> Setting:
         rewinds=ruled.choice((0.0, 0.0, 0.1)),
         spot=ruled.choice((0.0, 0.5)),
     )
-    if setting.retain == 1 and ruled.random() < 0.5:  # noqa: PLR2004 (odds)
-        # Nobody has room for copies, so those who hold a version wait for each other. With more than one retained, or
-        # with readers that don't count, there would be no way out of that.
-        setting = replace(setting, spot=0.0, limits=replace(setting.limits, cache_bytes=0))
     if apart.random() < 0.85:  # noqa: PLR2004 (odds)
         return setting
     return replace(setting, beside=replace(setting, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False))
