@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from tests.integration.conftest import RunningNats
@@ -13,11 +13,15 @@ from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable
 
 CLIENT: Final = User(Role.CLIENT)
 PROMPT_S: Final = 20.0
 """The bound that connecting is given here; whoever is refused hears it long before."""
+
+MESSAGES: Final = 20
+MESSAGE_BYTES: Final = 1_000_000
 
 
 def certificate(folder: Path, name: str, *names: str) -> tuple[Path, Path]:
@@ -64,6 +68,47 @@ async def test_who_is_believed(encrypted: tuple[str, Path], keys: Keyring, tmp_p
                 await connect(url, name="x", credentials=key, tls=tls, timeout_s=PROMPT_S)
     with pytest.raises(RegistryUnavailable, match="must be PEM"):
         await connect(url, name="x", credentials=key, tls=TlsFiles(key))
+
+
+async def test_a_connection_ends_without_a_word(
+    encrypted: tuple[str, Path], keys: Keyring, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each command ends one; what asyncio has to say of it would stand below the answer."""
+    url, pem = encrypted
+    async with await connect(url, name="x", credentials=keys.path_of(CLIENT), tls=TlsFiles(pem)):
+        pass
+    assert caplog.messages == []
+
+
+async def test_a_slow_reader_keeps_little(encrypted: tuple[str, Path], keys: Keyring) -> None:
+    """What it doesn't take yet stays with the server; nats-py would read on over TLS, and keep all of it."""
+    url, pem = encrypted
+    admin, tls = keys.path_of(User(Role.ADMIN)), TlsFiles(pem)
+    kept: list[int] = []
+    taken_all = asyncio.Event()
+
+    async def answer(_: Message) -> bytes:
+        return b""
+
+    async def take(_: Message) -> None:
+        # The other connection's round trip is time in which this one could read on.
+        await talker.request("echo")
+        transport: Any = reader._client._transport
+        kept.append(len(transport._io_reader._buffer))
+        if len(kept) == MESSAGES:
+            taken_all.set()
+
+    async with (
+        await connect(url, name="talker", credentials=admin, tls=tls) as talker,
+        await connect(url, name="reader", credentials=admin, tls=tls) as reader,
+    ):
+        await talker.serve("echo", answer)
+        await reader.subscribe("long", take)
+        for _ in range(MESSAGES):
+            await talker.publish("long", bytes(MESSAGE_BYTES))
+        async with asyncio.timeout(PROMPT_S):
+            await taken_all.wait()
+    assert max(kept) < MESSAGE_BYTES
 
 
 async def test_nothing_is_said_in_the_clear(keys: Keyring, tmp_path: Path) -> None:

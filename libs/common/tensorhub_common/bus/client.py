@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 from nats.errors import SecureConnRequiredError
 
 from tensorhub_common.bus.message import Message
@@ -95,7 +96,17 @@ class LeanClient(Client):
         # have it tell who it is, and all else. This is the last moment before that.
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
             raise SecureConnRequiredError
+        if self._server_info.get("tls_required"):
+            self._introduce_tls()
         return super()._connect_command()
+
+    def _introduce_tls(self) -> None:
+        # nats-py reads what comes through TLS with a protocol of its own and never tells it of its transport. So it
+        # would keep all that comes while we are slow, without a bound, and complain whenever a connection ends.
+        writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None  # noqa: SLF001
+        if writer is None or (protocol := writer.transport.get_protocol()) is None:
+            return  # A web socket, which asks for nothing, or a connection that the server has ended already.
+        protocol.connection_made(writer.transport)
 
     def handle(self, sid: int, handler: Handler) -> None:
         """Call `handler` with each message of this subscription from now on."""
