@@ -135,7 +135,7 @@ def test_a_read_that_fails_is_tried_again_and_given_up_in_the_end() -> None:
     agent = retaining()
     copy = made(agent)
     for _ in range(TRIES_MAX):
-        agent.do(agent.core.shards[copy].operation.abandon(agent.now) or [])  # type: ignore[union-attr,func-returns-value]
+        agent.do(agent.core.shards[copy].operation.abandon(agent.now) or [])  # type: ignore[union-attr]
         agent.do(agent.core._take(agent.core.shards[copy]))
         agent.log()
         agent.tick(0.0)
