@@ -1,0 +1,17 @@
+"""What holds for every test: it finds `logging` as the first one did, in whatever order and process they run."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Take back what a command that ran in this process told the root logger: its level, and where lines go."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(handler)
+    root.setLevel(level)
