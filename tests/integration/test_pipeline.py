@@ -92,6 +92,7 @@ async def test_four_readers_take_the_trainers_bytes_once(tmp_path: Path, _hosts:
     assert given < READERS / 2, reports
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("_hosts", [UCXX])
 async def test_without_pipelining_all_is_read_from_the_trainer(tmp_path: Path, _hosts: int) -> None:
