@@ -46,6 +46,7 @@ test: $(READY) ## the tests, in less than 5 minutes on two cores (WORKERS=2); ne
 
 slow: $(READY) ## the tests that `make test` leaves out because they take long; some need root or a Docker engine
 	@$(BIN)/python -m pytest -m "slow and not gpu"
+	@$(BIN)/python -m pytest --hypothesis-profile=thorough -m "not slow" tests/property
 
 check: $(READY) ## lint, format, types and architecture
 	@$(BIN)/ruff check .

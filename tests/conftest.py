@@ -1,9 +1,15 @@
-"""What holds for every test: it finds `logging` as the first one did, in whatever order and process they run."""
+"""What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
+
+`--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does.
+"""
 
 import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("thorough", max_examples=400)
 
 
 @pytest.fixture(autouse=True)

@@ -25,12 +25,10 @@ async def test_eight_kills(tmp_path: Path) -> None:
     assert run.log.roots
 
 
+# The default suite has one that stays away over ucxx (test_source_killed.py).
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "comes_back",
-    # The default suite has one that stays away over ucxx (test_source_killed.py).
-    [pytest.param(False, id="stays-away", marks=pytest.mark.slow), pytest.param(True, id="comes-back")],
-)
+@pytest.mark.parametrize("comes_back", [pytest.param(False, id="stays-away"), pytest.param(True, id="comes-back")])
 async def test_the_only_holder_is_killed_in_mid_transfer(tmp_path: Path, comes_back: bool) -> None:  # noqa: FBT001
     for attempt in range(ATTEMPTS_MAX):
         with contextlib.suppress(only_holder.TooLate):

@@ -44,7 +44,12 @@ def run(pick: Pick, steps: int) -> World:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    # An example is a whole life, and takes as long as ten of others do.
+    max_examples=settings().max_examples // 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_no_sequence_of_commands_breaks_the_catalog(data: st.DataObject) -> None:
     """Invariants, whole groups, events that fit and read back, refusals that change nothing: see `World.say`."""
     world = run(lambda choices: data.draw(st.sampled_from(choices)), STEPS)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
@@ -78,7 +78,6 @@ def assert_no_circle(waits_for: dict[int, set[int]]) -> None:
 
 
 @given(readers(), everywhere, st.sampled_from((SLOW, Limits().network)))
-@settings(max_examples=200)
 def test_no_chain_comes_back_to_itself(some: Sequence[Reader], where: list[Place], network: Rates) -> None:
     """Whatever the planner knew at each question, and in whatever order they came."""
     turns = {reader.number: reader.turn for reader in some}

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
@@ -109,7 +109,6 @@ def usable(case: Case) -> dict[SourceId, set[int]]:
 
 
 @given(cases())
-@settings(max_examples=400)
 def test_an_answer_is_right(case: Case) -> None:
     """All that holds of every answer is looked at in each case: to draw one costs more than all of it."""
     found, able = case.answer(), usable(case)
@@ -157,7 +156,6 @@ def equal_for_equal_arguments(case: Case, found: Answer) -> None:
 
 
 @given(cases(whole=True))
-@settings(max_examples=400)
 def test_the_nearest_whole_holders_are_read(case: Case) -> None:
     """All shares come from one distance, no usable holder is nearer, and the least loaded there gives something."""
     found, able = case.answer(), usable(case)

@@ -18,7 +18,12 @@ SEEDED_STEPS = 300
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    # An example is a whole life, and takes as long as ten of others do.
+    max_examples=settings().max_examples // 10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 def test_no_orderly_act_takes_the_last_copy(data: st.DataObject) -> None:
     world = World()
     live(world, lambda choices: data.draw(st.sampled_from(choices)), STEPS)

@@ -13,7 +13,7 @@ from tensorhub_simulator.running import scaled_down
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
     world = World(Random(seed))
     with scaled_down():

@@ -58,7 +58,7 @@ async def say_all(
 KILLS_MIN = 3
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_killed_at_random_moments(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
