@@ -11,7 +11,6 @@ from typing import Final, Literal, SupportsIndex, cast
 
 from tensorhub_common.errors import (
     LayoutMismatch,
-    NotInThisVersion,
     TensorHubError,
     VersionConflict,
     VersionUnavailable,
@@ -92,6 +91,4 @@ def install(value: str) -> str:
     """Return how weights are to be installed."""
     if value not in INSTALLS:
         raise ValueError(f"install is {value!r:.80}; possible are {', '.join(map(repr, INSTALLS))}")
-    if value == "mapped":
-        raise NotInThisVersion("install='mapped' is not in this version of TensorHub: use install='staged'")
     return value

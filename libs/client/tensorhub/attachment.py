@@ -2,11 +2,12 @@
 
 Always true: `handle` is set exactly while the present connection to the agent has registered the shard; `segment` and
 `spare` never change once a caller's tensors stand in one of them, because an attachment whose memory was replaced is
-`lost`.
+`lost`. A mapped shard has no segment of its own, and shows that of a holder, which no agent can take away.
 """
 
 import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -44,6 +45,11 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Name the shard in a sentence."""
         return f"shard {self.shard} of {self.model}/{self.replica}"
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it shows the memory of others."""
+        return self.install == "mapped"
+
     def call(self, number: int, timeout_s: float) -> RegisterCall:
         """Return the frame that registers the shard."""
         return RegisterCall(call=number, timeout_s=timeout_s, **{name: getattr(self, name) for name in _FIELDS})
@@ -71,6 +77,8 @@ class Attachment:
     """The other segment of a staged shard."""
     live: int = 0
     """The inode of the one in which the shard stands, as the agent said last."""
+    lent: tuple[int, int] | None = None
+    """What a mapped shard is to show next: a descriptor of its holder's segment, and the version there."""
     fresh: bool = False
     version: int | None = None
     report: ReadReport | None = None
@@ -80,7 +88,11 @@ class Attachment:
     """The values are in the memory, and the agent has not yet answered anything that it was told after that."""
     busy: bool = False
     releasing: bool = False
+    delayed: TensorHubError | None = None
+    """Why it could not be brought back yet, while that is tried again."""
     lost: TensorHubError | None = None
+    _lending: threading.Lock = field(default_factory=threading.Lock)
+    """The agent lends in the event loop's thread, and a shard takes in its caller's."""
 
     def close_fd(self) -> None:
         """Close the segments' descriptors, if they are still open."""
@@ -88,6 +100,19 @@ class Attachment:
         for fd in fds:
             if fd is not None:
                 os.close(fd)
+
+    def lend(self, lent: tuple[int, int] | None) -> None:
+        """Take what a mapped shard is to show next, in place of what was not shown yet."""
+        with self._lending:
+            old, self.lent = self.lent, lent
+        if old is not None:
+            os.close(old[0])
+
+    def take_lent(self) -> tuple[int, int] | None:
+        """Return what a mapped shard is to show now; the descriptor is the caller's to close."""
+        with self._lending:
+            lent, self.lent = self.lent, None
+        return lent
 
     @property
     def segments(self) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from tensorhub.link import Broken, Link, closed_error
 from tensorhub_common import telemetry
 from tensorhub_common.errors import (
     AgentUnavailable,
+    DrainTimeout,
     LayoutMismatch,
     RegistryUnavailable,
     ReplicaConflict,
@@ -132,17 +133,25 @@ class Attachments:
         if attachment is not None:
             attachment.live = segment
 
+    def lend(self, handle: int, fd: int, version: int) -> None:
+        """Take the memory that a mapped shard is to show next."""
+        attachment = self._by_handle.get(handle)
+        if attachment is None:
+            _close(fd)
+        else:
+            attachment.lend((fd, version))
+
     def registered(self, attachment: Attachment, frame: Registered, fd: int | None) -> None:
         """Take the agent's word for a shard, and its descriptor."""
         segment = segment_of(fd)
         if attachment.segment is None:
             attachment.fd, attachment.segment, attachment.fresh = fd, segment, frame.fresh
-        elif segment in (attachment.segment, attachment.spare) or attachment.releasing:
+        elif segment in (attachment.segment, attachment.spare) or attachment.releasing or attachment.place.is_mapped:
             _close(fd)
         else:
             attachment = self._replaced(attachment, fd, segment)
         attachment.live = segment[1] if segment is not None else 0
-        attachment.handle, attachment.version = frame.handle, frame.version
+        attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
         self._by_handle[frame.handle] = attachment
         if attachment.load_untold and frame.version is None:
             self.loaded(attachment)
@@ -166,7 +175,7 @@ class Attachments:
         if attachment.lost is not None:
             raise attachment.lost
         if attachment.handle is None:
-            raise self._link.unavailable()
+            raise attachment.delayed or self._link.unavailable()
         return attachment.handle
 
     # ------------------------------------------------------------------------------------------- coming and going
@@ -205,7 +214,8 @@ class Attachments:
                 await self._ask(attachment, BRING_BACK_S)
             except Broken:
                 return
-            except (AgentUnavailable, RegistryUnavailable) as error:
+            except (AgentUnavailable, RegistryUnavailable, DrainTimeout) as error:
+                attachment.delayed = error
                 log.info("a shard is not attached again yet", shard=attachment.place.where, why=str(error))
             except TensorHubError as error:
                 if not isinstance(error, ReplicaConflict) or self._loop.time() >= patient_until:
@@ -228,6 +238,7 @@ class Attachments:
             self._by_handle.pop(attachment.handle, None)
             attachment.handle = None
         attachment.close_fd()
+        attachment.lend(None)
         self._link.notify()
 
     def close(self) -> None:

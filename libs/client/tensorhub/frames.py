@@ -1,7 +1,7 @@
 """One connection to an agent: frames out without waiting, frames in as they come, descriptors beside them.
 
-The agent attaches one descriptor to each `Registered`; the kernel keeps descriptors in the order of the bytes, so the
-n-th descriptor belongs to the n-th `Registered`.
+The agent attaches one descriptor to each frame of `WITH_FD`; the kernel keeps descriptors in the order of the bytes, so
+the n-th descriptor belongs to the n-th of these.
 
 Always true: frames go out whole and in the order of `send`, whoever is cancelled meanwhile; after the connection has
 ended `on_end` has been called once, unless this side ended it, and nothing more is handed over.
@@ -18,13 +18,16 @@ import msgspec
 
 from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.framed import Framed
-from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Registered, Spare
+from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Mapped, Registered, Spare
 
 UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
 """What waits for an agent that doesn't read; on top of that, a frame is refused."""
 
+WITH_FD: Final = (Registered, Spare, Mapped)
+"""Frames that a descriptor belongs to."""
+
 OnFrame = Callable[[FromAgent, int | None], None]
-"""Takes a frame, and with `Registered` the descriptor of its segment, which is then the taker's to close."""
+"""Takes a frame, and with those of `WITH_FD` the descriptor of a segment, which is then the taker's to close."""
 
 OnEnd = Callable[[str], None]
 """Takes the reason why the connection ended."""
@@ -82,7 +85,7 @@ class Connection:
             while True:
                 body = await self._framed.receive()
                 frame = _frames.decode(body)
-                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, Registered | Spare) else None)
+                self._on_frame(frame, self._framed.take_fd() if isinstance(frame, WITH_FD) else None)
         except TensorHubError as error:
             self._end(str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -38,6 +38,7 @@ from tensorhub_common.wire.events import AnyEvent, VersionRetired
 from tensorhub_common.wire.worker import Attached
 
 if TYPE_CHECKING:
+    from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
     from tensorhub.tensors import Described, Tensors
 
@@ -92,7 +93,7 @@ class AsyncHub:
         are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
         `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
-        which changes only at its end.
+        which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
         """
         self._session.check()
         check_name("model", model)
@@ -109,7 +110,7 @@ class AsyncHub:
     async def _made(self, described: "Described", attachment: Attachment) -> AsyncShard:
         """Let the tensors stand in the registered memory."""
         try:
-            tensors, staged = await _in_thread(lambda: _bound(described, attachment))
+            tensors, swaps = await _in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:
             attachment.claimed = False
             raise
@@ -117,9 +118,13 @@ class AsyncHub:
             await self._undo(attachment)
             raise
         attachment.close_fd()
-        if attachment.version is None and (attachment.fresh or _gives_all(described)):
+        if (
+            not attachment.place.is_mapped
+            and attachment.version is None
+            and (attachment.fresh or _gives_all(described))
+        ):
             self._session.loaded(attachment)
-        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, staged)
+        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, swaps)
         self._shards[made] = None
         return made
 
@@ -320,8 +325,8 @@ def _described(module_or_tensors: "Tensors") -> "tuple[Described, bytes]":
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(packed)
 
 
-def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, Any], Staged | None]":
-    """Map the segment, or a staged shard's two, and let what was described stand in it."""
+def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, Any], Staged | Mapped | None]":
+    """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
     from tensorhub.memory import map_segment  # noqa: PLC0415 (they import torch)
     from tensorhub.tensors import bind  # noqa: PLC0415
 
@@ -330,6 +335,11 @@ def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, A
 
         staged = Staged(described, attachment)
         return staged.tensors, staged
+    if attachment.place.is_mapped:
+        from tensorhub.mapped import Mapped  # noqa: PLC0415
+
+        mapped = Mapped(described, attachment)
+        return mapped.tensors, mapped
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
     return bind(described, memory, memory_wins=attachment.version is not None), None
 

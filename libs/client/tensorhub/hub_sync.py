@@ -127,7 +127,7 @@ class Shard:
 
         Every shard of the replica must call it. "latest" waits for a first version up to the bound. `on_progress` is
         called in the hub's own thread. Raises `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         with self._swapping(swap_under):
             return self._background.run(self._shard._fetch(version, timeout_s, on_progress))  # noqa: SLF001 (twins)
@@ -143,7 +143,7 @@ class Shard:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
         `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         with self._swapping(swap_under):
             return self._background.run(self._shard._fetch_newer(wait_s, timeout_s, on_progress))  # noqa: SLF001
@@ -207,7 +207,7 @@ class Hub:
         are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
         `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
-        which changes only at its end.
+        which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
         """
         shard_made = self._background.run(
             self._hub.register(

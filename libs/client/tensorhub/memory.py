@@ -10,11 +10,13 @@ Always true:
   its buffer exported, and so an explicit close would leave the tensors on unmapped pages.
 """
 
+import ctypes
 import math
 import mmap
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
@@ -23,8 +25,9 @@ from tensorhub_common.layout import Layout, placements, segment_bytes
 _MADV_POPULATE_READ: Final = 22
 """Of Linux since 5.14; CPython names it from 3.14 on."""
 
-Memory = mmap.mmap | bytearray
-"""A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped."""
+Memory = mmap.mmap | bytearray | ctypes.Array[Any]
+"""A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped, and an array
+of bytes for one that may not be written."""
 
 
 def map_segment(fd: int, layout: Layout) -> Memory:
@@ -41,6 +44,34 @@ def map_segment(fd: int, layout: Layout) -> Memory:
         raise AgentUnavailable(
             f"the segment of {nbytes} bytes that the agent handed over can't be mapped ({error}); register again"
         ) from error
+
+
+def map_readonly(fd: int, layout: Layout) -> Memory:
+    """Map the segment of a layout so that a write is SIGSEGV. The descriptor may be closed afterwards.
+
+    Raises `AgentUnavailable` when the segment is not there in its full length.
+    """
+    nbytes = segment_bytes(layout)
+    if not nbytes:
+        return bytearray()
+    try:
+        mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise AgentUnavailable(
+            f"the segment of {nbytes} bytes that the agent lent can't be mapped ({error}); read again"
+        ) from error
+    # torch knows no read-only storage and warns of each; so it is shown an array that looks writable over the same
+    # bytes, and the kernel sees to it that it isn't.
+    kind: Any = type("ReadOnlyBytes", (ctypes.c_ubyte * nbytes,), {})
+    memory: ctypes.Array[Any] = kind.from_address(np.frombuffer(mapping, np.uint8).ctypes.data)
+    memory.mapping = mapping  # type: ignore[attr-defined]
+    return memory
+
+
+def private_memory(layout: Layout) -> Memory:
+    """Return zeroed memory of this process alone for a layout; pages that nobody writes take no room."""
+    nbytes = segment_bytes(layout)
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if nbytes else bytearray()
 
 
 def populate(memory: Memory) -> None:

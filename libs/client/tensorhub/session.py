@@ -27,6 +27,7 @@ from tensorhub_common.wire.worker import (
     Failed,
     FromAgent,
     Holds,
+    Mapped,
     Progress,
     Registered,
     Spare,
@@ -223,6 +224,9 @@ class Session:
                 self._take_spare(frame, fd)
             case Swapped():
                 self._attachments.swapped(frame.handle, frame.segment)
+            case Mapped():
+                assert fd is not None
+                self._attachments.lend(frame.handle, fd, frame.version)
             case Done():
                 self._take_done(frame)
             case Failed():

@@ -1,8 +1,8 @@
 """One shard in hub memory, as its worker uses it.
 
 Always true: `tensors` are the same objects for the shard's whole life, standing in memory that the agent owns; they
-stay valid while they are referenced, also after `release`. Those of a staged shard show the other one of two memories
-after a read, and change only within `replicate` and `update` (staged.py). One call at a time is possible on a shard; a
+stay valid while they are referenced, also after `release`. Those of a staged or mapped shard show other memory after a
+read, and change only within a call of the shard (staged.py, mapped.py). One call at a time is possible on a shard; a
 second one raises `ReplicaConflict` at once and changes nothing.
 
 A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at the agent until its own bound, so the
@@ -18,13 +18,14 @@ from tensorhub import arguments
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
 from tensorhub.session import OnProgress, Session
-from tensorhub_common.errors import NotPublished
+from tensorhub_common.errors import NotPublished, ReplicaConflict
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.worker import ReadReport
 
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
 
 
@@ -38,14 +39,14 @@ class AsyncShard:
         layout: Layout,
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
-        staged: "Staged | None" = None,
+        swaps: "Staged | Mapped | None" = None,
     ) -> None:
         self.tensors = tensors
         self.layout = layout
         self._session = session
         self._attachment = attachment
         self._on_release = on_release
-        self._staged = staged
+        self._swaps = swaps
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -74,10 +75,8 @@ class AsyncShard:
 
     @property
     def version(self) -> int | None:
-        """What it holds now, or None. Of a staged shard: what its tensors show."""
-        if self._staged is not None and self._staged.shown != self._attachment.live:
-            return self._staged.version
-        return self._attachment.version
+        """What it holds now, or None. Of a staged or mapped shard: what its tensors show."""
+        return self._attachment.version if self._swaps is None else self._swaps.version
 
     @property
     def is_new(self) -> bool:
@@ -96,6 +95,8 @@ class AsyncShard:
         `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
         """
         wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
+        # An unpublish that was interrupted may have gone on to its end, and swapped.
+        self._show()
         with self._session.tracing.call("publish", self._attachment) as call:
             done = await self._session.ask(self._attachment, Publish(wanted, call.traceparent), bound_s)
             assert done.version is not None
@@ -105,9 +106,17 @@ class AsyncShard:
     async def unpublish(self, *, timeout_s: float = 60) -> None:
         """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
 
-        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again.
+        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again. A staged shard
+        has other memory to go on in: the tensors stand there when this returns, with the same values, and it waits
+        only for those who map a version before this one.
         """
-        await self._session.ask(self._attachment, Unpublish(), arguments.seconds("timeout_s", timeout_s))
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        self._check_writable()
+        try:
+            await self._session.ask(self._attachment, Unpublish(), bound_s)
+        finally:
+            # A staged shard whose memory is mapped by readers goes on in its other one.
+            self._show()
 
     @asynccontextmanager
     async def overwriting(
@@ -120,6 +129,7 @@ class AsyncShard:
         `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
         """
         arguments.overwriting(version, publish=publish)
+        self._check_writable()
         with suppress(NotPublished):
             await self.unpublish(timeout_s=timeout_s)
         yield self.tensors
@@ -138,7 +148,7 @@ class AsyncShard:
 
         Every shard of the replica must call it. "latest" waits for a first version up to the bound. Raises
         `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`. `swap_under`: a lock (or another
-        context manager) to hold while the tensors of a staged shard swap.
+        context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         async with self._swapping(swap_under):
             return await self._fetch(version, timeout_s, on_progress)
@@ -154,20 +164,31 @@ class AsyncShard:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
         `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
-        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged shard swap.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         async with self._swapping(swap_under):
             return await self._fetch_newer(wait_s, timeout_s, on_progress)
 
     async def release(self, *, timeout_s: float = 60) -> None:
         """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
-        await self._session.release(self._attachment, arguments.seconds("timeout_s", timeout_s))
+        try:
+            await self._session.release(self._attachment, arguments.seconds("timeout_s", timeout_s))
+        finally:
+            self._show()
         self._on_release(self)
 
     def mark_loaded(self) -> None:
         """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
         self._session.check()
         self._session.loaded(self._attachment)
+
+    def _check_writable(self) -> None:
+        """Refuse to hand out for writing what can't be written; `NotPublished` would be taken for "go on"."""
+        if self._attachment.place.is_mapped:
+            raise ReplicaConflict(
+                f"{self._attachment.place.where} is mapped read-only: its tensors stand in its publisher's memory; "
+                "overwrite and publish there, or register with install='in-place'"
+            )
 
     @asynccontextmanager
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
@@ -182,29 +203,30 @@ class AsyncShard:
         return nullcontext() if swap_under is None or not self._must_swap() else swap_under
 
     def _must_swap(self) -> bool:
-        """Whether a newer version than the tensors show stands in the other memory of a staged shard."""
-        return self._staged is not None and self._staged.shown != self._attachment.live
+        """Whether the tensors of a staged or mapped shard are to stand in other memory."""
+        return self._swaps is not None and self._swaps.is_due
 
     def _show(self) -> None:
-        """Let the tensors of a staged shard show the memory in which it stands now."""
-        if self._staged is not None:
-            self._staged.show(self._attachment.live, self._attachment.version)
+        """Let the tensors of a staged or mapped shard show the memory in which it stands now."""
+        if self._swaps is not None:
+            self._swaps.show()
 
     async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
-        """Do what `replicate` does; but the tensors of a staged shard show it only after `show`."""
+        """Do what `replicate` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
         assert held is not None
         return held
 
     async def _fetch_newer(self, wait_s: float, timeout_s: float, on_progress: OnProgress | None) -> int | None:
-        """Do what `update` does; but the tensors of a staged shard show it only after `show`."""
+        """Do what `update` does; but tensors that swap show it only after `show`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
 
     async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
-        if self._staged is not None:
-            question = replace(question, segment=self._staged.shown)
+        shown = getattr(self._swaps, "shown", None)
+        if shown is not None:
+            question = replace(question, segment=shown)
         with self._session.tracing.call(name, self._attachment) as call:
             asked = replace(question, traceparent=call.traceparent)
             done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)

@@ -2,7 +2,8 @@
 
 A read fills the memory that the tensors do not show. The swap then lets every tensor stand in the other one: objects
 stay what they were (parameters, buffers and the values of `shard.tensors`), only what stands behind them changes, so
-nothing is copied, and some hundred tensors take less than a millisecond.
+nothing is copied, and some hundred tensors take less than a millisecond. Where readers map the memory of a version that
+is unpublished, the agent copies it into the other one, and the tensors stand there from then on.
 
 Always true: all tensors show one memory, but for the moment of the swap; the other one may be written by the agent. So
 what a caller has taken from a tensor that outlives the swap (a view, a numpy array, a pointer) shows the old version
@@ -10,14 +11,10 @@ until the next read begins, and then bytes that change.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
-
 from tensorhub.memory import map_segment, populate, tensors_at
-from tensorhub.module import adopt
-from tensorhub.tensors import bind
+from tensorhub.tensors import bind, stand
 
 if TYPE_CHECKING:
     from tensorhub.attachment import Attachment
@@ -35,25 +32,30 @@ class Staged:
         live, spare = map_segment(attachment.fd, layout), map_segment(attachment.spare_fd, layout)
         # Now, while nobody waits: the first forward pass after a swap would pay for it.
         populate(spare)
+        self._attachment = attachment
         self.shown = attachment.live
         self.tensors = bind(described, live, memory_wins=attachment.version is not None)
-        self.version = attachment.version
+        self._version = attachment.version
         self._names, self._members = described.names, described.members
         first, second = attachment.segments
         other = second if attachment.live == first else first
         self._standing = {self.shown: tensors_at(layout, live), other: tensors_at(layout, spare)}
         self._swapping = threading.Lock()
 
-    def show(self, segment: int, version: int | None) -> None:
-        """Let the tensors show this segment, which holds this version now."""
-        with self._swapping:
-            if segment != self.shown:
-                self._swap(self._standing[segment])
-                self.shown = segment
-            self.version = version
+    @property
+    def version(self) -> int | None:
+        """What the tensors show."""
+        return self._version if self.is_due else self._attachment.version
 
-    def _swap(self, standing: Mapping[str, torch.Tensor]) -> None:
-        with torch.inference_mode(mode=False), torch.no_grad():
-            adopt(self._members, standing)
-            for name, tensor in self.tensors.items():
-                tensor.data = standing[self._names[name]]
+    @property
+    def is_due(self) -> bool:
+        """Whether the shard stands in the memory that the tensors do not show."""
+        return self.shown != self._attachment.live
+
+    def show(self) -> None:
+        """Let the tensors show the memory in which the shard stands now."""
+        with self._swapping:
+            if self.is_due:
+                self.shown = self._attachment.live
+                stand(self._members, self._names, self.tensors, self._standing[self.shown])
+            self._version = self._attachment.version

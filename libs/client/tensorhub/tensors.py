@@ -7,7 +7,7 @@ Always true: after an error in either, the caller's module is as it was; the val
 aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is refused by its name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -81,6 +81,19 @@ def bind(described: Described, memory: Memory, *, memory_wins: bool = False) -> 
             described.copy_in(standing)
         adopt(described.members, standing)
     return {name: standing[canonical] for name, canonical in described.names.items()}
+
+
+def stand(
+    members: Iterable[Member],
+    names: Mapping[str, str],
+    tensors: Mapping[str, torch.Tensor],
+    standing: Mapping[str, torch.Tensor],
+) -> None:
+    """Let what `bind` has returned, and a module's members, stand in other memory; the objects stay the same."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        adopt(members, standing)
+        for name, tensor in tensors.items():
+            tensor.data = standing[names[name]]
 
 
 def _describe_module(module: nn.Module) -> Described:

@@ -14,8 +14,9 @@ from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
+from tensorhub_common.layout import segment_bytes
 from tensorhub_common.tracecontext import TraceContext
-from tensorhub_common.wire.worker import Done, Failed, Holds, Progress, Registered, Spare, Swapped
+from tensorhub_common.wire.worker import Done, Failed, Holds, Mapped, Progress, Registered, Spare, Swapped
 
 PROGRESS_S: Final = 0.25
 
@@ -29,7 +30,9 @@ class Waiting:
     handle: int
     registers: Key | None = None
     fresh: bool = False
-    reads: Key | None = None
+    about: Key | None = None
+    """The shard of any other call, and whether that reads."""
+    reads: bool = False
 
 
 class Callers:
@@ -54,9 +57,12 @@ class Callers:
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
-        if waiting.reads is not None:
+        if waiting.reads:
             self.read_counts.count(effect)
-            self._tell_swapped(waiting, waiting.reads)
+        if waiting.about is not None:
+            self._tell_swapped(waiting, waiting.about)
+            if isinstance(effect, Answer) and effect.version is not None:
+                self._hand_over(waiting, waiting.about, effect.version)
         traceparent = None if place is None else place.traceparent
         if isinstance(effect, Raise):
             waiting.worker.tell(
@@ -74,6 +80,24 @@ class Callers:
         place = self._shelf.places.get(key)
         if place is not None and place.spare is not None:
             waiting.worker.tell(Swapped(handle=waiting.handle, segment=place.inode))
+
+    def swapped(self, key: Key) -> None:
+        """Tell whoever waits for a call on a staged shard that it swaps: with the answer the shard may be gone."""
+        for waiting in self._waiting.values():
+            if waiting.about == key:
+                self._tell_swapped(waiting, key)
+
+    def _hand_over(self, waiting: Waiting, key: Key, version: int) -> None:
+        """Hand the memory that a mapped shard's read has taken to its worker, before the call is answered."""
+        place = self._shelf.places.get(key)
+        if place is None or place.borrowed is None:
+            return
+        fd = place.borrowed.hand_over()
+        if fd is None and not segment_bytes(place.layout):
+            # There is not a byte to map.
+            fd = place.segment.open_readonly()
+        if fd is not None:
+            waiting.worker.tell(Mapped(handle=waiting.handle, version=version), fd)
 
     def _tell_registered(self, waiting: Waiting, key: Key) -> None:
         """Hand a shard's segment to its worker."""

@@ -12,6 +12,7 @@ from tensorhub_agent.effects import (
     CloseSource,
     Confirm,
     Confirmed,
+    LetGo,
     OpenSource,
     PlanCame,
     Post,
@@ -54,8 +55,9 @@ class Carrier:
             version=version,
             root=root,
             nbytes=core.place.nbytes,
-            verify=limits.digests,
-            window_bytes=limits.window_bytes,
+            # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
+            verify=limits.digests and not core.place.mapped,
+            window_bytes=sum(core.place.nbytes) if core.place.mapped else limits.window_bytes,
             stall_s=limits.stall_s,
             sources_lost_s=limits.sources_lost_s,
             first_number=core.number(),
@@ -63,8 +65,8 @@ class Carrier:
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
         self._turn = turn
-        if limits.digests and root is not None and root != NO_ROOT and not core.place.staged:
-            # Otherwise nothing vouches for a piece before all of them stand. A staged shard serves what it held.
+        if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
+            # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
 
     def serve(self) -> None:
@@ -126,6 +128,8 @@ class Carrier:
     def stop(self) -> None:
         """End the transfer; `is_quiet` tells when it has ended."""
         self._core.break_waiting("the source is not filled with this version any more")
+        if self._core.place.mapped:
+            self._core.out.append(LetGo(self._core.key))
         if self.transfer is not None:
             self.transfer.stop()
             self._emit(self.transfer.todo())
@@ -164,6 +168,7 @@ class Carrier:
             pieces=pieces,
             avoid=avoid,
             turn=self._turn,
+            mapped=core.place.mapped,
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 
@@ -171,7 +176,10 @@ class Carrier:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         out = core.out
-        out.extend(OpenSource(key, n, share, transfer.version, transfer.root, self._turn) for n, share in todo.open)
+        out.extend(
+            OpenSource(key, n, share, transfer.version, transfer.root, self._turn, core.place.mapped)
+            for n, share in todo.open
+        )
         out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
         out.extend(Confirm(key, n) for n in todo.confirm)
         out.extend(CloseSource(key, n) for n in todo.close)

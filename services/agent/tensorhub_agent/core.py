@@ -24,6 +24,7 @@ from tensorhub_agent.effects import (
     Say,
     ShardNews,
 )
+from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
@@ -271,20 +272,35 @@ class AgentCore:
         """Answer a reader's agent. None: ask again once something has happened here, within a bound."""
         if (ask.source.agent, ask.source.incarnation) != (self.agent, self.incarnation):
             return LeaseRefusal(reason=f"incarnation {ask.source.incarnation} of {ask.source.agent!r} is over")
+        if ask.mapped and not self._is_published(ask):
+            # A publication can be taken back before the log has taken it, a mapping can't.
+            core = self._asked_for(ask)
+            waits = core is not None and isinstance(core.operation, PublishOperation)
+            return None if waits else LeaseRefusal(reason="the shard is not published here, or it is draining")
         answer = self.table.grant(ask, name, ticket, endpoint, now)
         if isinstance(answer, LeaseRefusal) and ask.turn is not None and self._may_be_decided(ask):
             return None
         return answer
 
+    def _asked_for(self, ask: LeaseAsk) -> ShardCore | None:
+        return self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
+
+    def _is_published(self, ask: LeaseAsk) -> bool:
+        core = self._asked_for(ask)
+        return core is not None and (core.held.memory, core.held.version) == (Memory.READY, ask.version)
+
     def _may_be_decided(self, ask: LeaseAsk) -> bool:
         """Tell whether the log may have decided what this agent has not heard yet, and the reader has."""
-        core = self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        core = self._asked_for(ask)
         operation = core.operation if core is not None else None
         return isinstance(operation, ReadOperation) and operation.stage is Stage.JOINING
 
     def redeemed(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket from the transport."""
-        return self.table.redeem(ticket, now)
+        lease = self.table.redeem(ticket, now)
+        if lease is not None and lease.is_mapped:
+            self.shards[lease.key].held.lent = True
+        return lease
 
     def lease_ended(self, name: str, how: LeaseMove, now: float) -> list[AnyEffect]:
         """A reader is done, or gone."""

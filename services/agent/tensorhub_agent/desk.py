@@ -128,7 +128,7 @@ class Desk:
             message = f"an earlier read of shard {key.shard} of {key.model}/{key.replica} has just ended: call again"
             session.worker.tell(Failed(call=frame.call, error=ReplicaConflict.__name__, message=message))
             return
-        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle, reads=key if reads else None))
+        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle, about=key, reads=reads))
         now = asyncio.get_running_loop().time()
         cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None
         job.call(key, _core_call(frame, number, session.worker.number, now), now, cause)
@@ -181,11 +181,10 @@ class Desk:
                 f"{where} stands with other tensors: {difference(place.layout, layout)}; give the same, or "
                 "release it first"
             )
-        install = "staged" if core.place.staged else "in-place"
-        if (core.place.shards, core.place.spot, install) != (frame.shards, frame.spot, frame.install):
+        if (core.place.shards, core.place.spot, core.place.install) != (frame.shards, frame.spot, frame.install):
             raise LayoutMismatch(
                 f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}, "
-                f"install={install!r}: give the same, or release it first"
+                f"install={core.place.install!r}: give the same, or release it first"
             )
         if core.session is not None:
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
@@ -199,16 +198,16 @@ class Desk:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
         job = session.job
         digest = await job.keep_layout(data)
-        staged = frame.install == "staged"
+        staged, mapped = frame.install == "staged", frame.install == "mapped"
         place = await job.shelf.make(
-            key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation, staged=staged
+            key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation, install=frame.install
         )
         handle = self._new_handle(session, key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
         job.concern(key.replica)
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
-        core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes, staged)
+        core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
         job.carry_out(job.core.register(core_place, call, now))
         if key not in job.core.shards:
             session.handles.pop(handle, None)

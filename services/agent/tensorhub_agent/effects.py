@@ -115,6 +115,25 @@ class Save(Effect, frozen=True, kw_only=True):
     """The shard's spare memory is its memory from now on, and the other one is the spare."""
 
 
+class Probe(Effect, frozen=True):
+    """Find out whether anybody still maps the shard's memory, or its spare memory; answered by `Probed`."""
+
+    key: Key
+    spare: bool
+
+
+class Duplicate(Effect, frozen=True):
+    """Copy what stands in the shard's memory into its spare memory; answered by `Duplicated`."""
+
+    key: Key
+
+
+class LetGo(Effect, frozen=True):
+    """Let go of the memory that a read has taken to be mapped, and that was not swapped in."""
+
+    key: Key
+
+
 class CheckSiblings(Effect, frozen=True):
     """Compare the layouts of one replica's shards; answered by `SiblingsChecked`."""
 
@@ -149,10 +168,15 @@ class OpenSource(Effect, frozen=True):
     root: str | None
     turn: Turn | None = None
     """Of the reader's round; a half-filled source serves later turns only."""
+    mapped: bool = False
+    """The source's memory is to be mapped."""
 
 
 class Post(Effect, frozen=True):
-    """Bring these pieces from the source; answered by `BatchDone(batch)`, or by `SourceLost`."""
+    """Bring these pieces from the source; answered by `BatchDone(batch)`, or by `SourceLost`.
+
+    For a shard that is mapped: take the memory in which they stand.
+    """
 
     key: Key
     source: int
@@ -214,6 +238,20 @@ class Digested(msgspec.Struct, frozen=True):
     key: Key
     number: int
     digests: bytes
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """Whether somebody maps the memory."""
+
+    key: Key
+    spare: bool
+    lent: bool
+
+
+class Duplicated(msgspec.Struct, frozen=True):
+    """The spare memory has the same bytes."""
+
+    key: Key
 
 
 class SiblingsChecked(msgspec.Struct, frozen=True):
@@ -302,8 +340,8 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 
 AnyEffect = (
-    Say | Answer | Raise | Hold | Digest | Save | CheckSiblings | MakeCopy | AskPlan | OpenSource | Post | Confirm
-    | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
+    Say | Answer | Raise | Hold | Digest | Save | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
+    | OpenSource | Post | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
 )  # fmt: skip
 ReadEvent = PlanCame | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
-ShardNews = Digested | SiblingsChecked | ReadEvent
+ShardNews = Digested | Probed | Duplicated | SiblingsChecked | ReadEvent

@@ -28,14 +28,19 @@ from tensorhub_agent.effects import (
     Confirm,
     Digest,
     Digested,
+    Duplicate,
+    Duplicated,
     Fenced,
     Free,
     Hold,
     Key,
+    LetGo,
     MakeCopy,
     OpenSource,
     PlanCame,
     Post,
+    Probe,
+    Probed,
     Raise,
     Rejoin,
     Save,
@@ -47,9 +52,9 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.postponed import Postponed
-from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.serving import Lease, LeaseMove
 from tensorhub_agent.shard import Held, Memory, Place
-from tensorhub_agent.shelf import Shelf
+from tensorhub_agent.shelf import Shelf, ShelfPlace
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
@@ -151,7 +156,11 @@ class JobAgent:
             key = Key(manifest.model, manifest.replica, manifest.shard)
             nbytes = self.shelf.places[key].table.nbytes
             place = Place(key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None)
-            held = Held(partial=manifest.partial)
+            # Those who mapped it don't depend on this process, nor on the one before it.
+            held = Held(partial=manifest.partial, lent=each.segment.is_lent())
+            held.spare_lent = each.spare is not None and each.spare.is_lent()
+            if held.lent:
+                held.memory = Memory.DRAINING
             if each.whole:
                 held.memory, held.version, held.root = Memory.READY, manifest.version, manifest.root
                 held.digests = manifest.digests or b""
@@ -214,6 +223,14 @@ class JobAgent:
                 self.shelf.save(effect)
                 if self.shelf.is_kept_on_disk(effect.key):
                     self._spawn(self._settle(effect.key))
+                if effect.swap:
+                    self.callers.swapped(effect.key)
+            case Probe():
+                self._loop.call_soon(self._probe, effect)
+            case Duplicate():
+                self._spawn(self._duplicate(effect.key))
+            case LetGo():
+                self.shelf.let_go(effect.key)
             case CheckSiblings():
                 self._spawn(self._check_siblings(effect.key, effect.siblings))
             case MakeCopy():
@@ -226,8 +243,7 @@ class JobAgent:
                 self.sources.open(effect, me, cause)
                 self.callers.show_progress()
             case Post():
-                place = self.shelf.places[effect.key]
-                self.sources.post(effect, place.target, place.table, digests=self.core.limits.digests)
+                self._post(effect)
             case Confirm():
                 self.sources.confirm(effect)
             case CloseSource():
@@ -270,6 +286,28 @@ class JobAgent:
         if self.core.limits.digests:
             digests = await self._around.pool.digest(place.segment.view, Spans.of(place.table)).result()
         self._news(Digested(effect.key, effect.number, digests))
+
+    def _post(self, effect: Post) -> None:
+        place = self.shelf.places[effect.key]
+        if place.borrowed is not None:
+            self.sources.take(effect, place.borrowed)
+        else:
+            self.sources.post(effect, place.target, place.table, digests=self.core.limits.digests)
+
+    def _probe(self, effect: Probe) -> None:
+        place = self.shelf.places.get(effect.key)
+        if place is not None:
+            segment = place.spare if effect.spare and place.spare is not None else place.segment
+            self._news(Probed(effect.key, effect.spare, segment.is_lent()))
+
+    async def _duplicate(self, key: Key) -> None:
+        place = self.shelf.places[key]
+        assert place.spare is not None
+        job = self._around.pool.copy_and_digest(
+            place.spare.view, place.segment.view, Spans.of(place.table), digests=False
+        )
+        await job.result()
+        self._news(Duplicated(key))
 
     async def _make_copy(self, effect: MakeCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
@@ -350,6 +388,8 @@ class JobAgent:
         endpoint = transports.endpoint(question.transport)
         if endpoint is None:
             return LeaseRefusal(reason=transports.lack(question.transport))
+        if question.mapped and not self._can_be_lent(question):
+            return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
         return self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
@@ -362,13 +402,26 @@ class JobAgent:
             return None
         place, pieces, table = self.shelf.places[lease.key], lease.pieces(), self.core.table
         if pieces is None:
-            return LeaseOpened(lease.name, place.segment)
+            return self._lent(lease, place) if lease.is_mapped else LeaseOpened(lease.name, place.segment)
 
         def lacks(origin: int, nbytes: int) -> bool:
             at = place.table.piece_at
             return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
 
         return LeaseOpened(lease.name, place.segment, pieces, lacks)
+
+    def _can_be_lent(self, question: LeaseAsk) -> bool:
+        place = self.shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
+        return place is None or place.segment.origin == 0
+
+    def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
+        """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
+        try:
+            return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
+        except OSError as why:
+            _log.warning("%s can't be lent: %s", place.segment.name, why)
+            self.lease_ended(lease.name, LeaseMove.READER_GONE)
+            return None
 
     def lease_ended(self, lease: str, how: LeaseMove) -> None:
         """A reader is done, or gone."""

@@ -1,4 +1,4 @@
-"""The reading side of the local transport: one open lease, and the copies out of its mapped segment.
+"""The reading side of the local transport: one open lease, and the copies out of its segment, or its segment itself.
 
 Always true:
 - `read` and `close` come back only when no byte of theirs can be written any more.
@@ -9,6 +9,7 @@ Always true:
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Final
 
@@ -27,53 +28,24 @@ from tensorhub_common.framed import Framed, PeerGone
 _log: Final = logging.getLogger(__name__)
 
 
-class LocalSession:
-    """One open lease. `LocalTransport.open` makes it; see `SourceSession`."""
+class OpenLease:
+    """One open lease, whatever is done with the segment; see `SourceSession`."""
 
-    def __init__(
-        self,
-        framed: Framed,
-        mapping: Mapping,
-        pool: CopyPool,
-        cache: MappingCache,
-        on_lost: OnLost,
-        on_have: OnHave,
-    ) -> None:
-        """Take over an opened connection and a mapping."""
-        self._framed, self._mapping, self._pool, self._cache = framed, mapping, pool, cache
+    def __init__(self, framed: Framed, on_lost: OnLost, on_have: OnHave) -> None:
+        """Take over an opened connection."""
+        self._framed = framed
         self._on_lost, self._on_have = on_lost, on_have
         self._over: str | None = None
-        self._jobs: set[CopyJob] = set()
         self._confirming = Confirmations()
         self._read_bytes = 0
         self._ending = Ending(self._end)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
 
     async def read(
-        self,
-        destination: memoryview,
-        spans: Spans,
-        *,
-        digests: bool,
-        progress: Callable[[int], None] = silent,  # noqa: ARG002 (a batch takes milliseconds)
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """See `SourceSession.read`."""
-        if self._over is not None:
-            raise TransportLost(self._over)
-        try:
-            job = self._pool.copy_and_digest(destination, self._mapping.view, spans, digests=digests)
-        except ValueError as why:
-            raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
-        self._jobs.add(job)
-        try:
-            found = await job.result()
-            self._read_bytes += sum(spans.nbytes)
-            return found
-        except CopyStopped:
-            # Only `close` stops a copy whose caller still waits, and it says why before it does.
-            raise TransportLost(str(self._over)) from None
-        finally:
-            self._jobs.discard(job)
+        raise NotImplementedError
 
     async def still_holds(self) -> bool:
         """See `SourceSession.still_holds`."""
@@ -96,10 +68,7 @@ class LocalSession:
     async def _end(self) -> None:
         lost = self._over is not None
         self._over = self._over or "the session was closed"
-        for job in self._jobs:
-            job.stop()
-        for job in list(self._jobs):
-            await job.ended()
+        await self._stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,7 +77,13 @@ class LocalSession:
                 await send(self._framed, Done(self._read_bytes))
         self._confirming.end()
         self._framed.close()
-        self._cache.release(self._mapping)
+        self._forget()
+
+    async def _stop(self) -> None:
+        """Return when nothing is written any more."""
+
+    def _forget(self) -> None:
+        """Let go of the segment."""
 
     def _lose(self, reason: str) -> None:
         if self._over is None:
@@ -141,3 +116,75 @@ class LocalSession:
                 await send(self._framed, Renew())
         except PeerGone as why:
             self._lose(f"the source is gone: {why}")
+
+
+class LocalSession(OpenLease):
+    """One open lease and the copies out of its segment. `LocalTransport.open` makes it; see `SourceSession`."""
+
+    def __init__(
+        self,
+        framed: Framed,
+        mapping: Mapping,
+        pool: CopyPool,
+        cache: MappingCache,
+        on_lost: OnLost,
+        on_have: OnHave,
+    ) -> None:
+        """Take over an opened connection and a mapping."""
+        super().__init__(framed, on_lost, on_have)
+        self._mapping, self._pool, self._cache = mapping, pool, cache
+        self._jobs: set[CopyJob] = set()
+
+    async def read(
+        self,
+        destination: memoryview,
+        spans: Spans,
+        *,
+        digests: bool,
+        progress: Callable[[int], None] = silent,  # noqa: ARG002 (a batch takes milliseconds)
+    ) -> bytes:
+        """See `SourceSession.read`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        try:
+            job = self._pool.copy_and_digest(destination, self._mapping.view, spans, digests=digests)
+        except ValueError as why:
+            raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
+        self._jobs.add(job)
+        try:
+            found = await job.result()
+            self._read_bytes += sum(spans.nbytes)
+            return found
+        except CopyStopped:
+            # Only `close` stops a copy whose caller still waits, and it says why before it does.
+            raise TransportLost(str(self._over)) from None
+        finally:
+            self._jobs.discard(job)
+
+    async def _stop(self) -> None:
+        for job in self._jobs:
+            job.stop()
+        for job in list(self._jobs):
+            await job.ended()
+
+    def _forget(self) -> None:
+        self._cache.release(self._mapping)
+
+
+class LentSession(OpenLease):
+    """One open lease on a segment that a worker of this agent is to map; nothing is copied here."""
+
+    def __init__(self, framed: Framed, fd: int, on_lost: OnLost, on_have: OnHave) -> None:
+        """Take over an opened connection, and a descriptor that carries the source's lock."""
+        super().__init__(framed, on_lost, on_have)
+        self._fd: int | None = fd
+
+    def take(self) -> int | None:
+        """Return the descriptor, which is the caller's then; None if it was taken before."""
+        fd, self._fd = self._fd, None
+        return fd
+
+    def _forget(self) -> None:
+        fd = self.take()
+        if fd is not None:
+            os.close(fd)

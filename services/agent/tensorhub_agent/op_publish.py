@@ -47,7 +47,9 @@ class PublishOperation:
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Refuse what can't be published, or begin to digest."""
         core, held = self.core, self.core.held
-        if held.memory is Memory.READY:
+        if core.place.mapped:
+            core.fail(NotFilled, f"{core.where} only maps what its publisher holds: publish there")
+        elif held.memory is Memory.READY:
             if self.version == held.version:
                 core.finish(version=held.version)
                 return

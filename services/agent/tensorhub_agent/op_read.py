@@ -16,9 +16,11 @@ from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
+from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_agent.voice import Voice
 from tensorhub_common.errors import (
     AgentUnavailable,
+    DrainTimeout,
     RegistryUnavailable,
     ReplicaConflict,
     RoundTimeout,
@@ -78,6 +80,10 @@ class ReadOperation:
         self._began = 0.0
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
+        self._vacancy: Vacancy | None = None
+        """While the memory that is to be written may be mapped by somebody."""
+        self._vacated = False
+        """The log has let go of what stands here, to have it overwritten."""
         self._decision: RoundDecided | None = None
         self._beside: ShardFilled | None = None
         """What stands whole in the spare memory of a staged shard."""
@@ -141,7 +147,7 @@ class ReadOperation:
 
     def _on_filled(self, event: ShardFilled) -> None:
         """The log counts this shard as ready, so others may read it; a staged one only with its whole replica."""
-        if not self.core.place.staged:
+        if not self.core.place.swaps:
             self._stand(event.version, event.root)
             return
         self._beside = event
@@ -153,7 +159,8 @@ class ReadOperation:
         if swap:
             core.break_readers("the shard has swapped to another version")
         core.become(Memory.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
-        core.table.offer(core.key, version, root, digests)
+        if not core.place.mapped:
+            core.table.offer(core.key, version, root, digests)
 
     def _on_round(self, event: RoundEvent, now: float) -> None:
         match event:
@@ -183,7 +190,7 @@ class ReadOperation:
 
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
-        self._beside = None
+        self._beside = self._vacancy = None
         self._carrier.abandon()
         self._voice.begin_anew()
         self._deadline = self.call.deadline
@@ -223,7 +230,10 @@ class ReadOperation:
     # The read.
 
     def on_news(self, news: ShardNews, now: float) -> None:
-        """Pass on what came of the transfer's wishes."""
+        """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
+        if self._vacancy is not None:
+            self._vacancy.on_news(news, now)
+            self._when_vacant(now)
         if self.transfer is not None:
             self._carrier.tell(news, now)
             self._drive(now)
@@ -274,13 +284,16 @@ class ReadOperation:
         if self.transfer.phase is Phase.FAILED:
             # Its sources went after they had granted: what stands here is better than nothing.
             return
-        if core.place.staged:
+        if core.place.swaps:
             # The bytes go to the spare memory, and what stands here goes on being served.
             core.held.kept = None
-            self._write(now)
+            self._vacancy = Vacancy(core, Where.SPARE)
+            self.stage = Stage.DRAINING
+            self._when_vacant(now)
             return
         core.hold(None)
         core.table.stop(core.key)
+        self._vacated = True
         self.stage = Stage.DRAINING
         self._drain_until = now + core.limits.refill_drain_s
         self._when_read_out(now)
@@ -290,7 +303,20 @@ class ReadOperation:
         if core.table.reading(core.key) > 0 and now < self._drain_until:
             return
         core.break_readers("the shard is being filled with another version")
-        core.become(Memory.FILLING, partial=True, kept=None)
+        self._vacancy = self._vacancy or Vacancy(core, Where.OWN)
+        self._when_vacant(now)
+
+    def _when_vacant(self, now: float) -> None:
+        """Nobody has a lease on what is to be overwritten; write once nobody maps it either."""
+        core, vacancy = self.core, self._vacancy
+        if vacancy is None:
+            return
+        vacancy.seek()
+        if not vacancy.is_found:
+            return
+        self._vacancy = None
+        if not core.place.swaps:
+            core.become(Memory.FILLING, partial=True, kept=None)
         self._write(now)
 
     def _write(self, now: float) -> None:
@@ -301,9 +327,16 @@ class ReadOperation:
             self.transfer.start(now)
             self._drive(now)
 
+    def _go_on_draining(self, now: float) -> None:
+        if self._vacancy is not None:
+            self._vacancy.tick(now)
+            self._when_vacant(now)
+        elif now >= self._drain_until:
+            self._when_read_out(now)
+
     def on_readers_gone(self, now: float) -> None:
         """The last reader of what stood here went."""
-        if self.stage is Stage.DRAINING:
+        if self.stage is Stage.DRAINING and self._vacancy is None:
             self._when_read_out(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
@@ -321,14 +354,17 @@ class ReadOperation:
         if not self._settled and now >= self.call.patience and self._voice.round is not None:
             self._settled = True
             self._voice.settle()
-        if self.stage is Stage.DRAINING and now >= self._drain_until:
-            self._when_read_out(now)
+        if self.stage is Stage.DRAINING:
+            self._go_on_draining(now)
         if self.transfer is not None:
             self._drive(now)
         if not self._is_over() and now >= self._deadline and self.stage is not Stage.ENDING:
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
+        if self._voice.give_up_by is None and self._vacancy is not None and self._vacancy.is_blocked:
+            self._give_up(DrainTimeout.__name__, self._still_mapped(), now)
+            return
         if self._voice.give_up_by is None:
             self._give_up(RoundTimeout.__name__, self._not_in_time(self._missing)[1], now)
             return
@@ -338,6 +374,11 @@ class ReadOperation:
             f"the registry did not say what became of the read of {self.core.where}; it is given up: see 'tensorhub "
             "status', then call again",
             now,
+        )
+
+    def _still_mapped(self) -> str:
+        return (
+            f"the memory that {self.core.where} would be filled in is still mapped by a reader of this host: call again"
         )
 
     def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
@@ -365,6 +406,10 @@ class ReadOperation:
             core.become(Memory.EMPTY, partial=True)
         elif core.place.staged:
             self._carrier.remember()
+        elif self._vacated and core.held.memory is Memory.READY:
+            # The log counts it as given up, and nobody has written yet.
+            core.break_readers("the shard was to be filled with another version")
+            core.become(Memory.EMPTY)
         error, message = self._verdict
         if error:
             core.fail(error, message)
@@ -379,7 +424,8 @@ class ReadOperation:
         if not self._settled and self._voice.round is not None:
             times.append(self.call.patience)
         if self.stage is Stage.DRAINING:
-            times.append(self._drain_until)
+            again = self._drain_until if self._vacancy is None else self._vacancy.deadline()
+            times += [again] if again is not None else []
         if self.transfer is not None:
             when = self.transfer.deadline()
             times += [when] if when is not None else []

@@ -30,7 +30,8 @@ class RegisterOperation:
                 shards=place.shards,
                 spot=place.spot,
                 layout=place.layout,
-                nbytes=sum(place.nbytes),
+                nbytes=0 if place.mapped else sum(place.nbytes),
+                mapped=place.mapped,
             )
         )
 

@@ -1,7 +1,8 @@
 """Taking a shard back: unpublish, and release. Pure.
 
 The order is the whole point: first no new lease is granted, then the log is told, then the open reads end or are
-broken, and only then does the call return and the memory change.
+broken, and only then does the call return and the memory change. Whoever maps the memory can't be broken: the call
+waits for them too, or goes on in spare memory (`vacancy.py`), or raises `DrainTimeout` at its bound.
 
 The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
 as before, and grants leases, until the log says that it drains or stays.
@@ -12,7 +13,15 @@ from typing import Final
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
-from tensorhub_common.errors import AgentUnavailable, NotPublished, RegistryUnavailable, RetentionFull, TensorHubError
+from tensorhub_agent.vacancy import Vacancy, Where
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    DrainTimeout,
+    NotPublished,
+    RegistryUnavailable,
+    RetentionFull,
+    TensorHubError,
+)
 from tensorhub_common.wire.commands import Drained, Release, Sender, Stay, Unpublish
 from tensorhub_common.wire.events import (
     AnyEvent,
@@ -43,6 +52,7 @@ class Draining(ABC):
         self._counted = False
         self._bounded = False
         self._held = False
+        self._vacancy = Vacancy(core, Where.EITHER)
 
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Begin, or go on after a bound that was reached before."""
@@ -128,7 +138,10 @@ class Draining(ABC):
 
     def _when_read_out(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         core, key = self.core, self.core.key
-        if self._counted and self._drained_by is None and core.table.reading(key) == 0:
+        if not self._counted or self._drained_by is not None or core.table.reading(key) > 0:
+            return
+        self._vacancy.seek()
+        if self._vacancy.is_found:
             self._drained_by = core.say(Drained(model=key.model, replica=key.replica, shard=key.shard))
 
     def on_readers_gone(self, now: float) -> None:
@@ -139,12 +152,27 @@ class Draining(ABC):
     def drained(self, now: float) -> None:
         """Go on when the memory may be overwritten."""
 
-    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: B027 (nothing is what each of them does)
-        """Nothing is asked for, so nothing comes."""
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what was found out about who maps the memory."""
+        self._vacancy.on_news(news, now)
+        self._when_read_out(now)
+        self._fail_if_mapped()
+
+    def _fail_if_mapped(self) -> None:
+        """At the bound say that somebody still maps the memory. It drains on, and the next call goes on from there."""
+        core = self.core
+        if self._bounded and self._vacancy.is_blocked and self._drained_by is None:
+            spare = " and its spare memory" if core.place.staged else ""
+            core.fail(
+                DrainTimeout,
+                f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
+                "call again; whoever maps it lets go by its next update, by release(), or by its end",
+            )
 
     def tick(self, now: float) -> None:
-        """At the bound break the readers; when the log is silent, say so."""
-        if now < self._deadline:
+        """At the bound break the readers, and raise while somebody maps the memory; when the log is silent, say so."""
+        self._vacancy.tick(now)
+        if now < self._deadline or self._vacancy.is_copying:
             return
         core = self.core
         if self._held and self._stay_by is None:
@@ -162,6 +190,7 @@ class Draining(ABC):
             for lease in core.table.break_all(core.key):
                 core.out.append(BreakLease(lease, "the bound of unpublish was reached"))
             self._when_read_out(now)
+            self._fail_if_mapped()
             return
         core.fail(RegistryUnavailable, self.silence())
 
@@ -171,9 +200,13 @@ class Draining(ABC):
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
-        return self._deadline
+        if self._vacancy.is_copying:
+            # It ends by itself, and nothing may be answered before.
+            return None
+        again = self._vacancy.deadline()
+        return self._deadline if again is None else min(self._deadline, again)
 
-    def abandon(self, now: float) -> None:  # noqa: B027 (the same)
+    def abandon(self, now: float) -> None:  # noqa: B027 (nothing is what each of them does)
         """Never called: draining goes on."""
 
 
@@ -182,7 +215,9 @@ class UnpublishOperation(Draining):
 
     def start(self, now: float) -> None:
         """Refuse when nothing is published, else drain."""
-        if self.core.held.memory not in (Memory.READY, Memory.DRAINING):
+        if self.core.place.mapped:
+            self.core.fail(NotPublished, f"{self.core.where} only maps what its publisher holds: unpublish there")
+        elif self.core.held.memory not in (Memory.READY, Memory.DRAINING):
             self.core.fail(NotPublished, f"{self.core.where} has nothing published: publish or replicate first")
         else:
             self.drain(now)
@@ -201,6 +236,11 @@ class UnpublishOperation(Draining):
         self._counted = True
         core = self.core
         core.break_readers("the agent joined anew")
+        if core.held.lent:
+            # What the old incarnation said is void, but the memory must be free all the same.
+            self._drained_by = None
+            self._when_read_out(now)
+            return
         core.become(Memory.EMPTY)
         core.finish()
 
@@ -210,6 +250,8 @@ class AttachOperation(UnpublishOperation):
 
     def start(self, now: float) -> None:
         """Answer, unless a call that gave up has left the shard draining."""
+        # What another worker had mapped this one does not show.
+        self.core.forsake()
         if self.core.held.memory is Memory.DRAINING:
             self.drain(now)
         else:

@@ -6,12 +6,14 @@ any process of the host that is handed its descriptor can map it. The agent alon
 Always true:
 - Every byte of a segment is reserved before anybody maps it, so a full file system is `MemoryExhausted`, never SIGBUS.
 - A segment never shrinks. Removing it takes away its name only: whoever has it mapped keeps valid memory.
+- Who is lent a segment to map it holds a lock on it until the mapping is gone; what is lent must not be written.
 - A failed `create` leaves no file, no mapping and no byte on the account behind.
 """
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import re
@@ -87,6 +89,29 @@ class Segment:
     def open_readonly(self) -> int:
         """Return a new descriptor that can't be mapped writable, for readers. The caller closes it."""
         return self._reopen(os.O_RDONLY)
+
+    def open_lent(self) -> int:
+        """Return a new read-only descriptor for a worker that maps the segment. The caller closes it.
+
+        Its open file description holds a shared lock, which goes with the description wherever that goes: to other
+        processes, and into mappings, which keep it when all descriptors are closed. So `is_lent` is true until the last
+        process that maps it has unmapped it or has ended, however, and whatever agents were restarted meanwhile.
+        """
+        fd = self.open_readonly()
+        with _closed_on_error(fd):
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return fd
+
+    def is_lent(self) -> bool:
+        """Tell whether anybody has a descriptor of `open_lent`, or a mapping of it."""
+        fd = self.open_writable()
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     def _reopen(self, flags: int) -> int:
         # Going through /proc gives an open file description of its own, with its own access mode, also after unlink.

@@ -98,6 +98,8 @@ class Lease:
     offered: Offered
     is_told: bool = False
     """Its reader asks for nothing before it is told that it is there."""
+    is_mapped: bool = False
+    """Its reader's worker maps the memory, and may go on with that when the lease is over."""
     state: LeaseState = LeaseState.GRANTED
 
     def pieces(self) -> tuple[Range, ...] | None:
@@ -235,7 +237,7 @@ class LeaseTable:
             )
         filling = offered.has is not None
         reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
-        lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling)
+        lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling, is_mapped=ask.mapped)
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
         return LeaseGrant(
             lease=name,
@@ -245,6 +247,7 @@ class LeaseTable:
             pieces=len(offered.digests) // PIECE_DIGEST_BYTES,
             digests=offered.digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES],
             filling=filling,
+            mapped=ask.mapped,
         )
 
     def page(self, name: str, first: int) -> bytes:

@@ -76,6 +76,10 @@ class Held:
     digests: bytes = b""
     kept: tuple[int, str, bytearray, bytes] | None = None
     """Of a read that failed: its version and root, the pieces that are verified, and all digests."""
+    lent: bool = False
+    """Somebody may have the memory mapped: it must not be written before a probe has found that nobody does."""
+    spare_lent: bool = False
+    """The same of a staged shard's spare memory."""
 
 
 @dataclass(slots=True)
@@ -90,6 +94,18 @@ class Place:
     """Bytes of each canonical piece."""
     staged: bool = False
     """It has spare memory of the same size. Reads go there, and what stands here is untouched until the swap."""
+    mapped: bool = False
+    """It has no memory: its worker maps a holder's, and shows the next version's only when all shards have theirs."""
+
+    @property
+    def swaps(self) -> bool:
+        """Whether what it holds stands until all shards of its replica can swap to the next version."""
+        return self.staged or self.mapped
+
+    @property
+    def install(self) -> str:
+        """How its worker has called that."""
+        return "mapped" if self.mapped else "staged" if self.staged else "in-place"
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]
@@ -123,7 +139,7 @@ class ShardCore:
         self._sender, self._begin = sender, begin
         self._wish = 0
         self._numbers = 0
-        if self.held.memory is Memory.READY and self.held.root is not None:
+        if self.held.memory is Memory.READY and self.held.root is not None and not self.place.mapped:
             self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
 
     # What operations use.
@@ -152,8 +168,14 @@ class ShardCore:
     def become(self, memory: Memory, *, swap: bool = False, **changes: object) -> None:
         """Change what the memory is, and have the manifest say so before anything later is done.
 
-        With `swap` this is said of the spare memory, which is the shard's from now on.
+        With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
+        mapped is not empty: it drains on, until an unpublish finds that nobody has.
         """
+        if swap:
+            self.held.lent, self.held.spare_lent = self.held.spare_lent, self.held.lent
+        if memory is Memory.EMPTY and self.held.lent:
+            memory = Memory.DRAINING
+            self.held.version, self.held.root, self.held.digests = None, None, b""
         self.held.memory = memory
         if memory in (Memory.EMPTY, Memory.FILLING):
             self.held.version, self.held.root, self.held.digests = None, None, b""
@@ -179,6 +201,9 @@ class ShardCore:
 
     def fail(self, error: type[TensorHubError] | str, message: str) -> None:
         """Let the call under way raise."""
+        if self.operation is not None and isinstance(self.operation.call, CallRegister):
+            # Who was not let in has no claim: it may come again.
+            self.session = None
         call = self._ended()
         name = error if isinstance(error, str) else error.__name__
         # Of incarnations callers know nothing: to them the agent was away for a moment.
@@ -191,6 +216,8 @@ class ShardCore:
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
         self.operation = None
+        if self.session is None:
+            self.forsake()
         self.break_waiting("nothing is filled in here any more")
         if self.dismissed:
             self.leave()
@@ -268,12 +295,21 @@ class ShardCore:
         """The worker's connection ended: give up what it waited for, unless that has got far enough to be finished."""
         if self.session == session:
             self.session = None
+            if self.operation is None:
+                self.forsake()
         if self.queued is not None and self.queued.session == session:
             self._refuse_queued(f"the worker of {self.where} is gone")
         operation = self.operation
         if operation is not None and operation.call.session == session and not operation.reached:
             operation.abandon(now)
         self._begin_queued(now)
+
+    def forsake(self) -> None:
+        """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
+        if self.place.mapped and self.held.memory is Memory.READY:
+            self.take_back()
+            self.hold(None)
+            self.become(Memory.EMPTY)
 
     def on_event(self, event: AnyEvent, now: float) -> None:
         """Take an event of the log that is about this shard's replica or answers its lane."""
@@ -348,6 +384,8 @@ class ShardCore:
             assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
         if self.held.memory is Memory.READY:
             assert self.held.version is not None
+        else:
+            assert self.held.memory is Memory.DRAINING or not self.held.lent, f"{self.where} may be written while lent"
         coming = self.table.coming.get(self.key)
         if coming is not None:
             assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"

@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from tensorhub_agent import manifest as manifests
+from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.cache_disk import DiskStore
 from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
@@ -27,7 +28,8 @@ _STATES: Final[dict[str, Literal["empty", "filling", "ready"]]] = {
     "empty": "empty",
     "filling": "filling",
     "ready": "ready",
-    # A draining shard is as good as empty for the next process: its readers were this process's.
+    # A draining shard is as good as empty for the next process: its readers were this process's, but for those who map
+    # it, and they have locks that tell.
     "draining": "empty",
 }
 
@@ -45,6 +47,8 @@ class ShelfPlace:
     store: SegmentStore
     spare: Segment | None = None
     """Where a staged shard is filled."""
+    borrowed: Borrowed | None = None
+    """What a mapped shard has instead: `segment` is one page that nobody reads."""
 
     @property
     def target(self) -> Segment:
@@ -75,11 +79,12 @@ class Shelf:
         *,
         spot: bool,
         incarnation: int,
-        staged: bool = False,
+        install: str = "in-place",
         on_disk: bool = False,
     ) -> ShelfPlace:
         """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`."""
-        nbytes = segment_bytes(layout)
+        staged, mapped = install == "staged", install == "mapped"
+        nbytes = 0 if mapped else segment_bytes(layout)
         store = self._disk if on_disk and self._disk is not None else self._memory
         # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
         store.check_room(2 * nbytes if staged else nbytes)
@@ -107,9 +112,12 @@ class Shelf:
             partial=False,
             spare=None if spare is None else spare.name,
         )
-        with _undone_by(lambda: manifests.remove(store, manifest, segment, *([spare] if spare else []))):
-            manifests.save(store, manifest)
-        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, store, spare)
+        borrowed = Borrowed() if mapped else None
+        if borrowed is None:
+            # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
+            with _undone_by(lambda: manifests.remove(store, manifest, segment, *([spare] if spare else []))):
+                manifests.save(store, manifest)
+        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, store, spare, borrowed)
         return place
 
     def adopt(self, adopted: Adopted, store: SegmentStore) -> ShelfPlace:
@@ -125,6 +133,10 @@ class Shelf:
     def save(self, effect: Save) -> None:
         """Write a shard's manifest anew; one rename says that it has swapped, and what stands there."""
         place = self.places[effect.key]
+        if place.borrowed is not None:
+            if effect.swap:
+                place.borrowed.swap()
+            return
         if effect.swap and place.spare is not None:
             place.segment, place.spare = place.spare, place.segment
         place.manifest = msgspec.structs.replace(
@@ -160,10 +172,18 @@ class Shelf:
         memory = sum(sum(place.table.nbytes) for place in copies if place.store is self._memory)
         return CacheRoom(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
 
+    def let_go(self, key: Key) -> None:
+        """Let go of what a mapped shard's read has taken."""
+        place = self.places.get(key)
+        if place is not None and place.borrowed is not None:
+            place.borrowed.let_go()
+
     def free(self, key: Key) -> None:
         """Remove a shard's memory; whoever has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
+            if place.borrowed is not None:
+                place.borrowed.close()
             spare = [place.spare] if place.spare is not None else []
             manifests.remove(place.store, place.manifest, place.segment, *spare)
 

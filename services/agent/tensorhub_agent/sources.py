@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.effects import (
     Available,
@@ -27,6 +28,7 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.segments import Segment
 from tensorhub_agent.transport import SourceSession, TransportLost
 from tensorhub_agent.transports import Transports
@@ -134,6 +136,7 @@ class Sources:
             reader=reader,
             transport=effect.share.transport,
             turn=effect.turn,
+            mapped=effect.mapped,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
@@ -172,6 +175,21 @@ class Sources:
         task = asyncio.create_task(self._posted(effect, source, source.session, segment, spans, digests=digests))
         source.tasks.add(task)
         task.add_done_callback(source.tasks.discard)
+
+    def take(self, effect: Post, borrowed: Borrowed) -> None:
+        """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or not isinstance(source.session, LentSession):
+            return
+        fd = source.session.take()
+        if fd is not None:
+            borrowed.take(fd)
+        task = asyncio.create_task(self._taken(effect))
+        source.tasks.add(task)
+        task.add_done_callback(source.tasks.discard)
+
+    async def _taken(self, effect: Post) -> None:
+        self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
     async def _posted(
         self, effect: Post, source: Source, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool

@@ -33,6 +33,8 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
     lacks: Callable[[int, int], bool] | None = None
     """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
+    fd: int | None = None
+    """A descriptor with a lock, for a reader that maps the segment; whoever takes this closes it."""
 
 
 class Refused(msgspec.Struct, frozen=True):

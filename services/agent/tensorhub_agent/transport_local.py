@@ -35,7 +35,7 @@ from tensorhub_agent.lease_frames import (
     have,
 )
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
-from tensorhub_agent.local_session import LocalSession
+from tensorhub_agent.local_session import LentSession, LocalSession, OpenLease
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.ranges import merged
 from tensorhub_agent.refused import REFUSED, Kind
@@ -171,7 +171,7 @@ class LocalTransport:
         if served is not None and served.breaking is None:
             served.show(pieces)
 
-    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> LocalSession:
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> OpenLease:
         """See `Transport.open`."""
         try:
             async with asyncio.timeout(OPEN_S):
@@ -190,11 +190,14 @@ class LocalTransport:
 
     async def _greet(
         self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnHave
-    ) -> LocalSession:
+    ) -> OpenLease:
         await send(framed, Hello(PROTOCOL, grant.ticket, reader))
         match await from_source(framed):
             case Welcome(segment, nbytes, origin):
-                mapping = self._cache.acquire(segment, framed.take_fd(), nbytes, origin)
+                fd = framed.take_fd()
+                if grant.mapped:
+                    return LentSession(framed, fd, on_lost, on_have)
+                mapping = self._cache.acquire(segment, fd, nbytes, origin)
                 return LocalSession(framed, mapping, self._pool, self._cache, on_lost, on_have)
             case No(reason):
                 raise TransportLost(f"the source refused: {reason}")
@@ -257,7 +260,7 @@ class LocalTransport:
         done = False
         try:
             segment = opened.segment
-            fd = segment.open_readonly()
+            fd = segment.open_readonly() if opened.fd is None else opened.fd
             try:
                 await send(framed, Welcome(segment.name, segment.nbytes, segment.origin), fd)
             finally:

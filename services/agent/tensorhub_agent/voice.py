@@ -44,7 +44,7 @@ class Voice:
             want=wish,
             patient=patient,
             supersede=True,
-            staged=self._core.place.staged,
+            staged=self._core.place.swaps,
         )
         self.want_by = self._core.say(command)
 
@@ -106,7 +106,7 @@ class Voice:
         core = self._core
         message = f"the registry did not answer {core.where} within the bound"
         self._leave(None, RoundTimeout.__name__, message)
-        if self.filled_by is not None and (core.held.memory is Memory.FILLING or core.place.staged):
+        if self.filled_by is not None and (core.held.memory is Memory.FILLING or core.place.swaps):
             core.take_back()
             if core.held.memory is Memory.READY:
                 # Nobody knows whether the log has swapped, so the shard is no holder of either version.

@@ -76,6 +76,7 @@ class Question:
             pieces=None,
             avoid=(),
             turn=holder.turn,
+            mapped=False,
         )
         seat = Seat(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
         answer = self._plan(demand, seat, ledger, limits, now)

@@ -4,7 +4,7 @@ Nearest first (same agent, same host, same site, any other); among equals the on
 ready ones is the one with the fewest readers, then the fewest bytes assigned; among those still equal a lot that is
 fixed for each pair of reader and source and differs from reader to reader, so that planners
 which don't know of each other spread their readers all the same. Farther sources serve only what no nearer one has.
-`striping` decides how many equal ones to use.
+`striping` decides how many equal ones to use. A mapped reader has one source, whole and on its own host (`mapping`).
 
 All pieces are numbered as in the reader's layout. Which of them a holder has to offer is decided in one place
 (`_offered`): a holder of an equal key numbers them alike, and one of another layout has none to offer yet.
@@ -25,10 +25,11 @@ from tensorhub_planner.choosing import Choice, Offer, choose
 from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import IDLE, Load
+from tensorhub_planner.mapping import not_here, the_one
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
-from tensorhub_planner.reasons import why_plan, why_refusal, why_share
+from tensorhub_planner.reasons import why_mapped, why_plan, why_refusal, why_share
 from tensorhub_planner.sources import Holder, Holders, Seat, named
-from tensorhub_planner.topology import TRANSPORTS, Topology
+from tensorhub_planner.topology import TRANSPORTS, WORDS, Distance, Topology
 
 RANGES_MAX: Final = 32_768
 """A demand names so many ranges at most, so that its plan fits into a NATS message."""
@@ -63,8 +64,13 @@ def plan(
     if isinstance(wanted, str):
         return Refusal(error=BadCommand.__name__, reason=wanted)
     found = _sort_out(demand, seat, wanted, holders, topology, load, limits)
-    if found.strangers and not found.offers and not found.left_out:
+    if found.strangers and not found.offers and not found.left_out and not demand.mapped:
         return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
+    if demand.mapped:
+        source = the_one(found.offers)
+        if source is None:
+            return not_here(demand, seat, found.left_out, found.strangers, holders)
+        return _whole(demand, source, wanted, sizes)
     choices, missing = choose(wanted, sizes, found.offers, limits)
     if missing or not found.offers:
         return _refuse(demand, missing, wanted, holders, found, limits)
@@ -116,6 +122,9 @@ def _sort_out(
             left_out.append(f"{named(source)} {pieces}")
             continue
         distance = topology.distance(seat.me.agent, source.agent)
+        if demand.mapped and distance > Distance.HOST:
+            left_out.append(f"{named(source)} stands on {WORDS[distance].removeprefix('the same ')}")
+            continue
         busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
         offers.append(
             Offer(
@@ -146,12 +155,22 @@ def _offered(
         return "is the reader itself"
     if demand.root is not None and holder.root != demand.root:
         return f"holds root {holder.root}, not {demand.root}"
+    if demand.mapped and holder.turn is not None:
+        return "is still being filled"
     if holder.turn is not None and not precedes(holder.turn, demand.turn):
         return "is being filled, and its turn is not earlier"
     if holder.turn is not None and holder.depth > limits.chain_max:
         return f"is being filled through {holder.depth} others"
     pieces = grounded(holder, wanted, demand.turn, ends)
     return "has none of the wanted pieces" if wanted and not pieces else pieces
+
+
+def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
+    """Return the plan to map all of one holder's memory."""
+    why = why_mapped(offer)
+    transport = TRANSPORTS[offer.distance]
+    share = Share(source=offer.source, transport=transport, pieces=wanted, nbytes=sizes.of(wanted), why=why)
+    return Plan(version=demand.version, shares=(share,), why=why)
 
 
 def _shares(choices: Sequence[Choice], sizes: Sizes) -> tuple[Share, ...]:

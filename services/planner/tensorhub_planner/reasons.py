@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from tensorhub_planner.choosing import Choice, Part
+from tensorhub_planner.choosing import Choice, Offer, Part
 from tensorhub_planner.ranges import Ranges, Sizes, count_of
 from tensorhub_planner.sources import ABSENT_MAX, Holder, Holders, named
 from tensorhub_planner.topology import WORDS
@@ -22,6 +22,11 @@ def why_share(choice: Choice, part: Part) -> str:
     )
 
 
+def why_mapped(offer: Offer) -> str:
+    """Say why this holder's memory is mapped."""
+    return f"mapped from {WORDS[offer.distance]} ({counted(offer.readers, 'reader')}): nothing is copied"
+
+
 def why_plan(choices: Sequence[Choice], wanted: Ranges, sizes: Sizes, left_out: Sequence[str]) -> str:
     """Say how many sources were taken, from where, and what the model says of it."""
     if not wanted:
@@ -37,10 +42,14 @@ def why_plan(choices: Sequence[Choice], wanted: Ranges, sizes: Sizes, left_out: 
 
 def why_refusal(what: str, left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders) -> str:
     """Say who can't serve `what` and why, and what to do."""
-    others = [f"{named(holder.source)} has another layout" for holder in strangers]
-    reasons = _list([*left_out, *others, *holders.absent], holders.absent_more)
-    reasons = reasons or "nobody else has registered"
+    reasons = absentees(left_out, strangers, holders)
     return f"no source is left for {what} ({reasons}): wait for another holder, and ask again"
+
+
+def absentees(left_out: Sequence[str], strangers: Sequence[Holder], holders: Holders) -> str:
+    """Name who can't serve, and say why."""
+    others = [f"{named(holder.source)} has another layout" for holder in strangers]
+    return _list([*left_out, *others, *holders.absent], holders.absent_more) or "nobody else has registered"
 
 
 def _choice(choice: Choice) -> str:

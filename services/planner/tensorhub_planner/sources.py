@@ -123,8 +123,9 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, turns: Tu
         # The reader's own replica is what the round fills: whatever its shards hold is about to be overwritten.
         if replica.name == demand.replica:
             continue
-        shard = _candidate(replica, seat)
+        shard = None if replica.mapped else _candidate(replica, seat)
         if shard is None:
+            # Nobody stands at the reader's seat, or whoever does only maps what another one holds.
             continue
         agent = agents[shard.agent]
         holder = _holder(model, replica, shard, agent, demand.version, turns)

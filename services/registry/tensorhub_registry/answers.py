@@ -26,7 +26,7 @@ def versions(catalog: Catalog, model_name: str) -> Versions:
         return Versions(versions=())
     holders: dict[int, list[str]] = {}
     for replica in model.replicas.values():
-        if replica.version is not None:
+        if replica.version is not None and not replica.mapped:
             holders.setdefault(replica.version, []).append(replica.name)
     keep = retained(model)
     return Versions(
@@ -64,6 +64,7 @@ def _replica(catalog: Catalog, model: Model, replica: Replica) -> ReplicaInfo:
         version=replica.version,
         shards=replica.shards,
         spot=replica.spot,
+        mapped=replica.mapped,
         round=None if replica.round is None else replica.round.number,
         members=tuple(_shard(catalog, replica.members[index]) for index in sorted(replica.members)),
     )

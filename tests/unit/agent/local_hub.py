@@ -14,7 +14,7 @@ from tests.unit.agent.lease_book import GIVE_UP_S, Book
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import Frame, Hello, Welcome
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, send
-from tensorhub_agent.local_session import LocalSession
+from tensorhub_agent.local_session import OpenLease
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transport_local import LocalTransport
 from tensorhub_common.framed import Framed, PeerGone, connect
@@ -61,7 +61,7 @@ class Hub:
             digests=b"",
         )
 
-    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> LocalSession:
+    async def open(self, lease: str, segment: Segment, lost: Callable[[str], None] = lambda _: None) -> OpenLease:
         self.book.offer(lease, segment)
         return await self.reader.open(self.grant(lease), reader="reader", on_lost=lost)
 

@@ -16,17 +16,22 @@ from tensorhub_agent.effects import (
     CallRelease,
     CallUnpublish,
     CloseSource,
+    Confirm,
+    Confirmed,
     Digest,
     Digested,
     Key,
     OpenSource,
     PlanCame,
     Post,
+    Probe,
+    Probed,
     Raise,
     Say,
     SourceClosed,
     SourceOpened,
 )
+from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import Limits, Memory, Place
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
@@ -98,11 +103,13 @@ class OneAgent:
         self.do(self.core.called(key, call, self.now))
         return self.calls
 
-    def register(self, replica: str, shard: int = 0, shards: int = 1, *, staged: bool = False) -> Key:
+    def register(
+        self, replica: str, shard: int = 0, shards: int = 1, *, staged: bool = False, mapped: bool = False
+    ) -> Key:
         key = self.key(replica, shard)
         self.calls += 1
         call = CallRegister(call=self.calls, session=SESSION, deadline=self.now + 10.0)
-        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES, staged=staged)
+        place = Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES, staged=staged, mapped=mapped)
         self.do(self.core.register(place, call, self.now))
         self.log()
         return key
@@ -146,15 +153,27 @@ class OneAgent:
         end = self.end_of(call)
         return end.error if isinstance(end, Raise) else None
 
-    def lease(self, key: Key, version: int, root: str | None, name: str = "lease") -> object:
+    def lease(self, key: Key, version: int, root: str | None, name: str = "lease", *, mapped: bool = False) -> object:
         me = SourceId(self.core.agent, self.core.incarnation, key.replica, key.shard)
         reader = SourceId("agent-9", 1, "reader", 0)
-        ask = LeaseAsk(job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader)
+        ask = LeaseAsk(job="run-7", model=MODEL, source=me, version=version, root=root, reader=reader, mapped=mapped)
         return self.core.lease_asked(ask, name, f"ticket-{name}", "here", self.now)
 
     def open_lease(self, key: Key, version: int, root: str | None, name: str = "lease") -> None:
         assert isinstance(self.lease(key, version, root, name), LeaseGrant)
         assert self.core.redeemed(f"ticket-{name}", self.now) is not None
+
+    def lend(self, key: Key, version: int, root: str | None) -> None:
+        """Let a reader take the memory, to map it; its lease is over at once."""
+        assert isinstance(self.lease(key, version, root, "lent", mapped=True), LeaseGrant)
+        assert self.core.redeemed("ticket-lent", self.now) is not None
+        self.do(self.core.lease_ended("lent", LeaseMove.DONE, self.now))
+
+    def probed(self, *, lent: bool) -> None:
+        """Answer the last probe."""
+        probe = self.last(Probe)
+        assert probe is not None
+        self.do(self.core.on_news(Probed(probe.key, probe.spare, lent), self.now))
 
     # A read, step by step.
 
@@ -178,6 +197,11 @@ class OneAgent:
         post = self.last(Post)
         assert post is not None
         self.do(self.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text)), self.now))
+
+    def confirmed(self, key: Key) -> None:
+        confirm = self.last(Confirm)
+        assert confirm is not None
+        self.do(self.core.on_news(Confirmed(key, confirm.source, holds=True), self.now))
 
     def closed(self, key: Key) -> None:
         close = self.last(CloseSource)

@@ -25,7 +25,9 @@ def store(tmp_path: Path, bytes_max: int = 1 << 20) -> SegmentStore:
 async def made(tmp_path: Path, *, staged: bool = True) -> tuple[Shelf, ShelfPlace]:
     shelf = Shelf("run-7", store(tmp_path))
     digest = layout_digest(LAYOUT)
-    return shelf, await shelf.make(KEY, 1, LAYOUT, digest, spot=False, incarnation=1, staged=staged)
+    return shelf, await shelf.make(
+        KEY, 1, LAYOUT, digest, spot=False, incarnation=1, install="staged" if staged else "in-place"
+    )
 
 
 async def stand(shelf: Shelf, place: ShelfPlace, version: int, *, swap: bool) -> None:
@@ -102,7 +104,7 @@ async def test_a_shard_goes_with_both_segments(tmp_path: Path) -> None:
 async def test_twice_the_memory_is_asked_for_at_once_and_nothing_is_left_without_it(tmp_path: Path) -> None:
     shelf = Shelf("run-7", store(tmp_path, bytes_max=12_000))
     with pytest.raises(MemoryExhausted):
-        await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, staged=True)
+        await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
     assert left(tmp_path) == []
     await shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1)
 

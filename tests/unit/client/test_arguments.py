@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tensorhub import arguments
-from tensorhub_common.errors import LayoutMismatch, NotInThisVersion, VersionConflict, VersionUnavailable
+from tensorhub_common.errors import LayoutMismatch, VersionConflict, VersionUnavailable
 from tensorhub_common.wire.commands import VERSION_MAX
 
 
@@ -64,10 +64,8 @@ def test_a_shard_out_of_range_fits_no_layout(shard: int, shards: int) -> None:
         arguments.shard_of(shard, shards)
 
 
-def test_installs_to_come_are_named() -> None:
-    for value in ("in-place", "staged"):
+def test_ways_to_install() -> None:
+    for value in ("in-place", "staged", "mapped"):
         assert arguments.install(value) == value
-    with pytest.raises(NotInThisVersion, match="mapped"):
-        arguments.install("mapped")
     with pytest.raises(ValueError, match="'in-place', 'staged', 'mapped'"):
         arguments.install("elsewhere")

@@ -22,7 +22,6 @@ from tensorhub_common.errors import (
     AgentUnavailable,
     InvalidName,
     LayoutMismatch,
-    NotInThisVersion,
     RegistryUnavailable,
     ReplicaConflict,
     TensorHubError,
@@ -127,8 +126,8 @@ def test_bad_arguments_are_refused_before_anything_travels(agent: FakeAgent, hub
         hub.register("policy", tensors, replica="trainer", shard=2, shards=2)
     with pytest.raises(LayoutMismatch, match=r"nn\.Module or a mapping"):
         hub.register("policy", [1], replica="trainer")  # type: ignore[arg-type]
-    with pytest.raises(NotInThisVersion, match="mapped"):
-        hub.register("policy", tensors, replica="trainer", install="mapped")
+    with pytest.raises(ValueError, match="'mapped'"):
+        hub.register("policy", tensors, replica="trainer", install="elsewhere")
     with pytest.raises(ValueError, match="timeout_s"):
         hub.register("policy", tensors, replica="trainer", timeout_s=float("inf"))
     assert agent.calls(w.RegisterCall) == []

@@ -58,6 +58,9 @@ def refresh(model: Model, replica: Replica, reason: str, out: Out) -> None:
     if before == after:
         return
     replica.version = after
+    if replica.mapped:
+        # It has no bytes of its own, so no version stands or falls with it.
+        return
     # The new holder counts before the old one goes, so that a version never flickers.
     if after is not None:
         _holder_came(model.versions[after], replica, model, out)

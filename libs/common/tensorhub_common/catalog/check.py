@@ -51,7 +51,7 @@ def _check_versions(model: Model) -> None:
     for number, version in model.versions.items():
         assert model.last is not None
         assert number <= model.last, f"version {number} of {model.name} is above the last published {model.last}"
-        holders = sum(replica.version == number for replica in model.replicas.values())
+        holders = sum(replica.version == number and not replica.mapped for replica in model.replicas.values())
         assert version.holders == holders, f"version {number} counts {version.holders} holders and has {holders}"
         if version.state is VersionState.RETIRED:
             held = any(shard.version == number for r in model.replicas.values() for shard in r.members.values())

@@ -52,7 +52,7 @@ def place(catalog: Catalog, model: Model, version: Version, out: Out) -> bool:
 
 def _pattern(model: Model, version: int) -> Replica | None:
     """Return a replica that holds the version, whose cut the copy takes: one that was not copied itself if there is."""
-    holders = [replica for replica in model.replicas.values() if replica.version == version]
+    holders = [replica for replica in model.replicas.values() if replica.version == version and not replica.mapped]
     return min(holders, key=lambda replica: replica.cache is not None, default=None)
 
 
@@ -142,7 +142,9 @@ def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int])
     if is_whole(catalog, replica):
         return False
     # A part of it is on an agent that is away or leaves. It may still be all that there is.
-    others = [each for each in model.replicas.values() if each is not replica and each.version == version]
+    others = [
+        each for each in model.replicas.values() if each is not replica and each.version == version and not each.mapped
+    ]
     if replica.version != version:
         return bool(others) or len(replica.members) < replica.shards
     return bool(counting(catalog, model, version, without=replica))

@@ -263,6 +263,12 @@ def _check_room(catalog: Catalog, agent: AgentRecord, command: Register) -> None
 
 def _check_fits(catalog: Catalog, agent: AgentRecord, replica: Replica, command: Register) -> None:
     where = f"{command.model}/{command.replica}"
+    if replica.mapped != command.mapped:
+        raise Refused(
+            LayoutMismatch,
+            f"{where} was registered {'with' if replica.mapped else 'without'} install='mapped': use the same for all "
+            "its shards, or release them first",
+        )
     if replica.shards != command.shards or replica.spot != command.spot:
         raise Refused(
             LayoutMismatch,
@@ -297,7 +303,9 @@ def _new_model(catalog: Catalog, name: str) -> Model:
 def _new_replica(model: Model, command: Register) -> Replica:
     if len(model.replicas) >= REPLICAS_MAX:
         raise Refused(BadCommand, f"model {model.name!r} has {REPLICAS_MAX} replicas already, which is the limit")
-    replica = model.replicas[command.replica] = Replica(command.replica, command.shards, command.spot)
+    replica = model.replicas[command.replica] = Replica(
+        command.replica, command.shards, command.spot, mapped=command.mapped
+    )
     return replica
 
 

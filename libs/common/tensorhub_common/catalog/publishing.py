@@ -99,6 +99,8 @@ def ready(catalog: Catalog, command: Ready, out: Out) -> None:
         return
     if replica.cache is not None:
         raise Refused(BadCommand, f"replica {replica.name!r} is a copy of version {replica.cache}: publish another one")
+    if replica.mapped:
+        raise Refused(BadCommand, f"replica {replica.name!r} maps what others hold: publish another one")
     checked_digest("root", command.root)
     _check_free(model, replica, shard, command.version)
     offers = {**replica.offers, shard.index: Offer(command.version, command.root)}

@@ -23,8 +23,11 @@ def retained(model: Model) -> set[int]:
 
 
 def stands(replica: Replica, version: int) -> bool:
-    """Tell whether this is a whole copy on memory that may not vanish: a spot replica is none, nor a draining one."""
-    return not replica.spot and replica.version == version
+    """Tell whether this is a whole copy on memory that may not vanish: a spot replica is none, nor a draining one.
+
+    A mapped one has no memory of its own.
+    """
+    return not replica.spot and not replica.mapped and replica.version == version
 
 
 def counts(catalog: Catalog, replica: Replica, version: int) -> bool:
@@ -55,7 +58,7 @@ def must_stay(catalog: Catalog, model: Model, replica: Replica) -> bool:
 def is_coming(catalog: Catalog, model: Model, replica: Replica, version: int) -> bool:
     """Tell whether another copy that will count is on its way."""
     for other in model.replicas.values():
-        if other is replica or other.spot:
+        if other is replica or other.spot or other.mapped:
             continue
         if other.cache == version and is_whole(catalog, other):
             return True

@@ -111,6 +111,8 @@ class Replica:
     round: Round | None = None
     cache: int | None = None
     """A cache replica, placed by the fold: the retained version that it is for."""
+    mapped: bool = False
+    """It maps what a holder on its host has: it is no holder, and nobody's source or copy."""
 
     def missing(self, present: set[int]) -> tuple[int, ...]:
         """Name the shards that are not in `present`."""

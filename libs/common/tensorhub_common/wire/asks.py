@@ -102,6 +102,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None
     shards: int
     spot: bool
+    mapped: bool = False
+    """It maps the memory of a holder, and is none itself."""
     round: int | None
     members: tuple[ShardInfo, ...]
 

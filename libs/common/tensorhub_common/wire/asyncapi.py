@@ -89,6 +89,7 @@ _VALUES: Final[Json] = {
     "parent": "00f067aa0ba902b7",
     "patient": True,
     "staged": False,
+    "mapped": False,
     "stands": True,
     "pid": 4242,
     "pieces": [[0, 256]],

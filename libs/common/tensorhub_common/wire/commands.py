@@ -143,12 +143,16 @@ class Join(Command, frozen=True, kw_only=True, tag="join"):
 
 
 class Register(ShardCommand, frozen=True, kw_only=True, tag="register"):
-    """A worker brings a shard, or comes back to it."""
+    """A worker brings a shard, or comes back to it.
+
+    `mapped`: it will map what others hold on its host, and so never has bytes of its own.
+    """
 
     shards: int
     spot: bool = False
     layout: str
     nbytes: int
+    mapped: bool = False
 
 
 class Release(ShardCommand, frozen=True, kw_only=True, tag="release"):

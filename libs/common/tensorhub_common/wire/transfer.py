@@ -64,6 +64,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Sources that failed this read."""
     turn: Turn | None = None
     """The turn of the reader's round; without it only holders that are ready may be named."""
+    mapped: bool = False
+    """The memory of one ready holder on the reader's host is to be mapped, and nothing copied."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +108,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     transport: Transport = "local"
     turn: Turn | None = None
     """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
+    mapped: bool = False
+    """The reader's worker will map the shard's segment, for as long as it wants."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -120,6 +124,8 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     digests: bytes
     filling: bool = False
     """The source is being filled with the version: it says over the transport what it has, and gives that."""
+    mapped: bool = False
+    """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
 
 
 class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):

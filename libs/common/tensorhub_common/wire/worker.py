@@ -1,7 +1,8 @@
 """What a worker (a trainer or an engine with the SDK) and its agent say to each other over the agent's unix socket.
 
 Each frame is four bytes of length (big endian) and a MessagePack object. `call` numbers a question of the worker's;
-every call gets exactly one `Done`, `Registered` or `Failed`. `Registered` travels with the segment's file descriptor.
+every call gets exactly one `Done`, `Registered` or `Failed`. `Registered`, `Spare` and `Mapped` travel with a segment's
+file descriptor.
 """
 
 from typing import Final
@@ -127,10 +128,21 @@ class Spare(Frame, frozen=True, kw_only=True, tag="spare"):
 
 
 class Swapped(Frame, frozen=True, kw_only=True, tag="swapped"):
-    """In which of its two segments a staged shard stands, by the inode; comes before the answer to each read."""
+    """In which of its two segments a staged shard stands, by the inode; comes before the answer to each call."""
 
     handle: int
     segment: int
+
+
+class Mapped(Frame, frozen=True, kw_only=True, tag="mapped"):
+    """Comes before the answer to a mapped shard's read, with a read-only descriptor of the holder's segment.
+
+    The descriptor's open file description holds a shared `flock`: whoever maps it keeps the memory from being
+    overwritten until the last mapping and the last descriptor of it are gone.
+    """
+
+    handle: int
+    version: int
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,4 +248,4 @@ class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
 
 
 FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
-FromAgent = Attached | Refused | Registered | Spare | Swapped | Done | Failed | Progress | Holds
+FromAgent = Attached | Refused | Registered | Spare | Swapped | Mapped | Done | Failed | Progress | Holds

@@ -1,0 +1,328 @@
+"""Memory that readers map, step by step: nothing says that it may be written before a probe has found it free."""
+
+import pytest
+from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
+
+from tensorhub_agent.effects import BatchDone, Duplicate, Duplicated, Key, LetGo, Post, Probe, Save, Say
+from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.vacancy import PROBE_AGAIN_S
+from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.commands import Drained, Filled, Register, Unpublish
+from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal
+
+ROOT = root_digest(digests_of("one"))
+
+
+def published(*, staged: bool = False) -> tuple[OneAgent, Key]:
+    """A trainer that has published version 1, which somebody has mapped."""
+    agent = OneAgent()
+    agent.join()
+    key = agent.register("trainer", staged=staged)
+    agent.publish(key, "one")
+    agent.log()
+    agent.lend(key, 1, ROOT)
+    return agent, key
+
+
+def drained(agent: OneAgent) -> bool:
+    return any(isinstance(effect, Say) and isinstance(effect.command, Drained) for effect in agent.seen)
+
+
+def test_one_memory_is_probed_again_until_it_is_free() -> None:
+    agent, key = published()
+    call = agent.unpublish(key)
+    agent.log()
+    for _ in range(3):
+        agent.probed(lent=True)
+        assert agent.end_of(call) is None
+        before = sum(isinstance(effect, Probe) for effect in agent.seen)
+        agent.tick(PROBE_AGAIN_S)
+        assert sum(isinstance(effect, Probe) for effect in agent.seen) == before + 1
+    agent.probed(lent=False)
+    agent.log()
+    assert agent.end_of(call) is not None
+    assert agent.error_of(call) is None
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def test_at_the_bound_the_call_raises_and_the_shard_drains_on() -> None:
+    agent, key = published()
+    for _ in range(2):
+        call = agent.unpublish(key)
+        agent.log()
+        agent.probed(lent=True)
+        agent.tick(10)
+        assert agent.error_of(call) == "DrainTimeout"
+        assert agent.memory(key) is Memory.DRAINING
+        assert not drained(agent)
+    again = agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=False)
+    agent.log()
+    assert agent.error_of(again) is None
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def test_readers_that_copy_are_broken_at_the_bound_before_anything_is_probed() -> None:
+    agent, key = published()
+    agent.open_lease(key, 1, ROOT)
+    call = agent.unpublish(key)
+    agent.log()
+    assert agent.last(Probe) is None
+    agent.tick(10)
+    agent.probed(lent=True)
+    assert agent.error_of(call) == "DrainTimeout"
+
+
+def test_spare_memory_gets_the_bytes_and_is_the_shards_from_then_on() -> None:
+    agent, key = published(staged=True)
+    call = agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=True)
+    assert agent.last(Duplicate) is not None
+    assert not drained(agent)
+    agent.do(agent.core.on_news(Duplicated(key), agent.now))
+    saved = agent.last(Save)
+    assert saved is not None
+    assert saved.swap
+    agent.log()
+    assert agent.end_of(call) is not None
+    held = agent.core.shards[key].held
+    assert (held.lent, held.spare_lent) == (False, True)
+
+
+def test_both_memories_mapped_is_waited_for_and_either_one_will_do() -> None:
+    agent, key = published(staged=True)
+    agent.core.shards[key].held.spare_lent = True
+    call = agent.unpublish(key)
+    agent.log()
+    for _ in range(2):
+        agent.probed(lent=True)
+        probe = agent.last(Probe)
+        assert probe is not None
+        assert probe.spare
+        agent.probed(lent=True)
+        assert agent.last(Duplicate) is None
+        agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=False)
+    agent.log()
+    assert agent.error_of(call) is None
+    assert agent.last(Duplicate) is None
+
+
+def test_a_copy_under_way_is_waited_for_beyond_the_bound() -> None:
+    agent, key = published(staged=True)
+    call = agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=True)
+    agent.tick(60)
+    assert agent.end_of(call) is None
+    agent.do(agent.core.on_news(Duplicated(key), agent.now))
+    agent.log()
+    assert agent.end_of(call) is not None
+    assert agent.error_of(call) is None
+
+
+def test_a_release_waits_too() -> None:
+    agent, key = published()
+    call = agent.release(key)
+    agent.log()
+    agent.probed(lent=True)
+    agent.tick(10)
+    assert agent.error_of(call) == "DrainTimeout"
+    assert key in agent.core.shards
+
+
+def test_an_agent_that_comes_back_hands_mapped_memory_to_nobody() -> None:
+    """What was draining is as good as empty, but for those who map it."""
+    agent, key = published()
+    after = OneAgent(catalog=agent.catalog)
+    place = Place(key, 1, spot=False, layout="f" * 64, nbytes=NBYTES)
+    after.core.adopt(place, Held(Memory.DRAINING, lent=True))
+    after.join(2)
+    call = after.attach(key, SESSION)
+    after.log()
+    after.probed(lent=True)
+    after.tick(10)
+    assert after.error_of(call) == "DrainTimeout"
+    call = after.attach(key, SESSION)
+    after.log()
+    after.probed(lent=False)
+    after.log()
+    assert after.error_of(call) is None
+    assert after.memory(key) is Memory.EMPTY
+
+
+def test_what_the_log_does_not_know_drains_while_it_is_mapped() -> None:
+    agent, key = published()
+    agent.core.shards[key].believed(None, None)
+    assert agent.memory(key) is Memory.DRAINING
+    agent.core.check()
+
+
+def test_a_rejoining_agent_goes_on_waiting() -> None:
+    agent, key = published()
+    call = agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=True)
+    agent.join(2)
+    assert agent.end_of(call) is None
+    agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=False)
+    agent.log()
+    assert agent.error_of(call) is None
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def test_nothing_is_lent_before_the_log_has_taken_the_publication() -> None:
+    agent = OneAgent()
+    agent.join()
+    key = agent.register("trainer")
+    agent.publish(key, "one", version=1)
+    assert isinstance(agent.lease(key, 1, ROOT), LeaseGrant)
+    assert agent.lease(key, 1, ROOT, "mapped", mapped=True) is None
+    agent.log()
+    assert isinstance(agent.lease(key, 1, ROOT, "mapped", mapped=True), LeaseGrant)
+    agent.unpublish(key)
+    assert isinstance(agent.lease(key, 1, ROOT, "late", mapped=True), LeaseRefusal)
+
+
+def reading(*, staged: bool) -> tuple[OneAgent, Key]:
+    """A rollout that holds version 1, mapped by somebody, and has its leases on version 2."""
+    agent = OneAgent()
+    agent.join()
+    trainer, key = agent.register("trainer"), agent.register("rollout", staged=staged)
+    agent.publish(trainer, "one")
+    agent.publish(key, "one", version=1)
+    agent.log()
+    agent.lend(key, 1, ROOT)
+    agent.unpublish(trainer)
+    agent.log()
+    agent.publish(trainer, "two")
+    agent.log()
+    return agent, key
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
+    agent, key = reading(staged=staged)
+    if staged:
+        held = agent.core.shards[key].held
+        held.lent, held.spare_lent = False, True
+    call = agent.read(key)
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, "two")
+    agent.log()
+    probe = agent.last(Probe)
+    assert probe is not None
+    assert probe.spare is staged
+    agent.probed(lent=True)
+    assert agent.memory(key) is Memory.READY
+    agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=False)
+    agent.brought(key, "two")
+    agent.closed(key)
+    agent.log()
+    assert agent.error_of(call) is None
+    assert agent.core.shards[key].held.version == 2
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_fill_that_can_not_wait_longer_leaves_what_is_mapped(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
+    agent, key = reading(staged=staged)
+    if staged:
+        held = agent.core.shards[key].held
+        held.lent, held.spare_lent = False, True
+    call = agent.read(key)
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, "two")
+    agent.log()
+    agent.probed(lent=True)
+    agent.tick(10)
+    agent.log()
+    agent.closed(key)
+    agent.log()
+    assert agent.error_of(call) == "DrainTimeout"
+    assert agent.memory(key) is (Memory.READY if staged else Memory.DRAINING)
+
+
+# The mapped shard itself.
+
+
+def mapped() -> tuple[OneAgent, Key]:
+    """A mapped rollout, and a trainer of another agent that has published version 1."""
+    agent = OneAgent()
+    agent.join()
+    trainer = agent.register("trainer")
+    agent.publish(trainer, "one")
+    agent.log()
+    return agent, agent.register("rollout", mapped=True)
+
+
+def read_one(agent: OneAgent, key: Key) -> int:
+    call = agent.read(key)
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, "one")
+    agent.log()
+    answered = 0
+    while answered < len(posts := [effect for effect in agent.seen if isinstance(effect, Post)]):
+        agent.do(agent.core.on_news(BatchDone(key, posts[answered].source, posts[answered].batch, b""), agent.now))
+        answered += 1
+    return call
+
+
+def test_it_takes_no_room_and_serves_nobody() -> None:
+    agent, key = mapped()
+    registered = [e.command for e in agent.seen if isinstance(e, Say) and isinstance(e.command, Register)][-1]
+    assert (registered.nbytes, registered.mapped) == (0, True)
+    read_one(agent, key)
+    agent.confirmed(key)
+    agent.closed(key)
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
+    replica = agent.catalog.models[key.model].replicas["rollout"]
+    assert (replica.version, agent.catalog.models[key.model].versions[1].holders) == (1, 1)
+
+
+def test_it_counts_once_its_source_says_that_the_lease_still_holds() -> None:
+    agent, key = mapped()
+    call = read_one(agent, key)
+    assert not any(isinstance(each, Filled) for each in agent.unsaid)
+    agent.confirmed(key)
+    agent.closed(key)
+    agent.log()
+    assert agent.error_of(call) is None
+    assert agent.end_of(call) is not None
+
+
+def test_a_read_that_ends_without_a_swap_lets_go() -> None:
+    agent, key = mapped()
+    call = read_one(agent, key)
+    agent.tick(11)
+    agent.log()
+    agent.closed(key)
+    assert agent.error_of(call) == "RoundTimeout"
+    assert agent.last(LetGo) is not None
+
+
+def test_what_its_worker_has_mapped_goes_with_the_worker() -> None:
+    agent, key = mapped()
+    read_one(agent, key)
+    agent.confirmed(key)
+    agent.closed(key)
+    agent.log()
+    agent.do(agent.core.worker_gone(SESSION, agent.now))
+    assert [type(each) for each in agent.unsaid] == [Unpublish, Drained]
+    agent.log()
+    assert agent.memory(key) is Memory.EMPTY
+    assert agent.catalog.models[key.model].replicas["rollout"].version is None
+
+
+def test_it_neither_publishes_nor_unpublishes() -> None:
+    agent, key = mapped()
+    assert agent.error_of(agent.publish(key, "one")) == "NotFilled"
+    assert agent.error_of(agent.unpublish(key)) == "NotPublished"
