@@ -20,14 +20,19 @@ from tensorhub_agent.effects import (
     CopyMade,
     Digest,
     Digested,
+    Duplicate,
+    Duplicated,
     Fenced,
     Free,
     Hold,
     Key,
+    LetGo,
     MakeCopy,
     OpenSource,
     PlanCame,
     Post,
+    Probe,
+    Probed,
     Raise,
     Rejoin,
     Save,
@@ -111,11 +116,21 @@ class AgentNode(Node):
         """Believe a manifest only for bytes that still hash to its root."""
         manifest = shelved.manifest
         if manifest is None:
-            return Held()
+            return self._lent(shelved, Held())
         whole = manifest.state == "ready" and bool(manifest.digests)
         if whole and root_digest(shelved.segment.digests()) == manifest.root:
-            return Held(Memory.READY, version=manifest.version, root=manifest.root, digests=manifest.digests)
-        return Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
+            held = Held(Memory.READY, version=manifest.version, root=manifest.root, digests=manifest.digests)
+        else:
+            held = Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
+        return self._lent(shelved, held)
+
+    def _lent(self, shelved: Shelved, held: Held) -> Held:
+        """Find out who maps what stands here: they don't depend on the process before this one."""
+        held.lent = bool(shelved.segment.maps)
+        held.spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
+        if held.lent and held.memory is Memory.EMPTY:
+            held.memory = Memory.DRAINING
+        return held
 
     def kill(self) -> None:
         """SIGKILL, for all jobs."""
@@ -208,6 +223,12 @@ class AgentNode(Node):
                 self._digest(effect)
             case Save():
                 self.shelf[effect.key].save(effect)
+            case Probe():
+                self.clock.after(self.clock.lag() * 0.1, self, lambda: self._probe(effect))
+            case Duplicate():
+                self.clock.after(self.clock.lag(), self, lambda: self._duplicate(effect.key, 0))
+            case LetGo():
+                pass
             case CheckSiblings():
                 self.clock.after(self.clock.lag(), self, lambda: self._check_siblings(effect))
             case MakeCopy():
@@ -270,6 +291,23 @@ class AgentNode(Node):
             self.news(Digested(effect.key, effect.number, first + second))
 
         self.clock.after(self.clock.lag(), self, rest)
+
+    def _probe(self, effect: Probe) -> None:
+        shelved = self.shelf.get(effect.key)
+        if shelved is not None:
+            segment = shelved.spare if effect.spare and shelved.spare is not None else shelved.segment
+            self.news(Probed(effect.key, effect.spare, bool(segment.maps)))
+
+    def _duplicate(self, key: Key, piece: int) -> None:
+        """Copy one piece after the other, so that whoever writes meanwhile is seen."""
+        shelved = self.shelf.get(key)
+        if shelved is None or shelved.spare is None:
+            return
+        if piece == len(shelved.segment.nbytes):
+            self.news(Duplicated(key))
+            return
+        shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
+        self.clock.after(self.clock.lag(), self, lambda: self._duplicate(key, piece + 1))
 
     def _make_copy(self, effect: MakeCopy) -> None:
         key, sizes = effect.key, self.world.sizes_of(effect.layout)

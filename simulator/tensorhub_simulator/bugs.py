@@ -14,12 +14,14 @@ import msgspec
 
 from tensorhub_agent import serving, transfer
 from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import Probed
 from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import Memory
 from tensorhub_agent.transfer import Transfer
+from tensorhub_agent.vacancy import Vacancy
 from tensorhub_common.catalog import retention
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
@@ -173,6 +175,16 @@ def _swap_per_shard() -> list[Replacement]:
     return [(ReadOperation, "_on_filled", on_filled)]
 
 
+def _mapped_not_waited_for() -> list[Replacement]:
+    """Whoever maps the memory is found, and taken for gone."""
+    take = Vacancy.on_news
+
+    def on_news(self: Vacancy, news: Any, now: float) -> None:
+        take(self, msgspec.structs.replace(news, lent=False) if isinstance(news, Probed) else news, now)
+
+    return [(Vacancy, "on_news", on_news)]
+
+
 def _partial_serves_all() -> list[Replacement]:
     """A half-filled replica says that it has everything as soon as it is being filled."""
     prove = LeaseTable.prove
@@ -244,6 +256,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "partial-serves-all": _partial_serves_all,
     "wait-cycle": _wait_cycle,
     "swap-per-shard": _swap_per_shard,
+    "mapped-not-waited-for": _mapped_not_waited_for,
     "lease-not-asked": bugs_trust.lease_not_asked,
     "digests-of-the-next": bugs_trust.digests_of_the_next,
     "ticket-twice": bugs_trust.ticket_twice,

@@ -33,9 +33,13 @@ class Segment:
         self.generation = 0
         self.writers: dict[int, object] = {}
         """Which source may write into a piece now."""
+        self.maps: set[str] = set()
+        """Who has it mapped: nothing of it may change meanwhile."""
 
     def write(self, at: int, data: bytes) -> None:
         """Change bytes."""
+        if self.maps:
+            raise Violation("mapped memory", f"it is written while {sorted(self.maps)} have it mapped")
         self.data[at : at + len(data)] = data
         self.generation += 1
 

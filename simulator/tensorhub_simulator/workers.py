@@ -126,7 +126,6 @@ class Rank(Node):
                 self.clock.after(AGAIN_S, self, self._register)
             return
         self.registered = True
-        self._swap()
         core = self.agent.core.shards[self.key]
         held = core.held
         if core.operation is not None:
@@ -164,17 +163,14 @@ class Rank(Node):
             if life != self.life or not self.up:
                 return
             if clock.chance(0.7) and not self.state.paused:
-                self.busy = False
-                then(end)
+                told(end)
             else:
-                clock.after(clock.lag(), self, later(end))
+                clock.after(clock.lag(), self, lambda: told(end))
 
-        def later(end: End) -> Callable[[], None]:
-            def go() -> None:
-                self.busy = False
-                then(end)
-
-            return go
+        def told(end: End) -> None:
+            self.busy = False
+            self._swap()
+            then(end)
 
         if self.agent.up:
             self.world.calls.send(self.agent, self.key, make, reply)
@@ -195,7 +191,7 @@ class Rank(Node):
             segment.write(segment.at[piece], self.clock.rng.randbytes(size))
 
     def _swap(self) -> None:
-        """Let the tensors stand where the agent said last that the shard stands."""
+        """Let the tensors stand where the agent said last that the shard stands: it says so with each answer."""
         shelved = self.agent.shelf.get(self.key)
         self.shows = shelved.segment if shelved is not None else None
 
@@ -269,7 +265,7 @@ class Rank(Node):
             self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
             return
         self.busy, self.awaits = False, None
-        self.published = core is not None and core.held.memory is Memory.READY
+        self.published = core is not None and core.held.memory in (Memory.READY, Memory.DRAINING)
         self._failed(Raise(0, "", ""))
 
     def _unpublish(self, then: Callable[[], None]) -> None:
@@ -302,7 +298,6 @@ class Rank(Node):
         trusted = self.trusts
 
         def then(end: End) -> None:
-            self._swap()
             if isinstance(end, Answer) or (isinstance(end, Raise) and end.error != "ReplicaConflict"):
                 self.done = serial
             if isinstance(end, Answer):

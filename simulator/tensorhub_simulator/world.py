@@ -10,6 +10,7 @@ from tensorhub_agent.shard import Memory, Place, ShardCore
 from tensorhub_common.catalog.state import root_key
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_simulator.agent import AgentNode
+from tensorhub_simulator.borrowers import Borrowers
 from tensorhub_simulator.calls import Calls
 from tensorhub_simulator.clock import Clock, Node
 from tensorhub_simulator.directing import Director
@@ -68,6 +69,7 @@ class World:
         self.quiet_at = 0
         """Where the log ended then."""
         self._numbers = 0
+        self.borrowers = Borrowers(self, seed)
         self.director, self.views = Director(self, seed), Views(self)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
@@ -102,7 +104,7 @@ class World:
         self.groups.append(group)
         spot = not group.trains and self.director.spots.random() < setting.spot
         # Of each seed other replicas; not drawn, so that the seeds stay what they were.
-        staged = not group.trains and (self.seed + len(self.groups)) % 2 == 0
+        staged = (not group.trains or self.borrowers.are_there) and (self.seed + len(self.groups)) % 2 == 0
         for shard in range(setting.shards):
             key, layout = Key(group.model, group.replica, shard), f"layout-{shard}"
             sizes = self._sizes[layout]
@@ -193,6 +195,7 @@ class World:
         for rank in self.ranks:
             rank.start()
         self.director.start()
+        self.borrowers.start()
         self.clock.after(BEAT_S, None, self._beat)
 
     def _is_done(self) -> bool:
