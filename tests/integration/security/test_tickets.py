@@ -15,6 +15,7 @@ from tests.unit.agent.lease_book import Book, Lost
 
 from tensorhub.shard import AsyncShard
 from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.serving import TICKET_S
 from tensorhub_agent.transport import TransportLost
 from tensorhub_agent.transport_local import LocalTransport
@@ -168,6 +169,7 @@ async def test_a_reader_that_writes_into_what_it_mapped(hub: RunningHub, tmp_pat
     """Locally a ticket opens the segment's memory, to read, and not one byte after its end."""
     async with robbed(hub, tmp_path, pool) as thief:
         session = await thief.local.open(await thief.granted("local"), reader=READER, on_lost=Lost())
+        assert isinstance(session, LocalSession)
         view = session._mapping.view
         assert view.readonly
         assert len(view) == NBYTES

@@ -16,6 +16,7 @@ from tensorhub_agent import copying, local_session, transport_local
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.lease_frames import Hello, No, Welcome
 from tensorhub_agent.local_frames import from_source
+from tensorhub_agent.local_session import LocalSession
 from tensorhub_agent.transport import Transport, TransportLost
 from tensorhub_common.wire.commands import PROTOCOL
 
@@ -223,6 +224,8 @@ async def test_the_second_read_of_a_segment_maps_nothing(hub: Hub) -> None:
     first = await hub.open("a", segments[0])
     await first.close()
     second = await hub.open("b", segments[0])
+    assert isinstance(first, LocalSession)
+    assert isinstance(second, LocalSession)
     assert second._mapping is first._mapping
     for number, segment in enumerate(segments):
         session = await hub.open(f"c{number}", segment)
