@@ -82,7 +82,8 @@ class PeerProgram:
 
     async def run(self, readers: int) -> Took:
         """Have it bring the bytes over."""
-        return Took((await self._ask(do="run", readers=readers))["seconds"])
+        answer = await self._ask(do="run", readers=readers)
+        return Took(answer["seconds"], answer["besides"])
 
     async def check(self) -> None:
         """Have it compare."""

@@ -78,8 +78,18 @@ class Fleet:
         """The processes by what they are."""
         return {"trainer": self.trainer.pid} | {f"reader-{n}": each.pid for n, each in enumerate(self.readers)}
 
-    async def register(self, hub: HubFile, model: str, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Give each process a replica of its own of this model, each on its own agent."""
+    async def register(
+        self,
+        hub: HubFile,
+        model: str,
+        shapes: Mapping[str, Sequence[int]],
+        *,
+        installs: tuple[str, str] = ("in-place", "in-place"),
+    ) -> None:
+        """Give each process a replica of its own of this model, each on its own agent.
+
+        `installs`: the trainer's and the readers'.
+        """
         where = zip([self.trainer, *self.readers], hub.agents, strict=True)
         await asyncio.gather(
             *(
@@ -92,6 +102,7 @@ class Fleet:
                     replica="trainer" if process is self.trainer else agent.id,
                     shapes=shapes,
                     fill=process is self.trainer,
+                    install=installs[0 if process is self.trainer else 1],
                 )
                 for process, agent in where
             )

@@ -35,7 +35,7 @@ class PartSpec:
     peers: tuple[Peer, ...] = ()
 
 
-_RAY_QUIET: Final = (("RAY_AUTH_MODE", "disabled"), ("RAY_USAGE_STATS_ENABLED", "0"))
+RAY_QUIET: Final = (("RAY_AUTH_MODE", "disabled"), ("RAY_USAGE_STATS_ENABLED", "0"))
 _NIXL_QUIET: Final = ("NIXL_LOG_LEVEL", "WARN")
 
 PARTS: Final = (
@@ -45,8 +45,8 @@ PARTS: Final = (
         digests=False,
         until=0.35,
         peers=(
-            Peer("Ray, put + get + copy", "ray", "copy", "ray", _RAY_QUIET),
-            Peer(goals.VIEWS, "ray", "view", "ray", _RAY_QUIET),
+            Peer("Ray, put + get + copy", "ray", "copy", "ray", RAY_QUIET),
+            Peer(goals.VIEWS, "ray", "view", "ray", RAY_QUIET),
             Peer("NIXL, UCX's choice", "nixl", environment="nixl", variables=(_NIXL_QUIET,)),
         ),
     ),

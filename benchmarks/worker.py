@@ -5,6 +5,7 @@ line. Times are of the clock that all processes of a machine share, so that the 
 """
 
 import json
+import mmap
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -68,11 +69,12 @@ class Worker:
         replica: str,
         shapes: Mapping[str, Sequence[int]],
         fill: bool,
+        install: str = "in-place",
     ) -> Answer:
         """Connect to an agent and register one shard: of zeros, as new memory is, or with `fill` of random bits."""
         self.hub = tensorhub.connect(job, agent=socket, nats=nats)
         specs = {name: tensorhub.TensorSpec(tuple(shape), torch.bfloat16) for name, shape in shapes.items()}
-        self.shard = self.hub.register(model, specs, replica=replica)
+        self.shard = self.hub.register(model, specs, replica=replica, install=install)
         if fill:
             random = np.random.Generator(np.random.SFC64(1))
             for tensor in self.shard.tensors.values():
@@ -105,6 +107,13 @@ class Worker:
         version = shard.update(wait_s=wait_s, timeout_s=WAIT_S)
         end = time.perf_counter()
         return {"begin": begin, "end": end, "version": version, "report": msgspec.to_builtins(shard.last_read)}
+
+    def touch(self) -> Answer:
+        """Read a byte of every page."""
+        begin = time.perf_counter()
+        for tensor in self._registered().tensors.values():
+            tensor.view(torch.uint8).flatten()[:: mmap.PAGESIZE].sum()
+        return {"seconds": time.perf_counter() - begin}
 
     def digest(self) -> Answer:
         """Hash all bytes, for the parent to compare."""

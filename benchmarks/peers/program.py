@@ -34,6 +34,8 @@ class Peer(ABC):
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
+        self.besides: dict[str, float] = {}
+        """Seconds of parts of the last run."""
 
     @abstractmethod
     def run(self, readers: int) -> float:
@@ -144,7 +146,7 @@ def main(prepare: Callable[[Arena, str], Peer]) -> None:
             if order["do"] == "check":
                 answer: dict[str, object] = {"equal": peer.is_equal()}
             else:
-                answer = {"seconds": peer.run(order["readers"])}
+                answer = {"seconds": peer.run(order["readers"]), "besides": peer.besides}
             answers.write(json.dumps(answer) + "\n")
         peer.close()
     except Exception as why:  # noqa: BLE001 (one peer's failure is told, and the rest of the run goes on)

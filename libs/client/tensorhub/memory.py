@@ -13,10 +13,12 @@ Always true:
 import ctypes
 import math
 import mmap
+import os
+import threading
+import weakref
 from contextlib import suppress
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
@@ -24,6 +26,18 @@ from tensorhub_common.layout import Layout, placements, segment_bytes
 
 _MADV_POPULATE_READ: Final = 22
 """Of Linux since 5.14; CPython names it from 3.14 on."""
+
+UNMAP_AFTER_S: Final = 0.1
+"""A mapping that nobody refers to any more is unmapped after this: in the same moment all readers of the host are being
+told of the next version, and have better use for its cores."""
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_mmap: Final = _libc.mmap
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_mmap.restype = ctypes.c_void_p
+_munmap: Final = _libc.munmap
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 Memory = mmap.mmap | bytearray | ctypes.Array[Any]
 """A mapped segment. A bytearray stands for the segment of a layout without a byte, which can't be mapped, and an array
@@ -54,18 +68,27 @@ def map_readonly(fd: int, layout: Layout) -> Memory:
     nbytes = segment_bytes(layout)
     if not nbytes:
         return bytearray()
-    try:
-        mapping = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
-    except (OSError, ValueError) as error:
-        raise AgentUnavailable(
-            f"the segment of {nbytes} bytes that the agent lent can't be mapped ({error}); read again"
-        ) from error
+    if os.fstat(fd).st_size < nbytes:
+        raise AgentUnavailable(f"the segment that the agent lent is shorter than {nbytes} bytes; read again")
+    address = _mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        why = os.strerror(ctypes.get_errno())
+        raise AgentUnavailable(f"the segment of {nbytes} bytes that the agent lent can't be mapped ({why}); read again")
     # torch knows no read-only storage and warns of each; so it is shown an array that looks writable over the same
     # bytes, and the kernel sees to it that it isn't.
     kind: Any = type("ReadOnlyBytes", (ctypes.c_ubyte * nbytes,), {})
-    memory: ctypes.Array[Any] = kind.from_address(np.frombuffer(mapping, np.uint8).ctypes.data)
-    memory.mapping = mapping  # type: ignore[attr-defined]
+    memory: ctypes.Array[Any] = kind.from_address(address)
+    # Not at the interpreter's end: other threads may still look at it, and the process's end unmaps it anyway.
+    weakref.finalize(memory, _unmap_soon, address, nbytes).atexit = False
     return memory
+
+
+def _unmap_soon(address: int, nbytes: int) -> None:
+    """Unmap in a thread that does not hold the interpreter's lock: 1 GiB of touched pages takes 0.1 s."""
+    timer = threading.Timer(UNMAP_AFTER_S, _munmap, (address, nbytes))
+    timer.daemon = True
+    with suppress(RuntimeError):  # The interpreter is about to end.
+        timer.start()
 
 
 def private_memory(layout: Layout) -> Memory:

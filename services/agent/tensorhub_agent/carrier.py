@@ -54,10 +54,11 @@ class Carrier:
         self.transfer = Transfer(
             version=version,
             root=root,
-            nbytes=core.place.nbytes,
+            # What is mapped weighs nothing, so all of it is asked for at once.
+            nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
             # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
             verify=limits.digests and not core.place.mapped,
-            window_bytes=sum(core.place.nbytes) if core.place.mapped else limits.window_bytes,
+            window_bytes=limits.window_bytes,
             stall_s=limits.stall_s,
             sources_lost_s=limits.sources_lost_s,
             first_number=core.number(),
