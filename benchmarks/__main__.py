@@ -31,7 +31,7 @@ ROUNDS: Final = 9
 ROUNDS_QUICK: Final = 3
 SMALL: Final = 100
 SMALL_QUICK: Final = 20
-PAIRS: Final = 12
+MINUTES_TELEMETRY: Final = 3.0
 MINUTES: Final = 5.5
 MINUTES_PEERS: Final = 11.5
 HUB_LOG_LEVEL: Final = "warning"
@@ -106,7 +106,7 @@ def main() -> None:
         result = msgspec.json.decode(options.from_.read_bytes(), type=Result)
         print(report.whole(result))
     elif options.telemetry:
-        found = asyncio.run(telemetry.measure(options.mib, options.pairs, environment))
+        found = asyncio.run(telemetry.measure(options.mib, options.minutes or MINUTES_TELEMETRY, environment))
         print("\n" + telemetry.words(found))
         if options.docs:
             page.write("telemetry", telemetry.words(found))
@@ -136,7 +136,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--from", dest="from_", type=Path, metavar="FILE", help="measure nothing: take this file")
     parser.add_argument("--mib", type=int, default=1024, help="size of the large model")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="with --telemetry: so many blocks of each kind")
     parser.add_argument("--small", type=int, help="publications of the small model")
     parser.add_argument("--minutes", type=float, help="no round begins later than this, but for the first few")
     options = parser.parse_args()

@@ -39,6 +39,12 @@ class Ours:
         return self._up.hub
 
     @property
+    def directory(self) -> Path:
+        """Where it keeps its state."""
+        assert self._folder is not None, "start it first"
+        return Path(self._folder.name)
+
+    @property
     def fleet(self) -> Fleet:
         """Whom it serves."""
         return self._fleet

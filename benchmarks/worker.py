@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 
 import tensorhub
+from tensorhub_common.span_cost import SPANS
 
 WAIT_S = 60.0
 
@@ -58,6 +59,10 @@ class Worker:
         """Have the versions from now on traced, or not."""
         self.sampler.is_on = on
         return {}
+
+    def spans_cost(self) -> Answer:
+        """Tell what this process has spent on finished spans."""
+        return {"seconds": SPANS.spent_s}
 
     def register(
         self,

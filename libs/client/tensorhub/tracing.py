@@ -110,7 +110,7 @@ class Tracing:
             return
         record = self._record(call, attachment.place, place, above, ended_ns)
         maker.make(record)
-        self._made.append(of_record(record, SERVICE, str(os.getpid())))
+        self._made.append(of_record(record, SERVICE, str(os.getpid()), Span))
 
     def _hand_over_made(self) -> None:
         made, self._made = self._made, []

@@ -46,6 +46,13 @@ _ROWS: Final = (
         "{span}",
         "Finished spans that `tensorhub trace` won't find: they came too fast, or could not be written.",
     ),
+    Metric(
+        "every",
+        "tensorhub.spans.cpu",
+        "counter",
+        "s",
+        "Processor time that finished spans took, after everybody had been answered; without that of an OTLP exporter.",
+    ),
     Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
     Metric(
         "agent",

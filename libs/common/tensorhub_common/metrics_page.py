@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from tensorhub_common.metrics import METER, METRICS, Metric, observe, one, recorder
 from tensorhub_common.setting_values import Listen
+from tensorhub_common.span_cost import SPANS
 from tensorhub_common.span_keeper import SpanKeeper
 
 TABLE_BEGIN: Final = "<!-- metrics: begin (written by `make docs`) -->"
@@ -44,7 +45,9 @@ def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push
     # Its own handler at exit would wait for the collector without a bound: `telemetry.shutdown` has one.
     provider = MeterProvider(readers, resource, shutdown_on_exit=False)
     api.set_meter_provider(provider)
-    observe(provider.get_meter(METER), "tensorhub.spans.dropped", one(lambda: keeper.dropped))
+    meter = provider.get_meter(METER)
+    observe(meter, "tensorhub.spans.dropped", one(lambda: keeper.dropped))
+    observe(meter, "tensorhub.spans.cpu", one(lambda: SPANS.spent_s))
 
     def end() -> None:
         if page is not None:

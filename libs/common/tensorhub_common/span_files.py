@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, Span
+from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, MadeSpan, Span
 
 NEW: Final = "spans.jsonl"
 OLD: Final = "spans.1.jsonl"
@@ -42,7 +42,7 @@ class SpanFiles:
         self.directory = directory
         self._generation_bytes_max = bytes_max // 2
 
-    def append(self, spans: Iterable[Span]) -> int | None:
+    def append(self, spans: Iterable[MadeSpan]) -> int | None:
         """Write spans and return how many were too long to be kept; None when the files are locked: try again later.
 
         Raises OSError when there is no room, or the directory can't be written.

@@ -9,22 +9,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar, cast
 
 import msgspec
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
+from tensorhub_common.span_cost import SPANS
 from tensorhub_common.span_files import SpanFiles
-from tensorhub_common.tracecontext import SpanRecord
-from tensorhub_common.wire.traces import Attribute, Link, Span
+from tensorhub_common.tracecontext import SpanRecord, Value
+from tensorhub_common.wire.traces import Attribute, Link, MadeSpan, Span
 
 QUEUE_SPANS_MAX: Final = 8_192
 """So many finished spans wait to be written; what comes on top is dropped."""
 
 BATCH_SPANS_MAX: Final = 512
-WRITE_EVERY_S: Final = 0.5
+WRITE_EVERY_S: Final = 1.0
 """A finished span stands in the files this much later, or when somebody asks for it."""
 
 CLOSE_S_MAX: Final = 1.0
@@ -67,9 +68,10 @@ class SpanKeeper(SpanProcessor):
         if not self._writing.acquire(timeout=max(timeout_millis / 1e3, 0)):
             return False
         try:
-            while self._queue and time.monotonic() < deadline:
-                if not self._write_batch():
-                    break
+            with SPANS.counted():
+                while self._queue and time.monotonic() < deadline:
+                    if not self._write_batch():
+                        break
             return not self._queue
         finally:
             self._writing.release()
@@ -107,16 +109,19 @@ class SpanKeeper(SpanProcessor):
             self._queue.popleft()
         return True
 
-    def _in_form(self, span: ReadableSpan | SpanRecord | Span) -> Span:
+    def _in_form(self, span: ReadableSpan | SpanRecord | Span) -> MadeSpan:
         if isinstance(span, SpanRecord):
-            return of_record(span, self._service, self._instance)
+            return of_record(span, self._service, self._instance, MadeSpan)
         return _cut(span) if isinstance(span, Span) else span_of(span)
 
 
-def of_record(record: SpanRecord, service: str, instance: str) -> Span:
-    """Return the finished span of a record in the hub's own form."""
-    place, parent = record.context, record.parent
-    return Span(
+Form = TypeVar("Form", bound=MadeSpan)
+
+
+def of_record(record: SpanRecord, service: str, instance: str, form: type[Form]) -> Form:
+    """Return the finished span of a record in the hub's own form: `MadeSpan`, or `Span` for another process."""
+    place, parent, error = record.context, record.parent, record.error
+    return form(
         trace=f"{place.trace_id:032x}",
         span=f"{place.span_id:016x}",
         parent=None if parent is None else f"{parent.span_id:016x}",
@@ -125,12 +130,18 @@ def of_record(record: SpanRecord, service: str, instance: str) -> Span:
         instance=instance,
         start_ns=record.start_ns,
         end_ns=max(record.end_ns, record.start_ns),
-        error=None if record.error is None else record.error[:TEXT_CHARS_MAX],
-        attributes={
-            key: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for key, value in record.attributes.items()
-        },
+        error=None if error is None else error[:TEXT_CHARS_MAX],
+        attributes=_short(record.attributes),
         links=tuple(Link(trace=f"{link.trace_id:032x}", span=f"{link.span_id:016x}") for link in record.links),
     )
+
+
+def _short(attributes: Mapping[str, Value]) -> dict[str, Attribute]:
+    for value in attributes.values():
+        if type(value) is str and len(value) > TEXT_CHARS_MAX:
+            return {key: _attribute(each) for key, each in attributes.items()}
+    # As they are, which is nearly always so: nobody changes them any more.
+    return cast("dict[str, Attribute]", attributes)
 
 
 def _cut(span: Span) -> Span:

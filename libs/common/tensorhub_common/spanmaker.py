@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
+from tensorhub_common.span_cost import SPANS
 from tensorhub_common.tracecontext import SpanRecord, TraceContext
 
 NAME: Final = "tensorhub"
@@ -31,7 +32,7 @@ NAME: Final = "tensorhub"
 TRACE_ID_BITS: Final = 128
 SPAN_ID_BITS: Final = 64
 
-LATER_S: Final = 0.25
+LATER_S: Final = 0.5
 """So long after a story's end its spans are made, with those of all that have ended since: waking up for each story
 would cost more than its spans. Who asks a process for its spans gets them all the same (`flush_waiting`)."""
 
@@ -158,10 +159,11 @@ class SpansLater:
             self._timer = self._loop.call_later(0, self._next_turn)
 
     def _turn(self) -> None:
-        for _ in range(min(TURN_STORIES_MAX, len(self._stories))):
-            self._tell(self._stories.popleft())
-        if self._after_turn is not None:
-            self._after_turn()
+        with SPANS.counted():
+            for _ in range(min(TURN_STORIES_MAX, len(self._stories))):
+                self._tell(self._stories.popleft())
+            if self._after_turn is not None:
+                self._after_turn()
 
     def _tell(self, story: Story) -> None:
         try:

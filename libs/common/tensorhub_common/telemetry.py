@@ -26,6 +26,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 from tensorhub_common.settings import Settings
+from tensorhub_common.span_cost import SPANS
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import SpanKeeper
 from tensorhub_common.spanmaker import SpanMaker
@@ -183,10 +184,12 @@ def span_maker() -> SpanMaker | None:
     return _makers[0] if _makers else None
 
 
-def keep_foreign(span: Span) -> None:
-    """Keep a finished span of a process that has no store of its own: a worker's, which it hands to its agent."""
-    for each in _keepers:
-        each.take(span)
+def keep_foreign(spans: Iterable[Span]) -> None:
+    """Keep finished spans of a process that has no store of its own: a worker's, which it hands to its agent."""
+    with SPANS.counted():
+        for each in _keepers:
+            for span in spans:
+                each.take(span)
 
 
 def start(service: str, instance: str, settings: Settings, state_dir: Path) -> None:

@@ -109,8 +109,7 @@ class Desk:
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
-            for span in frame.spans:
-                keep_foreign(span)
+            keep_foreign(frame.spans)
         else:
             raise BadCommand("'attach' may be said once only")
 

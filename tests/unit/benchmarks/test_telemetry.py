@@ -1,48 +1,71 @@
-"""How telemetry on and off are compared: block by block, in both orders, without what a block leaves to the next."""
+"""How telemetry on and off are compared: round by round, in an order drawn by lot, with what is done later."""
 
 import pytest
 from benchmarks import telemetry
-from benchmarks.telemetry import Block, Comparison, Pair, compare
+from benchmarks.telemetry import PAIRS_MIN, Comparison, Pair, compare
 
 
-async def test_blocks_alternate_and_every_second_pair_begins_with_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rounds_are_switched_in_turn_and_both_orders_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SETTLE_S", 0.0)
-    told: list[str] = []
+    monkeypatch.setattr(telemetry, "PAIRS_MIN", 20)
+    told: list[bool] = []
 
     async def switch(is_on: bool) -> None:  # noqa: FBT001 (as the comparison calls it)
-        told.append("on" if is_on else "off")
+        told.append(is_on)
 
     async def once() -> float:
-        told.append(".")
-        return 1.0 if "on" in told[-5:] else 0.5
+        return 1.0 if told[-1] else 0.5
 
-    spent = iter(range(100))
-    found = await compare("what", once, switch, lambda: float(next(spent)), 2, 0.0)
-    rounds = ["."] * (telemetry.SETTLE_ROUNDS_MIN + telemetry.BLOCK_ROUNDS_MIN)
-    assert told == ["on", *rounds, "off", *rounds, "off", *rounds, "on", *rounds]
-    assert [len(pair.on.times) for pair in found.pairs] == [telemetry.BLOCK_ROUNDS_MIN] * 2
-    assert found.pairs[0].on.processor == pytest.approx(1 / telemetry.BLOCK_ROUNDS_MIN)
+    spent = iter((3.0, 7.0))
+
+    async def costs() -> float:
+        return next(spent)
+
+    found = await compare("what", once, switch, costs, 0.0)
+    assert found.pairs == [Pair(1.0, 0.5)] * 20
+    assert found.later == pytest.approx(4.0 / 20)
+    orders = [tuple(told[at : at + 2]) for at in range(0, len(told), 2)]
+    assert set(orders) == {(True, False), (False, True)}
 
 
-def pair(on: float, off: float) -> Pair:
-    return Pair(Block([on, on, 9.0], 0.05), Block([off, off, 9.0], 0.04))
+async def test_it_measures_a_few_pairs_even_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "SETTLE_S", 0.0)
+
+    async def switch(is_on: bool) -> None:  # noqa: FBT001 (as the comparison calls it)
+        assert is_on in (True, False)
+
+    async def second() -> float:
+        return 1.0
+
+    assert len((await compare("what", second, switch, second, 0.0)).pairs) == PAIRS_MIN
 
 
 def test_what_drifts_between_pairs_falls_out() -> None:
     """Telemetry costs 1 %, and the machine becomes slower and slower."""
-    comparison = Comparison("what", [pair(1.01 * slow, slow) for slow in (1.0, 1.5, 2.0)])
+    comparison = Comparison("what", [Pair(1.01 * slow, slow) for slow in (1.0, 1.5, 2.0)])
     assert comparison.ratio() == pytest.approx(1 / 1.01)
     assert comparison.interval() == pytest.approx((1 / 1.01, 1 / 1.01))
-    assert comparison.processor() == (0.05, 0.04)
-    assert comparison.rounds() == 18
+    assert comparison.medians() == pytest.approx((1.515, 1.5))
+
+
+def test_what_is_done_later_counts_by_its_share_of_a_cycle() -> None:
+    comparison = Comparison("what", [Pair(1.0, 1.0)] * 3, cycle=2.0, later=0.1)
+    assert comparison.ratio() == pytest.approx(1.0)
+    assert comparison.whole() == pytest.approx(1 / 1.05)
+    assert comparison.interval() == pytest.approx((1 / 1.05, 1 / 1.05))
+
+
+def test_a_round_in_which_the_machine_did_something_else_changes_little() -> None:
+    comparison = Comparison("what", [Pair(1.01, 1.0)] * 18 + [Pair(30.0, 1.0), Pair(1.0, 40.0)])
+    assert comparison.ratio() == pytest.approx(1 / 1.01)
 
 
 def test_pairs_that_disagree_widen_the_interval() -> None:
-    low, high = Comparison("what", [pair(1.1, 1.0), pair(1.0, 1.1)] * 4).interval()
+    low, high = Comparison("what", [Pair(1.1, 1.0), Pair(1.0, 1.1)] * 4).interval()
     assert low < 0.98
     assert high > 1.02
 
 
 def test_the_table_says_what_is_missed() -> None:
-    table = telemetry.words([Comparison("slow", [pair(1.1, 1.0)]), Comparison("even", [pair(1.0, 1.0)])])
+    table = telemetry.words([Comparison("slow", [Pair(1.1, 1.0)]), Comparison("even", [Pair(1.0, 1.0)])])
     assert [line.rstrip("| ").split()[-1] for line in table.splitlines()[2:]] == ["missed", "met"]
