@@ -1,4 +1,4 @@
-"""Puts what a run has measured into docs/benchmarks.md, between its markers, and the pictures beside it."""
+"""Puts what a run has measured into a page of docs/, between its markers, and the pictures beside it."""
 
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,6 @@ def put(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
-def write(name: str, text: str) -> None:
+def write(name: str, text: str, page: Path = PAGE) -> None:
     """Put it into the page."""
-    PAGE.write_text(put(PAGE.read_text(), name, text))
+    page.write_text(put(page.read_text(), name, text))

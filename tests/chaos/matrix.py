@@ -1,6 +1,6 @@
 """Each process, killed or stopped for ten seconds, before, during and after the bytes, over each transport: a table.
 
-    python -m tests.chaos.matrix [--transports local,ucxx] [--victims nats,planner] [--stop-s 10] [--json FILE]
+    python -m tests.chaos.matrix [--transports local,ucxx] [--victims nats,planner] [--stop-s 10] [--json FILE] [--docs]
 
 A trainer publishes again and again, and two readers on agents of their own fetch; over ucxx they read from each other
 as well. In each cell one process is struck at one moment: *before* the bytes (the trainer's `publish` has begun),
@@ -17,13 +17,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from benchmarks import page, report
 from tests.chaos.content import MIB
 from tests.chaos.fleet import LOOK_S, Findings, Fleet
 from tests.chaos.memory_marks import Marks
@@ -58,6 +60,8 @@ MOMENT_S: Final = 30.0
 
 PROGRESS_S: Final = 25.0
 """After the blow, or the waking, a version that was begun afterwards has been published and read within this."""
+
+FAULTS: Final = page.DOCS / "faults.md"
 
 FIRST_S: Final = 60.0
 THINK_S_MAX: Final = 0.1
@@ -239,6 +243,36 @@ def line_of(cell: Cell) -> str:
     return f"{where} {recovered}{meanwhile}; {errors}{found}"
 
 
+def table_of(cells: Sequence[Cell]) -> str:
+    """Return a table for docs/faults.md: a row for each victim and moment, over each transport."""
+    found = {(cell.transport, cell.victim, cell.moment, cell.blow): cell for cell in cells}
+    rows = []
+    for transport, victim, moment in dict.fromkeys(key[:3] for key in found):
+        killed, stopped = (found.get((transport, victim, moment, blow)) for blow in BLOWS)
+        both = [cell for cell in (killed, stopped) if cell is not None]
+        told = sum((Counter(cell.errors) for cell in both), Counter[str]())
+        rows.append(
+            (
+                transport,
+                victim,
+                moment,
+                _recovered(killed),
+                _recovered(stopped),
+                "" if stopped is None else str(stopped.meanwhile),
+                ", ".join(f"{count} {error}" for error, count in sorted(told.items())),
+                str(sum(cell.findings for cell in both)),
+            )
+        )
+    head = ("over", "victim", "blow", "killed: s", "woken: s", "reads while stopped", "callers were told", "wrong")
+    return report.table(head, rows)
+
+
+def _recovered(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    return "never" if cell.recovered_s is None else f"{cell.recovered_s:.2f}"
+
+
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transports", default=",".join(HOSTS))
@@ -246,6 +280,7 @@ async def main() -> int:
     parser.add_argument("--stop-s", type=float, default=10.0)
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/faults.md")
     args = parser.parse_args()
     cells: list[Cell] = []
     wrongs: list[str] = []
@@ -265,6 +300,8 @@ async def main() -> int:
             shutil.rmtree(directory)
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(cells), indent=1) + b"\n")
+    if args.docs:
+        page.write("matrix", table_of(cells), FAULTS)
     for wrong in wrongs[:50]:
         print(f"- {wrong}")
     print(f"{len(cells)} cells, " + (f"{len(wrongs)} FINDINGS" if wrongs else "no finding"))
