@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -28,7 +29,7 @@ from tensorhub_common.framed import Framed, PeerGone
 _log: Final = logging.getLogger(__name__)
 
 
-class OpenLease:
+class OpenLease(ABC):
     """One open lease, whatever is done with the segment; see `SourceSession`."""
 
     def __init__(self, framed: Framed, on_lost: OnLost, on_have: OnHave) -> None:
@@ -41,11 +42,11 @@ class OpenLease:
         self._ending = Ending(self._end)
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
 
+    @abstractmethod
     async def read(
         self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """See `SourceSession.read`."""
-        raise NotImplementedError
 
     async def still_holds(self) -> bool:
         """See `SourceSession.still_holds`."""
@@ -79,9 +80,11 @@ class OpenLease:
         self._framed.close()
         self._forget()
 
+    @abstractmethod
     async def _stop(self) -> None:
         """Return when nothing is written any more."""
 
+    @abstractmethod
     def _forget(self) -> None:
         """Let go of the segment."""
 
@@ -179,10 +182,17 @@ class LentSession(OpenLease):
         super().__init__(framed, on_lost, on_have)
         self._fd: int | None = fd
 
+    async def read(self, *_: object, **__: object) -> bytes:
+        """Refuse: nothing is copied of a segment that is lent."""
+        raise TransportLost("this lease lends the segment to be mapped: ask for another one to copy from it")
+
     def take(self) -> int | None:
         """Return the descriptor, which is the caller's then; None if it was taken before."""
         fd, self._fd = self._fd, None
         return fd
+
+    async def _stop(self) -> None:
+        """Nothing is written here."""
 
     def _forget(self) -> None:
         fd = self.take()
