@@ -262,6 +262,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "ticket-twice": bugs_trust.ticket_twice,
     "incarnation-ignored": bugs_trust.incarnation_ignored,
     "ready-before-all": bugs_trust.ready_before_all,
+    "filled-forgotten": bugs_trust.filled_forgotten,
     "change-not-switched": bugs_trust.change_not_switched,
     **registry_bugs.BUGS,
 }

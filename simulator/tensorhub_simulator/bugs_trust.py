@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.transfer import Transfer
@@ -106,6 +107,18 @@ def ready_before_all() -> list["Replacement"]:
 
     handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
     return [(apply, "_HANDLERS", handlers)]
+
+
+def filled_forgotten() -> list["Replacement"]:
+    """A shard that was filled forgets that when its round fails, though the log goes on counting it as ready."""
+    vacant = ReadOperation._when_vacant  # noqa: SLF001
+
+    def when_vacant(self: Any, now: float) -> None:
+        before = self._vacated
+        vacant(self, now)
+        self._vacated = before
+
+    return [(ReadOperation, "_when_vacant", when_vacant)]
 
 
 def change_not_switched() -> list["Replacement"]:

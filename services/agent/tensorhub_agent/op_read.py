@@ -83,7 +83,7 @@ class ReadOperation:
         self._vacancy: Vacancy | None = None
         """While the memory that is to be written may be mapped by somebody."""
         self._vacated = False
-        """The log has let go of what stands here, to have it overwritten."""
+        """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
         self._decision: RoundDecided | None = None
         self._beside: ShardFilled | None = None
         """What stands whole in the spare memory of a staged shard."""
@@ -315,6 +315,7 @@ class ReadOperation:
         if not vacancy.is_found:
             return
         self._vacancy = None
+        self._vacated = False
         if not core.place.swaps:
             core.become(Memory.FILLING, partial=True, kept=None)
         self._write(now)

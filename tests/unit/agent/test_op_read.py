@@ -1,11 +1,12 @@
 """Reading as one shard of a round: writes only when all have leases, answers only when no byte may come any more."""
 
-from tests.unit.agent.one_agent import OneAgent, digests_of
+from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
-from tensorhub_agent.effects import Answer, AskPlan, PlanCame, Post, SourceLost
+from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, SiblingsChecked, SourceLost
 from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
+from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish
 from tensorhub_common.wire.transfer import Refusal
@@ -191,3 +192,41 @@ def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> Non
     reader.log()
     assert reader.core.shards[key].operation is None
     assert reader.catalog.models["policy"].replicas["rollout"].round is None
+
+
+def two_shards(agent: OneAgent, replica: str) -> tuple[Key, Key]:
+    first, second = (agent.register(replica, shard, 2) for shard in range(2))
+    agent.do(agent.core.on_news(SiblingsChecked(second, None), agent.now))
+    return first, second
+
+
+def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() -> None:
+    """The log goes on counting the shard as ready, and may answer the next read by it: it must not be forgotten."""
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    sources = two_shards(trainer, "trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
+    reader.join()
+    late, whole = two_shards(reader, "rollout")
+    for source in sources:
+        trainer.publish(source, "a")
+    trainer.log()
+    calls = [reader.read(late), reader.read(whole)]
+    for key in (late, whole):
+        reader.log()
+        asked = next(each for each in reader.seen if isinstance(each, AskPlan) and each.key == key)
+        reader.seen.append(asked)
+        reader.plan(key)
+        reader.opened(key, "a")
+    reader.log()
+    reader.brought(whole, "a")
+    reader.log()
+    assert reader.memory(whole) is Memory.READY
+    reader.tick(10.0)
+    reader.log()
+    reader.closed(late)
+    assert [reader.error_of(call) for call in calls] == ["RoundTimeout", "RoundTimeout"]
+    shard = trainer.catalog.models[MODEL].replicas["rollout"].members[1]
+    held = reader.core.shards[whole].held
+    assert (shard.state, shard.version) == (ShardState.READY, 1)
+    assert (held.memory, held.version) == (Memory.READY, 1)
