@@ -19,6 +19,7 @@ from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import StaleSender
 from tensorhub_common.wire.commands import Filled, Sender
 from tensorhub_simulator import upgrading
+from tensorhub_simulator.planner import PlannerNode
 
 if TYPE_CHECKING:
     from tensorhub_simulator.bugs import Replacement
@@ -119,6 +120,20 @@ def filled_forgotten() -> list["Replacement"]:
         self._vacated = before
 
     return [(ReadOperation, "_when_vacant", when_vacant)]
+
+
+def turns_forgotten() -> list["Replacement"]:
+    """A planner that begins with a snapshot knows no turn of a round that was decided before: nobody is half-filled."""
+    restore = PlannerNode._restore  # noqa: SLF001
+
+    def forget(self: Any) -> None:
+        restore(self)
+        for model in self.fold.catalog.models.values():
+            for replica in model.replicas.values():
+                if replica.round is not None:
+                    replica.round.decided = 0
+
+    return [(PlannerNode, "_restore", forget)]
 
 
 def change_not_switched() -> list["Replacement"]:

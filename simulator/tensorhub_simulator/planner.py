@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_common.catalog.table import RoundState
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, Turn
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
@@ -73,7 +74,22 @@ class PlannerNode(Node):
             return
         reply(self._plan(demand))
 
+    def check_turns(self) -> None:
+        """Raise `Violation` if it has folded all that the log has, and not which rounds are decided, and when."""
+        truth = self.world.truth
+        if self.fold.catalog.seq != truth.catalog.seq:
+            return
+        for model in self.fold.catalog.models.values():
+            for replica in model.replicas.values():
+                current, told = replica.round, truth.rules.turns.get((model.name, replica.name))
+                if current is None or current.state is RoundState.JOINING:
+                    continue
+                if told != Turn(current.decided, current.number):
+                    what = f"{current.decided} for that of {replica.name}, and its agents were told {told}"
+                    raise Violation("turns are the log's", f"the planner takes {what}")
+
     def _plan(self, demand: Demand) -> PlanAnswer:
+        self.check_turns()
         found = found_in(self.fold, demand, self.limits)
         if isinstance(found, Refusal):
             return found

@@ -16,12 +16,12 @@ from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
 from tensorhub_planner.plan import Answer, plan
 from tensorhub_planner.ranges import Sizes, count_of, normal
-from tensorhub_planner.sources import NO_TURNS, Found, Holder, Holders, Seat, find
+from tensorhub_planner.sources import Found, Holder, Holders, Seat, find
 
 
 def found_in(fold: Fold, demand: Demand, limits: Limits) -> Found | Refusal:
     """Look up in the log who can serve the demand."""
-    return find(fold.catalog, demand, fold.turns if limits.pipelining else NO_TURNS)
+    return find(fold.catalog, demand, pipelining=limits.pipelining)
 
 
 @dataclass(frozen=True, slots=True)

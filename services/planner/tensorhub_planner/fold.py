@@ -12,8 +12,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.codec import decode_command
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
-from tensorhub_common.wire.events import Event, ReplicaReady, RoundDecided, RoundFailed, RoundReopened
-from tensorhub_common.wire.transfer import Turn
+from tensorhub_common.wire.events import Event
 
 _KIND: Final = 3
 """Which token of a subject says "cmd" or "event": tensorhub, v1 and the job stand before it."""
@@ -45,14 +44,10 @@ class LogEntry(Protocol):
 
 @dataclass(slots=True)
 class Fold:
-    """A job's catalog after every entry up to number `position`.
-
-    `turns` are those of the rounds that are decided, by (model, replica).
-    """
+    """A job's catalog after every entry up to number `position`."""
 
     catalog: Catalog
     position: int = field(default=0)
-    turns: dict[tuple[str, str], Turn] = field(default_factory=dict)
 
     def take(self, entry: LogEntry) -> tuple[Event, ...]:
         """Fold the next entry; return what happened by it, nothing where it is no command."""
@@ -61,18 +56,7 @@ class Fold:
         command = _command(entry)
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
-        for event in events:
-            self._see(event)
         return events
-
-    def _see(self, event: Event) -> None:
-        match event:
-            case RoundDecided():
-                self.turns[event.model, event.replica] = Turn(event.cmd, event.round)
-            case ReplicaReady() | RoundFailed() | RoundReopened():
-                self.turns.pop((event.model, event.replica), None)
-            case _:
-                pass
 
 
 def _command(entry: LogEntry) -> AnyCommand | Unreadable | None:

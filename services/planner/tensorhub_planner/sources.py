@@ -7,8 +7,6 @@ A shard whose round was decided for the version is a holder too, a half-filled o
 has to those whose turn is later. It will have everything, for it reads from ready shards and from earlier turns alone.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -23,12 +21,6 @@ from tensorhub_planner.topology import Place, Topology
 
 ABSENT_MAX: Final = 8
 """So many shards that can't serve are named in a refusal; the rest are counted."""
-
-
-Turns = Mapping[tuple[str, str], Turn]
-"""The turns of decided rounds, by (model, replica)."""
-
-NO_TURNS: Final[Turns] = MappingProxyType({})
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +71,10 @@ def named(source: SourceId) -> str:
     return f"{source.replica}/{source.shard} on {source.agent}"
 
 
-def find(catalog: Catalog, demand: Demand, turns: Turns = NO_TURNS) -> Found | Refusal:
+def find(catalog: Catalog, demand: Demand, *, pipelining: bool) -> Found | Refusal:
     """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
 
-    Without `turns` nobody is half-filled.
+    Without `pipelining` what is being filled serves nobody.
     """
     model = catalog.models.get(demand.model)
     if model is None:
@@ -92,7 +84,7 @@ def find(catalog: Catalog, demand: Demand, turns: Turns = NO_TURNS) -> Found | R
         return seat
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
-    return _found(catalog, model, demand, seat, turns)
+    return _found(catalog, model, demand, seat, pipelining=pipelining)
 
 
 def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
@@ -111,7 +103,7 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     )
 
 
-def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, turns: Turns) -> Found:
+def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipelining: bool) -> Found:
     agents = catalog.agents
     mine = agents[demand.agent]
     places = {mine.name: Place(mine.host, mine.site)}
@@ -128,7 +120,7 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, turns: Tu
             # Nobody stands at the reader's seat, or whoever does only maps what another one holds.
             continue
         agent = agents[shard.agent]
-        holder = _holder(model, replica, shard, agent, demand.version, turns)
+        holder = _holder(model, replica, shard, agent, demand.version, pipelining=pipelining)
         if holder is not None:
             holders.append(holder)
             places[agent.name] = Place(agent.host, agent.site)
@@ -142,7 +134,7 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, turns: Tu
 
 
 def _holder(
-    model: Model, replica: Replica, shard: Shard, agent: AgentRecord, version: int, turns: Turns
+    model: Model, replica: Replica, shard: Shard, agent: AgentRecord, version: int, *, pipelining: bool
 ) -> Holder | None:
     """Return what a shard can give of a version; None when that is nothing."""
     if agent.state is not AgentState.LIVE:
@@ -151,7 +143,8 @@ def _holder(
     turn = None
     root = shard.root
     if shard.state is not ShardState.READY or shard.version != version:
-        turn, root = _turn(model, replica, shard, version, turns), model.versions[version].roots.get(key)
+        turn = _turn(replica, shard, version) if pipelining else None
+        root = model.versions[version].roots.get(key)
         # Without a root nothing vouches for a piece before all of them stand.
         if turn is None or root in (None, NO_ROOT):
             return None
@@ -165,21 +158,17 @@ def _holder(
     )
 
 
-def _turn(model: Model, replica: Replica, shard: Shard, version: int, turns: Turns) -> Turn | None:
-    """Return the turn of a replica that is to be filled with the version.
+def _turn(replica: Replica, shard: Shard, version: int) -> Turn | None:
+    """Return the turn of a replica that is to be filled with the version, as its agents heard it from the log.
 
-    A staged shard goes on serving what it holds until all swap, so it serves nothing of what stands beside that.
+    The catalog keeps it, so a planner that has begun with a snapshot knows it too. A staged shard goes on serving what
+    it holds until all swap, so it serves nothing of what stands beside that.
     """
-    current, turn = replica.round, turns.get((model.name, replica.name))
-    if (
-        current is None
-        or turn is None
-        or turn.round != current.number
-        or current.version != version
-        or shard.index in current.staged
-    ):
+    current = replica.round
+    if current is None or not current.decided or current.version != version or shard.index in current.staged:
         return None
-    return turn if current.state in (RoundState.DECIDED, RoundState.STARTED) else None
+    decided = current.state in (RoundState.DECIDED, RoundState.STARTED)
+    return Turn(current.decided, current.number) if decided else None
 
 
 def _candidate(replica: Replica, seat: Seat) -> Shard | None:

@@ -1,8 +1,10 @@
 """Who of the catalog can serve a demand, by stories that a log could tell."""
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World, root
+from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
 
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
+from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.commands import Join, Sender
 from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.sources import ABSENT_MAX, Found, find
@@ -18,7 +20,7 @@ def demand(
 
 
 def found(world: World, wants: Demand | None = None) -> Found:
-    result = find(world.catalog, wants or demand())
+    result = find(world.catalog, wants or demand(), pipelining=False)
     assert isinstance(result, Found), result
     return result
 
@@ -60,38 +62,62 @@ def test_who_has_fetched_it_is_a_holder_too(world: World) -> None:
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
+def half(catalog: Catalog) -> list[tuple[str, Turn | None, str | None]]:
+    """Name the half-filled holders of version 12, with their turns and roots."""
+    result = find(catalog, demand(), pipelining=True)
+    assert isinstance(result, Found)
+    return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
+
+
 def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
-    """From the decision on, with the turn of its round, and as a ready one once it is filled."""
+    """From the decision on, with the turn that its agent was told of, and as a ready one once it is filled."""
     world.replica_of("other", "b")
-    world.want("other", "latest")
-    turn = Turn(40, world.round("other"))
-    turns = {(MODEL, "other"): turn}
-
-    def half() -> list[tuple[str, Turn | None, str | None]]:
-        result = find(world.catalog, demand(), turns)
-        assert isinstance(result, Found)
-        return [(each.source.agent, each.turn, each.root) for each in result.holders.able if each.turn is not None]
-
-    assert half() == [("b", turn, root(12))]
-    turns[MODEL, "other"] = Turn(40, 39)
-    assert half() == [], "the turn of another round"
-    turns[MODEL, "other"] = turn
+    told = decided(world.want("other", "latest"))
+    turn = Turn(told.cmd, told.round)
+    assert half(world.catalog) == [("b", turn, root(12))]
     world.granted("other")
-    assert half() == [("b", turn, root(12))]
+    assert half(world.catalog) == [("b", turn, root(12))]
     world.filled("other", 12)
-    assert half() == []
+    assert half(world.catalog) == []
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
-def test_whose_round_is_for_another_version_is_none(world: World) -> None:
+def test_a_turn_is_that_of_the_last_decision(world: World) -> None:
+    world.replica_of("other", "b")
+    first, again = decided(world.want("other", "latest")), decided(world.replan("other"))
+    assert again.cmd > first.cmd
+    assert half(world.catalog) == [("b", Turn(again.cmd, again.round), root(12))]
+
+
+def test_turns_are_known_from_a_snapshot_in_the_middle_of_a_round(world: World) -> None:
+    """A planner that begins there names who is being filled, as one does that has seen the decision."""
+    world.replica_of("other", "b")
+    told = decided(world.want("other", "latest"))
+    taken = Snapshot(world.catalog.seq, world.catalog.time, world.catalog)
+    catalog = decode(JOB, encode(taken)).catalog
+    assert half(catalog) == [("b", Turn(told.cmd, told.round), root(12))]
+
+
+def test_a_turn_that_a_snapshot_of_an_older_release_lacks_is_no_turn(world: World) -> None:
     world.replica_of("other", "b")
     world.want("other", "latest")
-    result = find(world.catalog, demand(version=12), {(MODEL, "other"): Turn(40, world.round("other"))})
-    assert isinstance(result, Found)
+    current = world.replica("other").round
+    assert current is not None
+    current.decided = 0
+    assert half(world.catalog) == []
+
+
+def test_whose_round_is_for_another_version_or_over_is_none(world: World) -> None:
+    world.replica_of("other", "b")
+    world.want("other", "latest")
+    assert len(half(world.catalog)) == 1
     world.give_up("other")
-    later = find(world.catalog, demand(version=12), {(MODEL, "other"): Turn(40, 1)})
-    assert isinstance(later, Found)
-    assert [len(each.holders.able) for each in (result, later)] == [2, 1]
+    assert half(world.catalog) == []
+    world.want("other", "latest")
+    current = world.replica("other").round
+    assert current is not None
+    current.version = 11
+    assert half(world.catalog) == []
 
 
 def test_the_reader_is_no_holder(world: World) -> None:
@@ -187,7 +213,7 @@ def test_many_who_cannot_serve_are_counted(world: World) -> None:
     ],
 )
 def test_what_the_log_does_not_know(world: World, wants: Demand, error: str, words: str) -> None:
-    refusal = find(world.catalog, wants)
+    refusal = find(world.catalog, wants, pipelining=True)
     assert isinstance(refusal, Refusal)
     assert refusal.error == error
     assert words in refusal.reason

@@ -109,6 +109,7 @@ def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
     out: list[Event] = []
     _HANDLERS[type(command)](catalog, command, out)
     tending.settle(catalog, command, out)
+    rounds.note_turns(catalog, out)
     return out
 
 

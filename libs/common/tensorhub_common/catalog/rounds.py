@@ -149,6 +149,15 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
     )
 
 
+def note_turns(catalog: Catalog, out: Out) -> None:
+    """Keep which command has decided a round, as its agents hear it: their turns come from that."""
+    for event in out:
+        if isinstance(event, RoundDecided):
+            current = catalog.models[event.model].replicas[event.replica].round
+            if current is not None and current.number == event.round:
+                current.decided = catalog.seq
+
+
 def _complete(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
     number = current.number
     current.state = move(ROUND_MOVES, current.state, RoundMove.COMPLETED)

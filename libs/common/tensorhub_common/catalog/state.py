@@ -77,6 +77,8 @@ class Round:
     wants: dict[int, Wish] = field(default_factory=dict)
     patient: dict[int, bool] = field(default_factory=dict)
     attempt: int = 0
+    decided: int = 0
+    """Where the command stands by which it was decided last; 0 in a snapshot of a release that did not keep it."""
     version: int | None = None
     started: bool = False
     """It was started once: memory was overwritten, so "go on with what you hold" is no answer any more."""
