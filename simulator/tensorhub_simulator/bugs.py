@@ -205,6 +205,22 @@ def _wait_cycle() -> list[Replacement]:
     return [(module, "precedes", precedes) for module in (plan, coverage, serving)]
 
 
+def _readers_kept() -> list[Replacement]:
+    """A shard whose round is decided anew for the same version keeps its readers, though its turn is later by then."""
+    decided = ReadOperation._decided  # noqa: SLF001
+
+    def decide(self: Any, event: Any, now: float) -> None:
+        key, table = self.core.key, self.core.table
+        kept = table.coming.pop(key, None)
+        if kept is not None and (kept.version, kept.root) != (event.version, event.roots[key.shard]):
+            table.coming[key], kept = kept, None
+        decided(self, event, now)
+        if kept is not None:
+            table.coming[key] = kept
+
+    return [(ReadOperation, "_decided", decide)]
+
+
 def _retention_counts_spot() -> list[Replacement]:
     """A copy on a replica that may vanish is taken for one that counts."""
 
@@ -255,6 +271,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "superseded-as-newer": _superseded_as_newer,
     "partial-serves-all": _partial_serves_all,
     "wait-cycle": _wait_cycle,
+    "readers-kept": _readers_kept,
     "swap-per-shard": _swap_per_shard,
     "mapped-not-waited-for": _mapped_not_waited_for,
     "lease-not-asked": bugs_trust.lease_not_asked,

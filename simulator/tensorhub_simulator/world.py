@@ -26,6 +26,7 @@ from tensorhub_simulator.setting import Setting
 from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.upgrading import Upgrade
 from tensorhub_simulator.views import Views
+from tensorhub_simulator.waiting import check_waiting
 from tensorhub_simulator.workers import Group, Rank
 
 STORY_LINES: Final = 60
@@ -241,7 +242,7 @@ class World:
                 registry.liveness.check()
         self.folded.clear()
         if any(agent.up and agent.core.table.coming for agent in self.touched):
-            self._check_waiting()
+            check_waiting(self.links.values())
         for agent in self.touched:
             if agent.up:
                 agent.core.check()
@@ -251,26 +252,6 @@ class World:
             if rank.agent in self.touched:
                 self.views.check(rank)
         self.touched.clear()
-
-    def _check_waiting(self) -> None:
-        """Whoever has a lease on what is being filled waits for that replica; nobody may wait for itself.
-
-        A shard that has not heard yet that its round was decided anew gives its readers up as soon as it does.
-        """
-        waits_for: dict[str, set[str]] = {}
-        for agent in self.agents.values():
-            for key, coming in agent.core.table.coming.items() if agent.up else ():
-                if coming.turn != self.truth.rules.turns.get((key.model, key.replica)):
-                    continue
-                for lease in coming.leases.values():
-                    reader = f"{key.model}/{lease.reader.split('/')[1]}"
-                    waits_for.setdefault(reader, set()).add(f"{key.model}/{key.replica}")
-        left = set(waits_for)
-        while left:
-            ended = {replica for replica in left if not waits_for[replica] & left}
-            if not ended:
-                raise Violation("no wait cycle", f"{sorted(left)} wait for each other's pieces")
-            left -= ended
 
     def _check_shard(self, agent: AgentNode, core: ShardCore) -> None:
         key, held = core.key, core.held
