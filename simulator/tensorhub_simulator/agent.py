@@ -3,6 +3,7 @@
 What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.asking import NO_ANSWER
@@ -126,11 +127,11 @@ class AgentNode(Node):
 
     def _lent(self, shelved: Shelved, held: Held) -> Held:
         """Find out who maps what stands here: they don't depend on the process before this one."""
-        held.lent = bool(shelved.segment.maps)
-        held.spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
-        if held.lent and held.memory is Memory.EMPTY:
-            held.memory = Memory.DRAINING
-        return held
+        lent = bool(shelved.segment.maps)
+        spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
+        # What is begun as draining was never empty for this process, so that is no transition.
+        memory = Memory.DRAINING if lent and held.memory is Memory.EMPTY else held.memory
+        return replace(held, memory=memory, lent=lent, spare_lent=spare_lent)
 
     def kill(self) -> None:
         """SIGKILL, for all jobs."""

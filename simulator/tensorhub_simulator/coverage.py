@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 from tensorhub_agent import serving
 from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_agent.shard import Held, Memory
+from tensorhub_agent.trial import Trial, TrialState
 from tensorhub_common.catalog import availability, membership, rounds, ruling
 from tensorhub_registry import leader
 
@@ -52,9 +53,19 @@ SOURCE_MOVES: Final = (
     (SourcePhase.CLOSING, SourcePhase.CLOSED),
 )
 
+TRIAL_MOVES: Final = (
+    (TrialState.RESTING, TrialState.ASKED),
+    (TrialState.ASKED, TrialState.RESTING),  # nobody else has the pieces, or the one that has them is gone
+    (TrialState.ASKED, TrialState.TRYING),
+    (TrialState.TRYING, TrialState.RESTING),
+    (TrialState.TRYING, TrialState.KEPT),
+    (TrialState.KEPT, TrialState.RESTING),  # one of the two is lost
+)
+
 WATCHED: Final[tuple[tuple[str, type, str, tuple[tuple[Any, Any], ...]], ...]] = (
     ("memory", Held, "memory", MEMORY_MOVES),
     ("source", Reading, "phase", SOURCE_MOVES),
+    ("trial", Trial, "state", TRIAL_MOVES),
 )
 """A name, the attribute that is watched, and what may become of it."""
 

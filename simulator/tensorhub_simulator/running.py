@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding
+from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding, trial
 from tensorhub_common.catalog import availability, copies
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
@@ -22,6 +22,8 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (sharing, "SWITCH_S", 0.03),
+    (trial, "TRIAL_S", 0.05),
+    (trial, "TRIAL_BYTES", 8),
     (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
     (cache, "AGAIN_S", 0.3),
     (cache, "READ_S_MAX", 3.0),

@@ -16,6 +16,7 @@ from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, merged, split
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
 from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
+from tensorhub_agent.trial import NO_FASTER, Trial
 from tensorhub_agent.trust import Trust
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.wire.transfer import SHARES_MAX, Plan, PlanAnswer, Range, Refusal, Share, SourceId
@@ -76,7 +77,7 @@ class Transfer:
         self.phase = Phase.LEASING
         self.error: tuple[str, str] | None = None
         self.sources: dict[int, Reading] = {}
-        self.trust = Trust()
+        self.trust, self.trial = Trust(), Trial()
         self.asking = Asking(now)
         self.began = self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
@@ -304,7 +305,7 @@ class Transfer:
             return
         self.asking.asked(now)
         self._loose = merged(self._loose)
-        self._todo.plan = (tuple(self._loose), self.trust.left_out())
+        self._todo.plan = (tuple(self._loose), (*self.trust.left_out(), *self.trial.avoid))
 
     def _spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
@@ -407,6 +408,10 @@ class Transfer:
     def _pump(self, now: float) -> None:
         """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting."""
         sources = list(self.sources.values())
+        in_vain = self.trial.look(sources, self._loose, self._nbytes, now, asks=self.asking.waiting)
+        if in_vain is not None:
+            in_vain.lost = NO_FASTER
+            self._close(in_vain)
         feed(sources, self._loose)
         busy = sum(1 for source in sources if source.phase is SourcePhase.OPEN and (source.queue or source.flying))
         share_bytes = self._window_bytes // max(busy, 1)

@@ -1,0 +1,162 @@
+"""A read behind a slow middle tries another source, and keeps it only where that is far faster."""
+
+import pytest
+from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
+
+from tensorhub_agent import trial
+from tensorhub_agent.asking import PLAN_S_MAX
+from tensorhub_agent.transfer import Phase, Todo
+from tensorhub_agent.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
+from tensorhub_common.wire.transfer import Range, Refusal
+
+ALL: tuple[Range, ...] = ((0, PIECES),)
+NOBODY = Refusal(error="VersionUnavailable", reason="nobody else has it")
+
+
+class Behind(Driven):
+    """A read whose one source, `middle`, is half-filled; it has brought piece 0, and says each time that it lives."""
+
+    def __init__(self, *there: Range) -> None:
+        super().__init__(transport="ucxx")
+        self.tick()
+        (self.middle,) = self.planned(("middle", ALL))
+        self.transfer.opened(self.middle, LIST, self.now, there or ((0, 1),))
+        self.transfer.start(self.now)
+        self.take()
+
+    def lives(self, seconds: float, *pieces: Range) -> Todo:
+        """Let time pass in which the middle says that it lives, and at its end has these pieces more."""
+        todo, end = Todo(), self.now + seconds
+        self.todo = Todo()
+        while self.now < end - 1e-9 and todo.plan is None:
+            self.wait_exactly(min(0.2, end - self.now))
+            self.transfer.available(self.middle, (), self.now)
+            plan = self.todo.plan
+            todo = self.take()
+            todo.plan = todo.plan or plan
+        self.transfer.available(self.middle, pieces, self.now)
+        return todo
+
+    def tries(self) -> int:
+        """Wait for the trial, and let the planner name a ready source; returns its number."""
+        self.brings(self.middle)
+        todo = self.lives(1.2 * TRIAL_S)
+        assert todo.plan == (((4, 2),), (source_id("middle"),))
+        (number,) = self.planned(("ready", ((4, 2),)))
+        return number
+
+    @property
+    def state(self) -> TrialState:
+        return self.transfer.trial.state
+
+
+def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
+    behind = Behind()
+    ready = behind.tries()
+    assert [post[2] for post in behind.opened(ready).post] == [((4, 2),)]
+    posts = behind.brings(ready, after_s=0.01).post
+    assert behind.state is TrialState.KEPT
+    assert [(number, ranges) for number, _, ranges in posts] == [(ready, ((2, 2),))]
+    behind.brings(ready, after_s=0.01)
+    behind.brings(ready, after_s=0.01)
+    assert behind.phase() is Phase.DONE
+    assert behind.transfer.sources[behind.middle].got_bytes == 10
+
+
+def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
+    behind = Behind()
+    ready = behind.tries()
+    behind.opened(ready)
+    behind.lives(0.8, (1, 1))
+    behind.take()
+    behind.brings(behind.middle)
+    behind.brings(ready)
+    assert (behind.todo.close, behind.todo.post) == ([ready], [])
+    assert behind.transfer.trust.left_out() == ()
+    assert behind.state is TrialState.RESTING
+    behind.closed(ready)
+    assert behind.lives(TRIAL_S).plan is None, "the next trial comes later"
+    behind.transfer.available(behind.middle, ALL, behind.now)
+    behind.take()
+    while behind.phase() is Phase.RUNNING:
+        behind.brings(behind.middle)
+    assert behind.phase() is Phase.DONE
+
+
+def test_where_nobody_else_has_them_the_pieces_go_back() -> None:
+    behind = Behind()
+    behind.brings(behind.middle)
+    assert behind.lives(1.2 * TRIAL_S).plan is not None
+    behind.transfer.planned(NOBODY, behind.now)
+    behind.take()
+    behind.transfer.available(behind.middle, ALL, behind.now)
+    behind.take()
+    assert behind.state is TrialState.RESTING
+    behind.brings(behind.middle)
+    assert behind.phase() is Phase.DONE
+
+
+def test_a_planner_that_is_silent_costs_nothing() -> None:
+    behind = Behind()
+    behind.brings(behind.middle)
+    assert behind.lives(1.2 * TRIAL_S).plan is not None
+    assert behind.lives(PLAN_S_MAX + 0.2, *ALL).plan is None
+    behind.take()
+    behind.brings(behind.middle)
+    assert behind.phase() is Phase.DONE
+
+
+def test_whoever_is_tried_takes_everything_when_the_middle_goes() -> None:
+    behind = Behind()
+    ready = behind.tries()
+    behind.opened(ready)
+    behind.transfer.lost(behind.middle, "its fill was given up", behind.now)
+    behind.closed(behind.middle)
+    assert behind.state is TrialState.RESTING
+    behind.brings(ready)
+    behind.brings(ready)
+    assert behind.phase() is Phase.DONE
+
+
+def test_whoever_is_tried_and_lost_is_no_end_of_the_read() -> None:
+    behind = Behind()
+    ready = behind.tries()
+    behind.transfer.lost(ready, "it refused", behind.now)
+    behind.closed(ready)
+    assert behind.state is TrialState.RESTING
+    assert behind.todo.plan == (((4, 2),), (source_id("ready"),))
+    assert behind.planned(("middle", ((4, 2),))) == []
+    behind.transfer.available(behind.middle, ALL, behind.now)
+    behind.take()
+    behind.brings(behind.middle)
+    assert behind.phase() is Phase.DONE
+
+
+def test_a_read_that_ends_soon_tries_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a pace of 40 bytes in 0.4 s the two pieces that are left take less than as long again."""
+    monkeypatch.setattr(trial, "TRIAL_S", 0.4)
+    behind = Behind((0, 2))
+    behind.brings(behind.middle)
+    behind.lives(0.2, (2, 2))
+    behind.take()
+    behind.brings(behind.middle)
+    assert behind.lives(0.3).plan is None
+    assert behind.lives(0.6).plan is not None, "it has come to a halt since"
+
+
+def test_trials_come_ever_later_and_end() -> None:
+    behind = Behind((0, 1))
+    behind.brings(behind.middle)
+    for number in range(TRIALS_MAX):
+        behind.transfer.sources[behind.middle].fed = behind.now
+        wait_s = TRIAL_S * TRIAL_TIMES**number
+        while behind.transfer.trial.count == number:
+            began = behind.now
+            assert behind.now - began < 2 * wait_s
+            behind.lives(0.2)
+            behind.transfer.sources[behind.middle].fed = behind.now
+        behind.transfer.planned(NOBODY, behind.now)
+    assert behind.now >= TRIAL_S * (TRIAL_TIMES**TRIALS_MAX - 1)
+    for _ in range(100):
+        assert behind.lives(5.0).plan is None
+        behind.transfer.sources[behind.middle].fed = behind.now
