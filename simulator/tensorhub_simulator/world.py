@@ -36,6 +36,8 @@ LOOK_S: Final = 0.5
 LIVE_WITHIN_S: Final = 60.0
 """After the last trouble a fresh version reaches all rollouts within this."""
 QUIET_SLOWNESS: Final = 0.3
+DONE_STEPS: Final = 8
+"""Whether a fresh version has come everywhere is looked up every so many steps."""
 STEPS_MAX: Final = 400_000
 
 
@@ -200,7 +202,8 @@ class World:
         self.clock.after(BEAT_S, None, self._beat)
 
     def _is_done(self) -> bool:
-        return self.quiet_since is not None and self._missing() is None
+        quiet = self.quiet_since is not None and self.clock.steps % DONE_STEPS == 0
+        return quiet and self._missing() is None
 
     def _missing(self) -> str | None:
         missing = {job.job: job.director.missing() for job in self.jobs}

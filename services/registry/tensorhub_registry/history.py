@@ -6,6 +6,7 @@ Only whole groups that stand in the log come in here. Bounded: of older commands
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import lt
 from typing import Final
 
 from tensorhub_common.wire.asks import OUTCOMES_KEPT_MAX
@@ -58,6 +59,7 @@ class History:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        assert list(self._outcomes) == list(self._order)
-        assert len(self._order) <= self.outcomes_max
-        assert all(before < after for before, after in zip(self._order, list(self._order)[1:], strict=False))
+        order = list(self._order)
+        assert list(self._outcomes) == order
+        assert len(order) <= self.outcomes_max
+        assert all(map(lt, order, order[1:]))
