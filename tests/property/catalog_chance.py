@@ -226,6 +226,7 @@ class Chance:
             round=self.often(number, 0, *NONSENSE_NUMBERS),
             version=self.often(version, *NONSENSE_NUMBERS),
             root=self._digest(version, shard, about["shard"]),
+            waits=self.pick((True, False)),
         )
 
     def _granted(self) -> Granted:

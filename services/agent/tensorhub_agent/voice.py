@@ -90,6 +90,7 @@ class Voice:
                 round=self.round,
                 version=version,
                 root=root or NO_ROOT,
+                waits=True,
             )
         )
 

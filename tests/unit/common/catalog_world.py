@@ -272,12 +272,21 @@ class World:
         return self.say(Replan(by=by, model=MODEL, replica=replica, shard=shard, round=number, attempt=which))
 
     def filled(
-        self, replica: str, version: int, shard: int = 0, *, digest: str | None = None, number: int | None = None
+        self,
+        replica: str,
+        version: int,
+        shard: int = 0,
+        *,
+        digest: str | None = None,
+        number: int | None = None,
+        waits: bool = True,
     ) -> tuple[Event, ...]:
         by, which = self._shard_by(replica, shard), self.round(replica) if number is None else number
         said = root(version, shard) if digest is None else digest
         return self.say(
-            Filled(by=by, model=MODEL, replica=replica, shard=shard, round=which, version=version, root=said)
+            Filled(
+                by=by, model=MODEL, replica=replica, shard=shard, round=which, version=version, root=said, waits=waits
+            )
         )
 
     # Whole stories.

@@ -128,6 +128,52 @@ def test_a_refill_of_the_last_copy_waits_for_another_one_and_fails_if_none_comes
     assert world.states("engine") == ["filling", "filling"]
 
 
+def swapping() -> World:
+    """An engine that holds 1 has begun to read 2 beside it; the cache that held 1 as well is lost since."""
+    world = World()
+    world.replica_of("trainer", "a")
+    world.replica_of("engine", "e")
+    joined(world, "c", 64)
+    world.say(Retain(model=MODEL, last=2))
+    world.publish("trainer", 1)
+    world.fetch(placed(world).replica, 1)
+    world.fetch("engine", 1)
+    world.empty("trainer")
+    world.publish("trainer", 2)
+    world.want("engine", 2, staged=True)
+    assert kinds(world.granted("engine")) == ["round.started"]
+    joined(world, "d", 128)
+    world.expire("c")
+    return world
+
+
+def test_a_swap_away_from_the_last_copy_waits_for_another_one() -> None:
+    """Another one counted when the round began, and a crash has taken it: a swap is an order as others are."""
+    world = swapping()
+    copy = next(
+        event.replica for event in reversed(world.events) if isinstance(event, CopyPlaced) and event.version == 1
+    )
+    assert kinds(world.filled("engine", 2)) == ["shard.filled", "round.held"]
+    assert world.replica("engine").version == 1
+    events = world.fetch(copy, 1)
+    assert kinds(events) == ["shard.filled", "replica.ready", "replica.ready"]
+    assert world.replica("engine").version == 2
+
+
+def test_a_swap_that_waits_fails_at_its_bound_and_the_engine_keeps_what_it_holds() -> None:
+    world = swapping()
+    world.filled("engine", 2)
+    assert failed(world.give_up("engine")).error == "RetentionFull"
+    assert world.replica("engine").version == 1
+
+
+def test_a_swap_that_an_older_release_has_said_is_folded_as_it_was() -> None:
+    world = swapping()
+    events = kinds(world.filled("engine", 2, waits=False))
+    assert events[:3] == ["shard.filled", "version.unavailable", "replica.ready"]
+    assert world.replica("engine").version == 2
+
+
 def test_a_refill_at_its_bound_or_without_room_raises_retention_full() -> None:
     world = retaining(last=2)
     world.replica_of("engine", "e", "f")

@@ -134,7 +134,7 @@ def test_from_outside_only_what_users_wish_and_rule_is_taken(kind: type[Command]
 
 def _value(name: str) -> object:
     flags = {"patient": True, "spot": False, "on": True, "supersede": True, "staged": False, "void": False}
-    flags |= {"mapped": False}
+    flags |= {"mapped": False, "waits": True}
     numbers = {"shard", "shards", "nbytes", "cache_bytes", "round", "attempt", "version", "last", "to"}
     numbers |= {"incarnation", "term", "wish"}
     return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")

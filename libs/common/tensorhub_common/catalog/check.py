@@ -43,7 +43,8 @@ def _check_retention(catalog: Catalog, model: Model) -> None:
             assert is_coming(catalog, model, replica, replica.version), f"{replica.name} is held back for ever"
         if held:
             assert replica.round is not None
-            assert replica.round.state is RoundState.DECIDED
+            filled = replica.round.state is RoundState.STARTED and len(replica.round.filled) == replica.shards
+            assert filled or replica.round.state is RoundState.DECIDED
     assert not tended or model.name in catalog.tended, f"{model.name} is retained, and nobody tends it"
 
 

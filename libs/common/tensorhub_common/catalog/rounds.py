@@ -234,8 +234,14 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
 
 
 def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
-    """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here."""
-    if is_overtaken(model, current):
+    """All leases are granted: start, unless a newer version stands or the last copy of a retained one stands here.
+
+    Or all is filled beside what stands here, and the swap was held back: nothing holds it any more.
+    """
+    if current.state is RoundState.STARTED:
+        assert current.version is not None
+        _complete(model, replica, current, current.version, out)
+    elif is_overtaken(model, current):
         current.superseded += 1
         again(model, replica, current, out)
     elif retention.must_stay(catalog, model, replica):
@@ -245,7 +251,7 @@ def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
 
 
 def _hold_back(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
-    """The round would overwrite the last counting copy of a retained version: it waits for another, or fails."""
+    """The round would take the last counting copy of a retained version away: it waits for another, or fails."""
     version = replica.version
     assert version is not None
     placed: Out = []
@@ -393,7 +399,12 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
             root=command.root,
         )
     )
-    if len(current.filled) == replica.shards:
+    if len(current.filled) < replica.shards:
+        return
+    if command.waits and replica.version != command.version and retention.must_stay(catalog, model, replica):
+        # When the round began another copy counted, and a crash has taken it meanwhile.
+        _hold_back(catalog, model, replica, current, out)
+    else:
         _complete(model, replica, current, command.version, out)
 
 

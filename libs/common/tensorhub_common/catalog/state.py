@@ -91,7 +91,7 @@ class Round:
     superseded: int = 0
     """How often a newer version was taken up instead."""
     held: bool = False
-    """All leases are granted, and it waits for another copy of what the replica holds now."""
+    """It waits for another copy of what the replica holds now: all leases are granted, or all is filled beside it."""
 
     def leave(self, index: int) -> None:
         """Forget a shard's wish."""

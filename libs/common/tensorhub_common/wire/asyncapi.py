@@ -132,6 +132,7 @@ _VALUES: Final[Json] = {
     "version": 12,
     "versions": [],
     "void": False,
+    "waits": True,
     "want": "latest",
     "why": "the nearest holder: same host",
     "wish": 4700,

@@ -252,11 +252,16 @@ class Drop(ShardCommand, frozen=True, kw_only=True, tag="drop"):
 
 
 class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
-    """The shard holds the round's version, verified in place."""
+    """The shard holds the round's version, verified in place.
+
+    `waits`: a replica that would swap, and holds the last copy of a retained version, may be held back until another
+    copy counts. Where a shard of an older release completes the round, it swaps as it did then.
+    """
 
     round: int
     version: int
     root: str
+    waits: bool = False
 
 
 AnyCommand = (
