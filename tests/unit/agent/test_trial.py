@@ -1,16 +1,23 @@
 """A read behind a slow middle tries another source, and keeps it only where that is far faster."""
 
 import pytest
-from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
+from tests.unit.agent.driven import LIST, PIECES, Driven, digests_of, source_id
 
 from tensorhub_agent import trial
 from tensorhub_agent.asking import PLAN_S_MAX
+from tensorhub_agent.ranges import count_of
+from tensorhub_agent.reading import SourcePhase
 from tensorhub_agent.transfer import Phase, Todo
 from tensorhub_agent.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
-from tensorhub_common.wire.transfer import Range, Refusal
+from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
 
 ALL: tuple[Range, ...] = ((0, PIECES),)
 NOBODY = Refusal(error="VersionUnavailable", reason="nobody else has it")
+
+
+def plan_of(name: str, pieces: tuple[Range, ...]) -> Plan:
+    share = Share(source=source_id(name), transport="ucxx", pieces=pieces, nbytes=0, why="")
+    return Plan(version=3, shares=(share,), why="")
 
 
 class Behind(Driven):
@@ -160,3 +167,46 @@ def test_trials_come_ever_later_and_end() -> None:
     for _ in range(100):
         assert behind.lives(5.0).plan is None
         behind.transfer.sources[behind.middle].fed = behind.now
+
+
+def ends_after(middle_s: float, origin_s: float, tries_max: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return when a read ends whose middle gets a piece each `middle_s`; the origin needs `origin_s` for one."""
+    monkeypatch.setattr(trial, "TRIALS_MAX", tries_max)
+    behind, there, next_at = Behind(), 1, middle_s
+    busy_until: dict[tuple[int, int], float] = {}
+    while behind.phase() is Phase.RUNNING:
+        behind.now = round(behind.now + 0.05, 2)
+        behind.transfer.tick(behind.now)
+        if behind.now >= next_at and there < PIECES:
+            there, next_at = there + 1, next_at + middle_s
+        behind.transfer.available(behind.middle, ((0, there),), behind.now)
+        todo = behind.take()
+        if todo.plan is not None:
+            behind.transfer.planned(plan_of("origin", todo.plan[0]), behind.now)
+        for number, _ in behind.take().open:
+            behind.transfer.opened(number, LIST, behind.now)
+        for number, source in list(behind.transfer.sources.items()):
+            each_s = 0.01 if number == behind.middle else origin_s
+            for batch, (ranges, _) in list(source.flying.items()):
+                due = busy_until.setdefault((number, batch), behind.now + each_s * count_of(ranges))
+                if behind.now >= due:
+                    behind.transfer.batch_done(number, batch, digests_of(ranges), behind.now)
+            if source.phase is SourcePhase.CLOSING:
+                behind.transfer.closed(number, behind.now)
+        behind.take()
+    assert behind.phase() is Phase.DONE
+    return behind.now
+
+
+def test_a_read_behind_a_slow_middle_ends_soon_after_it_has_found_a_better_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone_s = ends_after(4.0, 0.1, 0, monkeypatch)
+    assert alone_s >= 5 * 4.0
+    assert ends_after(4.0, 0.1, TRIALS_MAX, monkeypatch) < TRIAL_S + 2.0
+
+
+def test_a_read_behind_a_middle_that_is_as_fast_as_the_network_stays_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The origin seems half as fast: it is tried, and let go of, and the read ends as it would have."""
+    alone_s = ends_after(1.0, 2.0, 0, monkeypatch)
+    assert ends_after(1.0, 2.0, TRIALS_MAX, monkeypatch) <= alone_s + 0.5
