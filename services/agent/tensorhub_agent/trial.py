@@ -95,7 +95,7 @@ class Trial:
             self._lone = lone
             self._mark(now)
         wait_s = TRIAL_S * TRIAL_TIMES**self.count
-        if lone is None or loose or not lone.waiting or now < self._since + wait_s or self.count >= TRIALS_MAX:
+        if lone is None or now < self._since + wait_s or self.count >= TRIALS_MAX or loose or not lone.waiting:
             return
         mean_bytes = max(sum(sizes) / len(sizes), 1.0)
         if lone.waiting * mean_bytes < self._rate(now) * wait_s:
