@@ -203,6 +203,8 @@ class Member:
                     findings.wrong(f"{where}: {report.wrong}")
                 self._know(report.shard, report.version)
                 if report.moment == "commit":
+                    if report.version < (before := self.newest.get(report.shard, (0, 0.0))[0]):
+                        findings.wrong(f"{self.name}: shard {report.shard} read {report.version} after {before}")
                     self.newest[report.shard] = (report.version, report.at)
                     self.commits += 1
             case reports.Published():

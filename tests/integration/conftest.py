@@ -17,7 +17,7 @@ import pytest_asyncio
 from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub.up import tether
-from tensorhub.up.nats_server import NatsServer
+from tensorhub.up.nats_server import Cluster, NatsServer
 from tensorhub_common.bus.connection import Bus, connect
 
 READY_TIMEOUT_S: Final = 10.0
@@ -30,19 +30,23 @@ USERS: Final = 'authorization { user: tensorhub, password: "let-me-in" }'
 
 
 class RunningNats:
-    """The embedded server as `tensorhub up` configures it, to be killed and started again on its port and store.
+    """An embedded server as `tensorhub up` configures it, alone or as a node of a cluster.
+
+    It may be killed, and started again on its port and store.
 
     Whoever has its address may do everything; `users` says otherwise (tests/integration/security).
     """
 
-    def __init__(self, directory: Path, users: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, users: Path | None = None, cluster: Cluster | None = None, index: int = 0
+    ) -> None:
         self.directory = directory
         self._login = "tensorhub:let-me-in@" if users is None else ""
         if users is None:
             directory.mkdir(parents=True, exist_ok=True)
             users = directory / "users.conf"
             users.write_text(USERS)
-        self._server = NatsServer(directory, users)
+        self._server = NatsServer(directory, users, cluster, index)
         self._server.prepare()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,6 +68,10 @@ class RunningNats:
             assert self._process.poll() is None, (self.directory / "server.log").read_text()
             assert time.monotonic() < deadline, "nats-server does not come up"
             time.sleep(0.005)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)

@@ -78,13 +78,13 @@ def _path(settings: Settings, agent: AgentEntry) -> Path:
 
 
 def find_nats(nats: str | None, settings: Settings) -> NatsAddress:
-    """Return the address of NATS that `nats` or the environment names, else the one in `hub.json`."""
+    """Return the address or addresses of NATS that `nats` or the environment names, else the one in `hub.json`."""
     named = nats or settings.nats
     hub = None if named and settings.credentials else read_hub_file(settings.dir)
-    if named and (settings.credentials or hub is None or hub.nats != named):
+    if named and (settings.credentials or hub is None or not hub.is_at(named)):
         return NatsAddress(named, settings.credentials, settings.tls)
     if hub is None:
         raise RegistryUnavailable(
             f"there is no hub in {settings.dir.absolute()}: {_START}, or say where its NATS is with TENSORHUB_NATS"
         )
-    return NatsAddress(hub.nats, settings.credentials or Path(hub.credentials), settings.tls)
+    return NatsAddress(named or hub.nats_all, settings.credentials or Path(hub.credentials), settings.tls)

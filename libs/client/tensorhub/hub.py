@@ -28,6 +28,7 @@ from tensorhub.watching import Watched
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
 from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.bus.address import addresses
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
@@ -286,7 +287,8 @@ async def connect_async(
     """Connect to an agent of this host.
 
     `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
-    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is.
+    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
+    of a cluster the addresses of several nodes, with commas between.
     Raises `AgentUnavailable` when no agent answers within the bound.
     """
     settings = settings_module.load(os.environ)
@@ -304,7 +306,7 @@ async def connect_async(
 def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsAddress:
     """Return where questions go. What the agent says is for its own NATS: another one is shown none of its keys."""
     url = nats or settings.nats or said.nats
-    if url != said.nats:
+    if not set(addresses(url)) <= set(addresses(said.nats)):
         return NatsAddress(url, settings.credentials, settings.tls)
     credentials = settings.credentials or (Path(said.credentials) if said.credentials else None)
     return NatsAddress(url, credentials, settings.tls or (TlsFiles(Path(said.ca)) if said.ca else None))

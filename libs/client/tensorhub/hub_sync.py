@@ -323,7 +323,8 @@ def connect(
     """Connect to an agent of this host.
 
     `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
-    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is.
+    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
+    of a cluster the addresses of several nodes, with commas between.
     Raises `AgentUnavailable` when no agent answers within the bound.
     """
     background = Background()

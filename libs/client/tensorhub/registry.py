@@ -31,13 +31,15 @@ from tensorhub_common.wire.commands import Command
 from tensorhub_common.wire.events import AnyEvent, CommandRejected
 
 ASK_S: Final = 5.0
+ATTEMPT_S: Final = 2.0
+"""A question is asked again after this: who took it may have ended, or lead no more, and then nobody answers it."""
 RETRY_WAIT_S: Final = 0.1
 
 Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened, asks.Outcome)
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
-    """Where NATS is, the file with the credentials for it, and those for TLS."""
+    """Where NATS is (an address, or several with commas between), the file with the credentials, those for TLS."""
 
     url: str
     credentials: Path | None = None
@@ -173,6 +175,6 @@ class Registry:
         bus = await self.bus(timeout_s)
         while True:
             try:
-                return await bus.request(subject, body, timeout_s)
+                return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
             except (NoResponder, NoAnswer, NoBus, Busy):
                 await asyncio.sleep(RETRY_WAIT_S)

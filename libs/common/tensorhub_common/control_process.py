@@ -17,6 +17,7 @@ import uvloop
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
@@ -99,7 +100,12 @@ async def _connect(settings: Settings, url: str, name: str) -> Bus:
     while True:
         try:
             return await connect(
-                url, name=name, credentials=settings.credentials, tls=settings.tls, timeout_s=CONNECT_S_MAX
+                url,
+                name=name,
+                credentials=settings.credentials,
+                tls=settings.tls,
+                timeout_s=CONNECT_S_MAX,
+                ping_every_s=ping_every_s(settings.lost_after_s),
             )
         except RegistryUnavailable as why:
             if str(why) != told:

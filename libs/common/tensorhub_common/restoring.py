@@ -3,6 +3,7 @@
 Always true: what is returned lies within the log that stands now, and lies after what was folded already.
 """
 
+import asyncio
 from typing import Final
 
 from tensorhub_common.bus.connection import Bus
@@ -12,6 +13,9 @@ from tensorhub_common.bus.snapshots import Index, Record, Snapshots
 from tensorhub_common.catalog.snapshot import Snapshot, SnapshotUnreadable, decode
 from tensorhub_common.telemetry import logger
 
+LOOKS_MAX: Final = 4
+LOOK_AGAIN_S: Final = 0.3
+
 _log: Final = logger(__name__)
 
 
@@ -19,8 +23,19 @@ async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Exte
     """Return the newest usable snapshot after entry `beyond` (None: there is none), and how far the log goes.
 
     Raises `LogGap` when the log no longer reaches back to `beyond` and no snapshot bridges that, `LogShorter` when the
-    log ends before the snapshot, `LogMissing` without a log.
+    log ends before the snapshot, `LogMissing` without a log. It looks again before the first two: in a cluster log and
+    snapshots are read from different nodes, and one of them may have slept.
     """
+    for _ in range(LOOKS_MAX - 1):
+        try:
+            return await _newest(bus, job, beyond)
+        except (LogGap, LogShorter) as why:
+            _log.debug("log and snapshots don't fit together", job=job, why=str(why))
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return await _newest(bus, job, beyond)
+
+
+async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Extent]:
     extent = await JobLog(bus, job).extent()
     snapshots = Snapshots(bus, job)
     told: list[str] = []

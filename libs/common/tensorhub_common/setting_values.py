@@ -126,18 +126,30 @@ def replicas(text: str) -> int:
     return int(text)
 
 
-def nats_url(text: str) -> str | None:
-    """Take the address of a NATS server, or none. It may hold a password, so the complaint doesn't repeat it."""
+def nats_urls(text: str) -> str | None:
+    """Take the address of a NATS server, those of several nodes with commas between, or none.
+
+    An address may hold a password, so the complaint doesn't repeat it.
+    """
     if not text:
         return None
+    urls = [each.strip() for each in text.split(",")]
+    if not all(_is_nats_url(url) for url in urls):
+        raise ValueError(
+            "must be the address of a NATS server: nats:// (or tls://, ws://, wss://), a host and a port; of several "
+            "nodes, each address whole, with commas between"
+        )
+    if len({url.startswith("ws") for url in urls}) > 1:
+        raise ValueError("must not mix ws:// or wss:// with others: give one kind of address for all nodes")
+    return ",".join(urls)
+
+
+def _is_nats_url(url: str) -> bool:
     try:
-        parts = urlsplit(text)
-        fits = parts.scheme in _NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+        parts = urlsplit(url)
+        return parts.scheme in _NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError("must be the address of a NATS server: nats:// (or tls://, ws://, wss://), a host and a port")
-    return text
+        return False
 
 
 def listen(text: str) -> Listen | None:

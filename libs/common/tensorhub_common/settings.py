@@ -65,11 +65,12 @@ class Settings:
     """What a process was told by its environment. Make it with `load`; a default may refer to fields above it."""
 
     nats: str | None = _variable(
-        values.nats_url,
+        values.nats_urls,
         "",
-        unit="URL",
+        unit="URLs",
         example="nats://127.0.0.1:4222",
-        meaning="The NATS server. Without it the hub is found by `hub.json` in `TENSORHUB_DIR`.",
+        meaning="The NATS server, or several nodes of a cluster with commas between. Without it: `hub.json` in "
+        "`TENSORHUB_DIR`.",
         secret=True,
     )
     credentials: Path | None = _variable(

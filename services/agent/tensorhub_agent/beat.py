@@ -9,15 +9,15 @@ import contextlib
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.failures import NoBus
+from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import beat
 from tensorhub_common.wire.asks import Beat
 
@@ -33,11 +33,11 @@ _log: Final = logging.getLogger(__name__)
 class BeatThread:
     """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread."""
 
-    def __init__(self, agent: str, url: str, credentials: Path | None, tls: TlsFiles | None, beat_s: float) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Prepare; `start` begins."""
         self.incarnation = 0
         self._turned = time.monotonic()
-        self._agent, self._url, self._credentials, self._tls, self._beat_s = agent, url, credentials, tls, beat_s
+        self._settings = settings
         self._thread = threading.Thread(target=self._run, name="tensorhub-beat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = threading.Event()
@@ -60,10 +60,18 @@ class BeatThread:
         asyncio.run(self._beats())
 
     async def _beats(self) -> None:
-        subject = beat(self._agent)
+        settings = self._settings
+        agent, beat_s = settings.agent_id, settings.beat_s
+        subject = beat(agent)
         while not self._stop.is_set():
             try:
-                bus = await connect(self._url, name=f"{self._agent}-beat", credentials=self._credentials, tls=self._tls)
+                bus = await connect(
+                    str(settings.nats),
+                    name=f"{agent}-beat",
+                    credentials=settings.credentials,
+                    tls=settings.tls,
+                    ping_every_s=ping_every_s(settings.lost_after_s),
+                )
             except TensorHubError as why:
                 _log.debug("no beat yet: %s", why)
                 await asyncio.sleep(CONNECT_AGAIN_S)
@@ -71,7 +79,7 @@ class BeatThread:
             async with bus:
                 while not self._stop.is_set():
                     if self.incarnation and time.monotonic() - self._turned < MAIN_SILENT_S_MAX:
-                        body = msgspec.json.encode(Beat(agent=self._agent, incarnation=self.incarnation))
+                        body = msgspec.json.encode(Beat(agent=agent, incarnation=self.incarnation))
                         with contextlib.suppress(NoBus):
                             await bus.publish(subject, body)
-                    await asyncio.sleep(self._beat_s)
+                    await asyncio.sleep(beat_s)

@@ -80,7 +80,7 @@ class AgentService:
         settings = self._settings
         bus = await self._connect()
         pool = CopyPool(settings.copy_threads)
-        beat = BeatThread(self.agent, str(settings.nats), settings.credentials, settings.tls, settings.beat_s)
+        beat = BeatThread(settings)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)

@@ -2,7 +2,8 @@
 
 The subjects are subscribed to only while leading, so where no registry leads NATS itself tells the asker at once that
 nobody listens. A reply is one JSON object: the answer, or an `Error`. Always true: an answer comes from a fold that has
-read all that stood in the log when this registry began to lead; in doubt there is no answer.
+read all that stood in the log when this registry began to lead, and that leads at the moment of the answer: one that
+was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no answer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,8 +51,11 @@ Answer = Callable[[Job, Message], msgspec.Struct]
 class Questions:
     """Answers while subscribed. A handler is called only for a job that is ready."""
 
-    def __init__(self, bus: Bus, registry: str, find: FindJob, open_the_job: OpenTheJob) -> None:
+    def __init__(
+        self, bus: Bus, registry: str, find: FindJob, open_the_job: OpenTheJob, holds_lease: Callable[[], bool]
+    ) -> None:
         self._bus = bus
+        self._holds_lease = holds_lease
         self._registry = registry
         self._find = find
         self._open_the_job = open_the_job
@@ -83,7 +87,7 @@ class Questions:
         await self._answering.stop()
 
     async def _respond(self, question: Message, body: bytes, headers: Mapping[str, str]) -> None:
-        if body != _SILENCE:
+        if body != _SILENCE and self._holds_lease():
             await self._bus.publish(question.reply, body, headers)
 
     async def _reply_to(self, question: Message) -> bytes:

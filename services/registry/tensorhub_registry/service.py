@@ -54,11 +54,11 @@ class Registry:
         self._leader = leader.Leader()
         self._liveness = liveness.Liveness(settings.lost_after_s)
         self._expiring = Expiring(self.jobs)
-        self._questions = Questions(bus, self.id, self._find, self._open)
         self._replicas = settings.log_replicas
         self._lease = LeaderLease(
             bus, LEASE_KEY, self.id, settings.leader_ttl_s, replicas=self._replicas, on_change=self._on_lease
         )
+        self._questions = Questions(bus, self.id, self._find, self._open, lambda: self._lease.held)
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
 

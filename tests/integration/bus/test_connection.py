@@ -183,6 +183,7 @@ async def test_an_old_server_is_refused(nats_server: RunningNats, monkeypatch: p
 def test_secrets_are_not_shown() -> None:
     assert shown("nats://user:secret@host:4222") == "nats://host:4222"
     assert "secret" not in shown("nats://user:secret@host:port")
+    assert shown("nats://user:secret@a:1, nats://user:secret@b:2") == "nats://a:1, nats://b:2"
 
 
 async def test_the_connection_comes_back_with_all_subscriptions(own_nats_server: RunningNats, own_bus: Bus) -> None:

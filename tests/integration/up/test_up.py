@@ -15,12 +15,12 @@ from tests.integration.up.conftest import children_of, is_alive, wait_until
 
 from tensorhub.up import hub_dir, hub_file
 from tensorhub.up.children import ChildDied
-from tensorhub.up.hub_dir import HubDir, HubDirInUse
+from tensorhub.up.hub_dir import HubDir, HubDirInUse, OtherNodes
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import Commands, Up
 from tensorhub_common.access.keys import make_key
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import open_job
+from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
@@ -36,8 +36,7 @@ def stubs(*failing: str) -> Commands:
 
 
 def pids_of(hub: HubFile) -> dict[str, int]:
-    named = {"nats": hub.nats_pid, "registry-0": hub.registry.pid, "planner-0": hub.planner.pid}
-    return named | {agent.id: agent.pid for agent in hub.agents}
+    return hub.pids
 
 
 async def until_back(directory: Path, before: HubFile, name: str) -> HubFile:
@@ -45,8 +44,8 @@ async def until_back(directory: Path, before: HubFile, name: str) -> HubFile:
     async with asyncio.timeout(20.0):
         while pids_of(hub := hub_file.read(directory))[name] == pids_of(before)[name]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        async with await connect(hub.nats, name="test", credentials=hub.credentials) as bus:
-            for process in set(pids_of(hub)) - {"nats"}:
+        async with await connect(hub.nats_all, name="test", credentials=hub.credentials) as bus:
+            for process in [each for each in pids_of(hub) if not each.startswith("nats")]:
                 while (pong := await ping(bus, process)) is None or pong.pid != pids_of(hub)[process]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
     return hub
@@ -145,6 +144,38 @@ async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
             assert await log.append(cmd("job", "publish"), b"", f"m{seq}") == seq
 
 
+async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
+    """Each is started again where it was, and the logs are not handed to another number of nodes."""
+    async with Up(tmp_path, registries=2, nats_nodes=3, commands=stubs()) as up:
+        hub = up.hub
+        assert [entry.id for entry in hub.registries] == ["registry-0", "registry-1"]
+        assert (hub.registry.pid, hub.nats, hub.nats_pid) == (
+            hub.registries[0].pid,
+            hub.nats_nodes[0].url,
+            hub.nats_nodes[0].pid,
+        )
+        for name in ("registry-0", "registry-1", "agent-0"):
+            seen = json.loads((tmp_path / f"{name}.env.json").read_text())
+            assert seen["TENSORHUB_NATS"] == hub.nats_all
+            assert seen.get("TENSORHUB_LOG_REPLICAS") == ("3" if name.startswith("registry") else None)
+        async with await connect(hub.nats_all, name="test", credentials=admin(tmp_path)) as bus:
+            log = await open_job(bus, "job", 3)
+            assert await log.append(cmd("job", "publish"), b"", "m") == 1
+        for name in ("nats-1", "registry-1"):
+            os.kill(pids_of(hub)[name], signal.SIGKILL)
+            after = await until_back(tmp_path, hub, name)
+            assert {each for each in pids_of(hub) if pids_of(hub)[each] != pids_of(after)[each]} == {name}
+            assert after.nats_all == hub.nats_all
+            hub = after
+    with pytest.raises(OtherNodes, match=r"3 NATS node\(s\), and 1 are wanted: start it with --nats-nodes 3"):
+        await Up(tmp_path, commands=stubs()).start()
+    async with (
+        Up(tmp_path, nats_nodes=3, commands=stubs()) as up,
+        await connect(up.hub.nats_all, name="test", credentials=admin(tmp_path)) as bus,
+    ):
+        assert await JobLog(bus, "job").last_seq() == 1
+
+
 async def test_two_can_not_share_a_directory(tmp_path: Path) -> None:
     """The second is told by whom it is used, and takes nothing from the first."""
     async with Up(tmp_path, commands=stubs()) as first:
@@ -189,6 +220,14 @@ async def test_a_service_that_never_says_it_is_ready_is_told(tmp_path: Path, mon
 def test_numbers_that_make_no_hub_are_refused(tmp_path: Path, agents: int, hosts: int) -> None:
     with pytest.raises(ValueError, match="not possible"):
         Up(tmp_path, agents, hosts)
+
+
+@pytest.mark.parametrize(("registries", "nats_nodes"), [(0, 1), (17, 1), (1, 0), (1, 2), (1, 4)])
+def test_numbers_of_the_control_plane_that_make_no_hub_are_refused(
+    tmp_path: Path, registries: int, nats_nodes: int
+) -> None:
+    with pytest.raises(ValueError, match="not possible"):
+        Up(tmp_path, registries=registries, nats_nodes=nats_nodes)
 
 
 def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tensorhub.find import find_agent, find_nats, read_hub_file
 from tensorhub.up import hub_file
-from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
+from tensorhub.up.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry
 from tensorhub_common import settings
 from tensorhub_common.errors import AgentUnavailable, InvalidName, RegistryUnavailable
 
@@ -80,6 +80,18 @@ def test_nats(directory: Path, tmp_path: Path) -> None:
     assert nats_of(directory, "nats://b:1", NATS="nats://a:1", CREDENTIALS="/c") == ("nats://b:1", Path("/c"))
     with pytest.raises(RegistryUnavailable, match="tensorhub up"):
         nats_of(tmp_path / "empty")
+
+
+def test_a_cluster(tmp_path: Path) -> None:
+    """All its nodes are named, and each of them is known to be the hub's, which decides over its key."""
+    one, two = "nats://127.0.0.1:4222", "nats://127.0.0.1:4223"
+    nodes = [NatsEntry(one, 1), NatsEntry(two, 4)]
+    hub = HubFile(one, 1, "/hub/client.nk", ProcessEntry(2), ProcessEntry(3), [], nats_nodes=nodes)
+    hub_file.write(tmp_path, hub)
+    assert nats_of(tmp_path) == (f"{one},{two}", Path("/hub/client.nk"))
+    assert nats_of(tmp_path, two) == (two, Path("/hub/client.nk"))
+    assert nats_of(tmp_path, NATS=f"{two},{one}") == (f"{two},{one}", Path("/hub/client.nk"))
+    assert nats_of(tmp_path, NATS=f"{one},nats://a:1") == (f"{one},nats://a:1", None)
 
 
 def test_a_hub_file_that_is_none(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensorhub.up import hub_file
-from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
+from tensorhub.up.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
 from tensorhub_common.errors import RegistryUnavailable
 
 HUB = HubFile(
@@ -17,6 +17,11 @@ HUB = HubFile(
     registry=ProcessEntry(2),
     planner=ProcessEntry(3),
     agents=[AgentEntry("agent-0", 4, "/tmp/agent-0.sock", "host-0", "site-0")],  # noqa: S108
+    registries=[RegistryEntry("registry-0", 2), RegistryEntry("registry-1", 5)],
+    nats_nodes=[
+        NatsEntry("nats://tensorhub:secret@127.0.0.1:4222", 1),
+        NatsEntry("nats://tensorhub:secret@127.0.0.1:4223", 6),
+    ],
 )
 
 
@@ -36,7 +41,32 @@ def test_its_keys_are_as_documented(tmp_path: Path) -> None:
         "agents": [
             {"id": "agent-0", "pid": 4, "socket": "/tmp/agent-0.sock", "host": "host-0", "site": "site-0"}  # noqa: S108
         ],
+        "registries": [{"id": "registry-0", "pid": 2}, {"id": "registry-1", "pid": 5}],
+        "nats_nodes": [
+            {"url": "nats://tensorhub:secret@127.0.0.1:4222", "pid": 1},
+            {"url": "nats://tensorhub:secret@127.0.0.1:4223", "pid": 6},
+        ],
     }
+
+
+def test_one_that_was_written_before_there_were_several_nodes_is_read(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    told = json.loads((tmp_path / "hub.json").read_text())
+    del told["registries"], told["nats_nodes"]
+    (tmp_path / "hub.json").write_text(json.dumps(told))
+    hub = hub_file.read(tmp_path)
+    assert hub.nats_all == hub.nats
+    assert hub.is_at(hub.nats)
+    assert hub.pids == {"nats": 1, "registry-0": 2, "planner-0": 3, "agent-0": 4}
+
+
+def test_its_addresses() -> None:
+    first, second = (node.url for node in HUB.nats_nodes)
+    assert HUB.nats_all == f"{first},{second}"
+    assert HUB.is_at(second)
+    assert HUB.is_at(f"{second}, {first}")
+    assert not HUB.is_at(f"{first},nats://elsewhere:4222")
+    assert HUB.pids == {"nats-0": 1, "nats-1": 6, "registry-0": 2, "registry-1": 5, "planner-0": 3, "agent-0": 4}
 
 
 def test_only_its_owner_may_read_it_whatever_stood_there_before(tmp_path: Path) -> None:

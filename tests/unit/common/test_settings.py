@@ -93,6 +93,9 @@ def test_an_agent_is_an_id_or_the_path_of_a_socket(agent: str) -> None:
         ({"TENSORHUB_NATS": "http://127.0.0.1"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "nats://"}, "must be the address of a NATS server"),
         ({"TENSORHUB_NATS": "nats://h:70000"}, "must be the address of a NATS server"),
+        ({"TENSORHUB_NATS": "nats://a:1,b:1"}, "each address whole, with commas between"),
+        ({"TENSORHUB_NATS": "nats://a:1,"}, "each address whole"),
+        ({"TENSORHUB_NATS": "nats://a:1,ws://b:1"}, "must not mix"),
         ({"TENSORHUB_DIR": "a\0b"}, "zero byte"),
         ({"TENSORHUB_JOB": "run.7"}, "job name 'run.7' can't be used"),
         ({"TENSORHUB_SITE": "_inner"}, "kept for the hub itself"),
@@ -121,6 +124,10 @@ def test_a_bad_value_is_refused_with_its_name_its_fault_and_an_example(environ: 
     assert said.startswith(name)
     assert wrong in said
     assert f"for example {name}={settings.VARIABLES[name].example}" in said
+
+
+def test_several_nodes_have_commas_between() -> None:
+    assert load({"TENSORHUB_NATS": "tls://a:4222, tls://b:4222"}).nats == "tls://a:4222,tls://b:4222"
 
 
 def test_a_password_in_a_bad_address_is_not_repeated() -> None:

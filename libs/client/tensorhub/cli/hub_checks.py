@@ -66,12 +66,11 @@ def _file(settings: Settings, file: HubFile | None) -> Finding:
     place = settings.dir.absolute()
     if file is None:
         return warn("hub.json", f"there is none in {place}", f"{START}, or set TENSORHUB_DIR or TENSORHUB_NATS")
-    return ok("hub.json", f"{place}: {len(file.agents)} agent(s), NATS at {shown(file.nats)}")
+    return ok("hub.json", f"{place}: {len(file.agents)} agent(s), NATS at {shown(file.nats_all)}")
 
 
 def _processes(file: HubFile) -> list[Finding]:
-    pids = {"nats": file.nats_pid, "registry": file.registry.pid, "planner": file.planner.pid}
-    pids |= {agent.id: agent.pid for agent in file.agents}
+    pids = file.pids
     gone = [f"{name} ({pid})" for name, pid in pids.items() if not _lives(pid)]
     if gone:
         return [

@@ -15,7 +15,10 @@ Directory = Annotated[
 ]
 Nats = Annotated[
     str | None,
-    typer.Option("--nats", help="The NATS server; by default TENSORHUB_NATS, else the one in hub.json."),
+    typer.Option(
+        "--nats",
+        help="The NATS server, or several nodes with commas between; by default TENSORHUB_NATS, else hub.json.",
+    ),
 ]
 Agent = Annotated[
     str | None,

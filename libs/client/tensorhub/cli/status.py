@@ -64,7 +64,7 @@ async def _without_job(registry: Registry, directory: Path | None) -> Status:
             incarnation=0,
             shards=0,
         )
-        for agent in (hub.agents if hub is not None and hub.nats == registry.address.url else ())
+        for agent in (hub.agents if hub is not None and hub.is_at(registry.address.url) else ())
     ]
     return Status(job=registry.job, seq=0, registry="", term=0, models=(), agents=tuple(agents))
 

@@ -188,9 +188,7 @@ def _hub_is_up(up: Up, folder: Path, plan: Plan, at_s: float) -> Note:
         f"is up: NATS, a registry, a planner and {AGENTS} agents on {plan.hosts} pretended host(s); to look at it from "
         f"elsewhere: tensorhub status --dir {folder} --job {plan.job}"
     )
-    pids = {"nats": hub.nats_pid, "registry": hub.registry.pid, "planner": hub.planner.pid}
-    pids |= {agent.id: agent.pid for agent in hub.agents}
-    facts = {"directory": str(folder), "job": plan.job, "pids": pids}
+    facts = {"directory": str(folder), "job": plan.job, "pids": hub.pids}
     return Note(at_s=at_s, kind="up", replica="the hub", text=text, is_event=True, facts=facts)
 
 

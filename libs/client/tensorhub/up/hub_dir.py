@@ -4,7 +4,7 @@ hub.json          how programs find the hub             (see hub_file)
 up.lock           held by the `up` that uses it, with its process id inside
 logs/NAME.log     what each child writes
 credentials/      the key of each process, and of clients; see tensorhub_common.access.keyring
-nats/             the embedded server's configuration and store
+nats/             the embedded server's configuration and store; of a cluster in nats/node-0, nats/node-1, …
 agents/ID.sock    where workers reach the agents, unless the path is too long for a socket
 state/ID/         what each agent keeps
 """
@@ -25,8 +25,16 @@ SOCKET_PATH_BYTES_MAX: Final = 99
 _LONGEST_SOCKET: Final = "agent-9999.sock"
 
 
+_STORE: Final = "store"
+"""Where the embedded server keeps its streams, in its own folder."""
+
+
 class HubDirInUse(TensorHubError):
     """Another `tensorhub up` uses the directory."""
+
+
+class OtherNodes(TensorHubError):
+    """The directory holds the logs of a hub with another number of NATS nodes."""
 
 
 class HubDir:
@@ -68,10 +76,20 @@ class HubDir:
         """Whether this process holds the directory."""
         return self._lock is not None
 
-    @property
-    def nats(self) -> Path:
-        """Where the embedded server keeps its files."""
-        return self.path / "nats"
+    def nats(self, nodes: int) -> list[Path]:
+        """Return where each embedded server keeps its files. Raises `OtherNodes`.
+
+        A cluster's node that finds streams which its cluster doesn't know removes them, so a store is used only by as
+        many nodes as made it.
+        """
+        folder = self.path / "nats"
+        found = 1 if (folder / _STORE).exists() else len(list(folder.glob(f"node-*/{_STORE}")))
+        if found not in (0, nodes):
+            raise OtherNodes(
+                f"the logs in {self.path} are those of a hub with {found} NATS node(s), and {nodes} are wanted: start "
+                f"it with --nats-nodes {found}, or take another --dir"
+            )
+        return [folder] if nodes == 1 else [folder / f"node-{index}" for index in range(nodes)]
 
     @property
     def credentials(self) -> Path:

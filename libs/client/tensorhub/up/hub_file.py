@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.bus.address import addresses
 from tensorhub_common.errors import RegistryUnavailable
 
 FILE_NAME: Final = "hub.json"
@@ -33,8 +34,25 @@ class AgentEntry(msgspec.Struct, frozen=True):
     site: str
 
 
+class RegistryEntry(msgspec.Struct, frozen=True):
+    """One of the registries; whichever holds the lease speaks."""
+
+    id: str
+    pid: int
+
+
+class NatsEntry(msgspec.Struct, frozen=True):
+    """One node of NATS."""
+
+    url: str
+    pid: int
+
+
 class HubFile(msgspec.Struct, frozen=True):
-    """What stands in the file. `credentials` is the path of the key for clients of every job."""
+    """What stands in the file. `credentials` is the path of the key for clients of every job.
+
+    `nats`, `nats_pid` and `registry` are the first of `nats_nodes` and of `registries`.
+    """
 
     nats: str
     nats_pid: int
@@ -42,6 +60,30 @@ class HubFile(msgspec.Struct, frozen=True):
     registry: ProcessEntry
     planner: ProcessEntry
     agents: list[AgentEntry]
+    registries: list[RegistryEntry] = []
+    nats_nodes: list[NatsEntry] = []
+
+    @property
+    def nats_all(self) -> str:
+        """The addresses of all nodes of NATS, as `connect(nats=…)` takes them."""
+        return ",".join(node.url for node in self.nats_nodes) or self.nats
+
+    def is_at(self, nats: str) -> bool:
+        """Tell whether an address, or several, are this hub's."""
+        return set(addresses(nats)) <= {self.nats, *addresses(self.nats_all)}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids of all that run for this hub, by the names of their logs."""
+        several = len(self.nats_nodes) > 1
+        nats = {f"nats-{i}" if several else "nats": node.pid for i, node in enumerate(self.nats_nodes)}
+        registries = {entry.id: entry.pid for entry in self.registries}
+        return {
+            **(nats or {"nats": self.nats_pid}),
+            **(registries or {"registry-0": self.registry.pid}),
+            "planner-0": self.planner.pid,
+            **{agent.id: agent.pid for agent in self.agents},
+        }
 
 
 def path_in(directory: Path) -> Path:

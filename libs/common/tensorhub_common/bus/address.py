@@ -1,5 +1,6 @@
 """Where NATS is and how we are let in: addresses without their secrets, files of credentials, and TLS.
 
+Where NATS is goes as one text everywhere: an address, or those of several nodes of one cluster with commas between.
 A file of credentials is one of three: a key (NATS's nkey, which `tensorhub credentials` makes), NATS's own `.creds`, or
 one line "user:password". Always true: no secret of it stands in an error or in a log; with files for TLS nothing is
 said to a server that does not speak TLS.
@@ -21,8 +22,17 @@ from tensorhub_common.subjects import INBOX
 _CREDS: Final = "BEGIN NATS USER JWT"
 
 
-def shown(url: str) -> str:
-    """Return an address without the secret that may stand in it."""
+def addresses(nats: str) -> list[str]:
+    """Return the addresses in a text that has commas between them."""
+    return [url for each in nats.split(",") if (url := each.strip())]
+
+
+def shown(nats: str) -> str:
+    """Return one address, or several, without the secrets that may stand in them."""
+    return ", ".join(_shown(url) for url in addresses(nats))
+
+
+def _shown(url: str) -> str:
     try:
         parts = urlsplit(url)
         return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.hostname else url.rpartition("@")[2]
@@ -37,11 +47,11 @@ class Login(msgspec.Struct, frozen=True):
     inbox: str
 
 
-def login(url: str, credentials: Path | None, tls: TlsFiles | None = None) -> Login:
-    """Read the files. Raises `RegistryUnavailable`, with what to do."""
+def login(nats: str, credentials: Path | None, tls: TlsFiles | None = None) -> Login:
+    """Read the files. Raises `RegistryUnavailable`, with what to do. A user in an address is the same in each."""
     options: dict[str, Any] = {} if tls is None else {"tls": tls.context()}
     if credentials is None:
-        return Login(options, _inbox_of_name(urlsplit(url).username))
+        return Login(options, _inbox_of_name(_user_in(nats)))
     try:
         text = credentials.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -60,6 +70,13 @@ def login(url: str, credentials: Path | None, tls: TlsFiles | None = None) -> Lo
             ".creds file or one line user:password"
         )
     return Login({**options, "user": user, "password": password}, _inbox_of_name(user))
+
+
+def _user_in(nats: str) -> str | None:
+    try:
+        return urlsplit(next(iter(addresses(nats)), "")).username
+    except ValueError:
+        return None  # What is wrong with it is said when it is dialled.
 
 
 def _inbox_of_name(user: str | None) -> str:

@@ -32,6 +32,8 @@ CHUNK_INFLATED_BYTES: Final = CHUNK_BYTES_MAX - 4096
 STORE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 ATTEMPT_S: Final = 5.0
+LOOKS_MAX: Final = 5
+LOOK_AGAIN_S: Final = 0.1
 ZSTD_LEVEL: Final = 3
 
 Result = TypeVar("Result")
@@ -104,7 +106,7 @@ class Blobs:
         if cached is not None:
             self._cache.move_to_end((job, digest))
             return cached
-        first = await self._chunk(job, digest, 0)
+        first = await self._patiently(job, digest, 0)
         if first is None:
             raise BlobMissing(f"job {job} has no blob {digest}: whoever names it must put it there first")
         length = _length(first.headers.get(LENGTH, ""), digest)
@@ -112,7 +114,7 @@ class Blobs:
         parts[0] = _inflate(first.data, digest, min(length, CHUNK_INFLATED_BYTES))
 
         async def read(index: int) -> None:
-            chunk = await self._chunk(job, digest, index)
+            chunk = await self._patiently(job, digest, index)
             if chunk is None:
                 raise BlobMissing(f"job {job} has only a part of blob {digest}: put it there again")
             parts[index] = _inflate(
@@ -136,6 +138,15 @@ class Blobs:
     async def _chunk(self, job: str, digest: str, index: int) -> jetstream.Stored | None:
         stream, subject = blob_stream(job), blob(job, digest, index)
         return await self._insist(lambda: jetstream.last_of(self._bus, stream, subject, ATTEMPT_S), job)
+
+    async def _patiently(self, job: str, digest: str, index: int) -> jetstream.Stored | None:
+        """Look again for what is not there: of a cluster any node may answer, also one that has it not yet."""
+        for _ in range(LOOKS_MAX - 1):
+            chunk = await self._chunk(job, digest, index)
+            if chunk is not None:
+                return chunk
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return await self._chunk(job, digest, index)
 
     async def _insist(self, attempt: Callable[[], Awaitable[Result]], job: str) -> Result:
         """Try again what is harmless to repeat, as all of a content-addressed store is."""

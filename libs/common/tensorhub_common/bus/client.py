@@ -108,6 +108,14 @@ class LeanClient(Client):
             return  # A web socket, which asks for nothing, or a connection that the server has ended already.
         protocol.connection_made(writer.transport)
 
+    async def _process_op_err(self, e: Exception) -> None:
+        # Before it dials anew nats-py waits until the old connection is closed, and TLS closes one only with a word of
+        # the other side, for which it would wait half a minute where that one has stopped.
+        writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None  # noqa: SLF001
+        if writer is not None:
+            writer.transport.abort()
+        await super()._process_op_err(e)
+
     def handle(self, sid: int, handler: Handler) -> None:
         """Call `handler` with each message of this subscription from now on."""
         self._handlers[sid] = handler

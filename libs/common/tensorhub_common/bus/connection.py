@@ -1,9 +1,10 @@
 """One process's connection to NATS.
 
 It is made once and kept for good: whatever becomes of the server, the connection comes back, with all its
-subscriptions, within about a tenth of a second of the server. Always true: no call waits without a bound; a request
-that is under way when the connection breaks fails at once with `NoBus` and doesn't wait for its time-out; while there
-is no connection nothing is kept to be sent later, so what was given up is not said after all.
+subscriptions, within about a tenth of a second of the server; in a cluster, of noticing that its node is gone. Always
+true: no call waits without a bound; a request that is under way when the connection breaks fails at once with `NoBus`
+and doesn't wait for its time-out; while there is no connection nothing is kept to be sent later, so what was given up
+is not said after all.
 """
 
 import asyncio
@@ -12,14 +13,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from secrets import token_hex
+from secrets import SystemRandom, token_hex
 from types import TracebackType
 from typing import Any, Final, Self
 
 import nats.errors
 
 from tensorhub_common.access.tls import TlsFiles
-from tensorhub_common.bus.address import Login, login, shown
+from tensorhub_common.bus.address import Login, addresses, login, shown
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
 from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
@@ -27,6 +28,7 @@ from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoRe
 from tensorhub_common.bus.message import Message, header_bytes
 from tensorhub_common.bus.refusals import Refusals
 from tensorhub_common.bus.server_check import check_server, why_never
+from tensorhub_common.bus.silence import PING_EVERY_S, PINGS_OUTSTANDING_MAX
 from tensorhub_common.bus.subscription import Service, Subscription
 from tensorhub_common.errors import RegistryUnavailable
 
@@ -34,10 +36,6 @@ CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1
 REQUEST_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0
-
-PING_EVERY_S: Final = 1.0
-PINGS_OUTSTANDING_MAX: Final = 2
-"""A server that answers no ping for about three seconds counts as gone, though its socket be open."""
 
 CHANCE_BYTES: Final = 12
 """In each inbox, and in each question's own: agents may write to any inbox, and see those of who asks them, so where
@@ -52,8 +50,14 @@ _log: Final = logging.getLogger(__name__)
 class Bus:
     """The connection. Make it with `connect`; use it in the event loop that made it."""
 
-    def __init__(self, url: str, name: str, user: Login) -> None:
-        self.url = url
+    def __init__(self, nats: str, name: str, user: Login, ping_every_s: float = PING_EVERY_S) -> None:
+        self.url = nats
+        self._addresses = addresses(nats) or [nats]
+        # Not all clients at one node. From here on the order stands, so that after a failure the next one's turn comes
+        # before that of the one which failed.
+        SystemRandom().shuffle(self._addresses)
+        self._ping_every_s = ping_every_s
+        self._refusals_left = len(self._addresses)
         self.name = name
         self._user = user
         self._refusals = Refusals(name)
@@ -241,7 +245,8 @@ class Bus:
 
     async def _dial(self) -> None:
         await self._client.connect(
-            self.url,
+            list(self._addresses),
+            dont_randomize=True,
             name=self.name,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
@@ -249,7 +254,7 @@ class Bus:
             closed_cb=self._on_closed,
             max_reconnect_attempts=-1,
             reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # It takes fractions of a second as well.
-            ping_interval=PING_EVERY_S,  # type: ignore[arg-type]
+            ping_interval=self._ping_every_s,  # type: ignore[arg-type]
             max_outstanding_pings=PINGS_OUTSTANDING_MAX,
             **self._user.options,
         )
@@ -368,8 +373,11 @@ class Bus:
             return
         self._last_error = str(error) or type(error).__name__
         why = why_never(error)
-        if why is not None and not self._refused.done():
-            self._refused.set_result(why)
+        if why is not None:
+            # One node that was not told of a new key yet is no reason not to ask the others.
+            self._refusals_left -= 1
+            if self._refusals_left <= 0 and not self._refused.done():
+                self._refused.set_result(why)
         if isinstance(error, nats.errors.SlowConsumerError):
             _log.warning("%s reads %s too slowly: messages are dropped", self.name, error.subject)
         elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
@@ -379,19 +387,21 @@ class Bus:
 
 
 async def connect(
-    url: str,
+    nats: str,
     *,
     name: str,
     credentials: str | Path | None = None,
     tls: TlsFiles | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    ping_every_s: float = PING_EVERY_S,
 ) -> Bus:
     """Connect to NATS and check that it can do what the hub needs. Raises `RegistryUnavailable` within the bound.
 
-    `credentials` is a file: a key, NATS's own `.creds`, or one line "user:password" (see `address`). With `tls` the
-    server must prove who it is.
+    `nats` is an address, or those of several nodes of one cluster with commas between.Each `ping_every_s`
+    the server is asked whether it is there (see `silence`). `credentials` is a file: a key, NATS's own `.creds`, or one
+    line "user:password" (see `address`). With `tls` the server must prove who it is.
     """
-    bus = Bus(url, name, login(url, None if credentials is None else Path(credentials), tls))
+    bus = Bus(nats, name, login(nats, None if credentials is None else Path(credentials), tls), ping_every_s)
     await bus.start(timeout_s)
     try:
         await check_server(bus, timeout_s)

@@ -46,6 +46,10 @@ OPEN_TIMEOUT_S: Final = 2.0
 OPEN_WAIT_S: Final = 0.05
 OPEN_WAIT_MAX_S: Final = 0.5
 
+LOOKS_MAX: Final = 20
+"""A replicated log counts as shorter than it was once its leader has said so for about ten seconds: a leader that was
+replaced while it slept notices that sooner."""
+
 HEARTBEAT: Final = "100"
 PULL_ENDED: Final = frozenset({"404", "408"})
 _ACK_TOKENS: Final = 9
@@ -64,6 +68,7 @@ class Following:
         self._filter = filter_subject
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
+        self._looks = 0
         self._consumer = ""
         self._replies = ""
         self._consumer_next = 1
@@ -151,6 +156,11 @@ class Following:
     def _check_log(self, info: dict[str, Any]) -> None:
         first, last = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
         created = str(info["created"])
+        is_replicated = int(info["config"].get("num_replicas", 1)) > 1
+        if last < self._next_seq - 1 and is_replicated and self._looks < LOOKS_MAX:
+            self._looks += 1
+            raise NoAnswer(f"stream {self._stream} ends at {last} by the word of a leader that may be another's")
+        self._looks = 0
         if last < self._next_seq - 1 or created != (self._created or created):
             raise LogShorter(
                 f"stream {self._stream} ends at {last} and was read up to {self._next_seq - 1}, or it was made anew: "

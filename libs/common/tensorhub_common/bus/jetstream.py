@@ -42,6 +42,9 @@ FULL: Final = frozenset({10002, 10023, 10047, 10077})
 """Account, server or file system without room; a stream at its own limits."""
 TOO_LARGE: Final = 10054
 DUPLICATE_UNDER_WAY: Final = 10158
+NO_LEADER: Final = frozenset({10004, 10006, 10008, 10009})
+"""The nodes of a cluster elect a leader, have no majority, or this one is no leader any more. Another try may help."""
+NOT_CLUSTERED: Final = 10074
 
 ATTEMPTS_MAX: Final = 4
 RETRY_WAIT_S: Final = 0.2
@@ -184,6 +187,12 @@ def _failure(error: Mapping[str, Any], where: str) -> Exception:
     if code in FULL:
         return LogFull(
             f"nothing was written for {where}: {text}. Raise the stream's limits, or give NATS more disk space"
+        )
+    if code in NO_LEADER:
+        return NoAnswer(f"JetStream can't answer on {where} now: {text}. More than half of its nodes must run")
+    if code == NOT_CLUSTERED:
+        return StreamFailure(
+            f"JetStream refused {where}: {text}. Run a NATS cluster, or set TENSORHUB_LOG_REPLICAS=1", code
         )
     if code == TOO_LARGE:
         return MessageTooLarge(

@@ -114,6 +114,7 @@ class LeaderLease:
         self._is_new_term = False
         self._has_bucket = False
         self._told = False
+        self._warned = ""
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
@@ -174,7 +175,7 @@ class LeaderLease:
         while True:
             pause_s = self.ttl_s / RENEWALS_PER_TTL
             try:
-                await self._turn()
+                await self._turn_and_tell()
             except WrongLastSequence:
                 self._revision = 0
                 pause_s = RETRY_S
@@ -183,12 +184,32 @@ class LeaderLease:
                 self._revision = 0
                 self._has_bucket = not isinstance(error, NoResponder)
                 pause_s = RETRY_S
-                _log.debug("lease %s: %s", self.key, error)
+                self._say_why(error)
             except Exception:  # noqa: BLE001 (a fault here must not end the asking; the lease runs out by itself)
                 self._revision = 0
                 _log.exception("lease %s could not be kept", self.key)
             await self._tell()
             await self._pause(pause_s)
+
+    async def _turn_and_tell(self) -> None:
+        """Take a turn; should the lease run out meanwhile, tell so at once and not at the end of a long wait."""
+        turn = asyncio.create_task(self._turn(), name=f"lease {self.key}")
+        try:
+            while not turn.done():
+                await asyncio.wait({turn}, timeout=self.held_for_s or None)
+                await self._tell()
+        finally:
+            if not turn.done():
+                turn.cancel()
+                await asyncio.wait({turn})
+        turn.result()
+
+    def _say_why(self, error: TensorHubError) -> None:
+        """Warn of what only an operator can mend; all else passes by itself."""
+        level = logging.WARNING if isinstance(error, StreamFailure) and str(error) != self._warned else logging.DEBUG
+        _log.log(level, "lease %s can't be had: %s", self.key, error)
+        if isinstance(error, StreamFailure):
+            self._warned = str(error)
 
     async def _turn(self) -> None:
         """Renew, or take the lease if it can be had."""

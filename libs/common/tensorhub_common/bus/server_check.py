@@ -4,6 +4,8 @@ Always true of a server that passed: leases on it end by themselves, and if it l
 the hub through it without credentials.
 """
 
+import asyncio
+import contextlib
 import ipaddress
 import json
 import ssl
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 API_LEVEL_MIN: Final = 2
 """JetStream's API level of nats-server 2.12, the oldest that the hub was built for. Servers silently ignore headers
 that they don't know: below level 1 (2.11) a lease that is given with `Nats-TTL` would never end."""
+
+ATTEMPT_S: Final = 1.0
+"""A question that reached a cluster while it had no leader is never answered, so it is asked again after this."""
+WAIT_S: Final = 0.1
 
 
 def why_never(error: Exception) -> str | None:
@@ -42,19 +48,32 @@ async def check_server(bus: "Bus", timeout_s: float) -> None:
             f"NATS at {shown(bus.url)} lets in whoever reaches it, and listens at {bus.server_info.get('host')}: give "
             "it users and keys (`tensorhub credentials` makes them), or let it listen on 127.0.0.1 alone"
         )
-    try:
-        info = json.loads(await bus.request("$JS.API.INFO", b"", timeout_s))
-    except (NoResponder, NoAnswer):
-        info = {"error": {}}
+    info = await _info(bus, timeout_s)
     if "error" in info:
         why = info["error"].get("description", "JetStream does not answer")
-        raise RegistryUnavailable(f"NATS at {shown(bus.url)} has no JetStream for us ({why}): start it with -js")
+        to_do = "see that more than half of its nodes run" if bus.server_info.get("cluster") else "start it with -js"
+        raise RegistryUnavailable(f"NATS at {shown(bus.url)} has no JetStream for us ({why}): {to_do}")
     level = int(info.get("api", {}).get("level", 0))
     if level < API_LEVEL_MIN:
         raise RegistryUnavailable(
             f"NATS at {shown(bus.url)} is too old (JetStream API level {level}, and {API_LEVEL_MIN} is needed): leases "
             "would never end on it. Run nats-server 2.12 or newer"
         )
+
+
+async def _info(bus: "Bus", timeout_s: float) -> dict[str, Any]:
+    """Ask until there is an answer: the nodes of a cluster give none while they elect who answers."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        attempt_s = min(ATTEMPT_S, max(0.0, deadline - loop.time()))
+        info: dict[str, Any] = {"error": {}}
+        with contextlib.suppress(NoResponder, NoAnswer):
+            info = json.loads(await bus.request("$JS.API.INFO", b"", attempt_s))
+        is_electing = bool(bus.server_info.get("cluster")) and "error" in info
+        if not is_electing or loop.time() + WAIT_S >= deadline:
+            return info
+        await asyncio.sleep(WAIT_S)
 
 
 def is_open_to_all(info: Mapping[str, Any]) -> bool:

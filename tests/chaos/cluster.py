@@ -1,0 +1,283 @@
+"""The nodes of a NATS cluster and the registries are struck while a trainer publishes and readers fetch: a table.
+
+    python -m tests.chaos.cluster [--blows nats-0,leader,…] [--stop-s 10] [--json FILE]
+
+A hub of three nodes (each log on all three), three registries and three agents. Each node in turn is killed, the one
+that leads the job's log in particular; one is stopped for ten seconds, and so is that leader; two are stopped, so that
+there is no majority; the registry that leads is killed, and stopped for far longer than its lease. After each blow a
+version that is begun afterwards must be published and read by both readers within a bound. Nobody may hold a wrong
+byte, read an older version than before or be answered late; each command that was acknowledged stands in the log once
+and has one whole outcome; versions only rise. Exit code 1 and the story of each finding otherwise.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from tests.chaos.content import MIB
+from tests.chaos.fleet import Findings, Fleet
+from tests.chaos.prober import Prober
+from tests.chaos.two_holders import kill, stop, wake
+from tests.chaos.verdict import LogVerdict
+from tests.chaos.whole_log import read_whole_log
+from tests.chaos.worker import Config
+
+from tensorhub.up import hub_file
+from tensorhub.up.up import Up
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.subjects import ask, log_stream
+from tensorhub_common.wire.asks import Status
+
+JOB: Final = "cluster"
+SEED: Final = 11
+NODES: Final = 3
+WORKERS: Final = {"trainer": "agent-0", "reader-1": "agent-1", "reader-2": "agent-2"}
+
+PROGRESS_S: Final = 30.0
+"""After a blow, or the waking, a version that was begun afterwards has been published and read within this. A cluster
+takes 4 to 9 s to elect another leader."""
+
+WHOLE_S: Final = 60.0
+"""A node that was killed or woken has all of the log again within this."""
+
+LEADS_S: Final = 15.0
+ASK_S: Final = 1.0
+LOOK_S: Final = 0.05
+THINK_S_MAX: Final = 0.1
+
+_unanswered: Final = (NoBus, NoAnswer, NoResponder)
+
+
+class Struck(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one blow. `recovered_s`: from the blow or the waking; None if nothing got on within the bound."""
+
+    blow: str
+    recovered_s: float | None
+    meanwhile: int
+    """How many reads were committed while the victim was stopped."""
+    errors: dict[str, int]
+    findings: int
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One run of the script."""
+
+    directory: Path
+    blows: tuple[str, ...]
+    nbytes: int
+    stop_s: float
+    verbose: bool = False
+    findings: Findings = field(default_factory=Findings)
+    struck: list[Struck] = field(default_factory=list)
+    log: LogVerdict = field(default_factory=LogVerdict)
+
+    async def go(self) -> None:
+        """Strike each blow, and read the log at the end. What was found stands in `findings.wrongs`."""
+        async with AsyncExitStack() as stack:
+            up = Up(self.directory, agents=3, registries=3, nats_nodes=NODES, environment=dict(os.environ))
+            hub = await stack.enter_async_context(up)
+            key = Path(hub.hub.credentials).with_name("admin.nk")
+            bus = await stack.enter_async_context(await connect(hub.hub.nats_all, name="chaos", credentials=key))
+            prober = await stack.enter_async_context(Prober(bus, JOB))
+            fleet = self._fleet()
+            await fleet.start()
+            stack.push_async_callback(fleet.end)
+            if await fleet.progress(time.monotonic(), PROGRESS_S) is None:
+                self.findings.wrong(f"nothing was published and read at the beginning:\n{fleet.story(0)}")
+                return
+            for blow in self.blows:
+                await self._strike(blow, fleet, bus)
+            await fleet.end()
+            await prober.stop()
+            self.log = await read_whole_log(bus, JOB, self.directory / "logs" / "job.log")
+        self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs
+        if list(self.log.roots) != sorted(self.log.roots):
+            self.findings.wrong(f"versions did not only rise: {list(self.log.roots)}")
+
+    def _fleet(self) -> Fleet:
+        fleet = Fleet(self.directory, self.findings)
+        for name, agent in WORKERS.items():
+            config = Config(
+                job=JOB,
+                seed=SEED,
+                role="trainer" if name == "trainer" else "rollout",
+                replica=name,
+                indexes=(0,),
+                shards=1,
+                nbytes=self.nbytes,
+                agent=agent,
+                think_s_max=THINK_S_MAX,
+            )
+            fleet.add(name, config)
+        return fleet
+
+    # Striking.
+
+    async def _strike(self, blow: str, fleet: Fleet, bus: Bus) -> None:
+        before, errors = len(self.findings.wrongs), self.findings.calls.copy()
+        how, victims = await self._choose(blow, bus)
+        leader = await self._leader(bus) if blow.startswith("registry") else ""
+        pids = [self._pids()[victim] for victim in victims]
+        meanwhile = 0
+        for pid in pids:
+            how(pid)
+        if how is stop:
+            commits = _commits(fleet)
+            await self._watched(fleet, asyncio.sleep(self.stop_s))
+            meanwhile = _commits(fleet) - commits
+            for pid in pids:
+                wake(pid)
+        at = time.monotonic()
+        if leader and how is stop and (now := await self._leader(bus)) == leader:
+            self.findings.wrong(f"{leader} slept for {self.stop_s:g} s, and leads as if it had not")
+        recovered = await self._watched(fleet, fleet.progress(at, PROGRESS_S))
+        if recovered is None:
+            self.findings.wrong(f"{blow}: nothing got on within {PROGRESS_S:g} s\n{fleet.story(at)}")
+        if leader and how is kill and (now := await self._leader(bus)) == "":
+            self.findings.wrong(f"nobody leads after {leader} was killed: {now!r}")
+        await self._whole(bus)
+        told = self.findings.calls - errors
+        struck = Struck(
+            blow=f"{blow} ({', '.join(victims)}): {how.__name__}",
+            recovered_s=None if recovered is None else recovered - at,
+            meanwhile=meanwhile,
+            errors={f"{call} {out}": count for (call, out), count in sorted(told.items()) if out != "done"},
+            findings=len(self.findings.wrongs) - before,
+        )
+        self.struck.append(struck)
+        if self.verbose:
+            print(line_of(struck), flush=True)
+
+    async def _choose(self, blow: str, bus: Bus) -> tuple[Callable[[int], None], list[str]]:
+        """Return what a blow's name means now."""
+        log_leader = (await self._replicas(bus))["leader"].replace("tensorhub", "nats")
+        others = [name for name in (f"nats-{index}" for index in range(NODES)) if name != log_leader]
+        match blow:
+            case "leader":
+                return kill, [log_leader]
+            case "leader-stopped":
+                return stop, [log_leader]
+            case "other-stopped":
+                return stop, others[:1]
+            case "two-stopped":
+                return stop, [log_leader, others[0]]
+            case "registry":
+                return kill, [await self._leader(bus)]
+            case "registry-stopped":
+                return stop, [await self._leader(bus)]
+            case _:
+                return kill, [blow]
+
+    def _pids(self) -> dict[str, int]:
+        return hub_file.read(self.directory).pids
+
+    # Looking.
+
+    async def _watched(self, fleet: Fleet, work: Awaitable[Any]) -> Any:
+        """Do something, and look meanwhile whether anybody waits for too long."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait({task}, timeout=0.25)
+            self.findings.wrongs += fleet.late_calls()
+        return task.result()
+
+    async def _leader(self, bus: Bus) -> str:
+        """Return the registry that answers."""
+        deadline = time.monotonic() + LEADS_S
+        while time.monotonic() < deadline:
+            try:
+                return msgspec.json.decode(await bus.request(ask(JOB, "status"), b"", ASK_S), type=Status).registry
+            except (*_unanswered, msgspec.MsgspecError):
+                await asyncio.sleep(LOOK_S)
+        self.findings.wrong(f"no registry answered within {LEADS_S:g} s")
+        return ""
+
+    async def _replicas(self, bus: Bus) -> dict[str, Any]:
+        """Wait until all nodes have all of the log, and return what JetStream says of them."""
+        deadline = time.monotonic() + WHOLE_S
+        while True:
+            try:
+                info = await jetstream.api(bus, f"STREAM.INFO.{log_stream(JOB)}", None, ASK_S)
+                found: dict[str, Any] = info["cluster"]
+                peers = found.get("replicas") or []
+                if found.get("leader") and len(peers) == NODES - 1 and all(peer["current"] for peer in peers):
+                    return found
+            except TensorHubError:
+                found = {}
+            if time.monotonic() > deadline:
+                self.findings.wrong(f"the log is not on all nodes again within {WHOLE_S:g} s: {found}")
+                return found
+            await asyncio.sleep(LOOK_S)
+
+    async def _whole(self, bus: Bus) -> None:
+        await self._replicas(bus)
+
+
+def _commits(fleet: Fleet) -> int:
+    return sum(member.commits for name, member in fleet.members.items() if name != "trainer")
+
+
+def line_of(struck: Struck) -> str:
+    """Say what became of a blow, in one line."""
+    recovered = "NOTHING GOT ON" if struck.recovered_s is None else f"recovered in {struck.recovered_s:5.2f} s"
+    errors = ", ".join(f"{error} {count}" for error, count in struck.errors.items()) or "no error told"
+    found = f"  {struck.findings} FINDINGS" if struck.findings else ""
+    return f"{struck.blow:42} {recovered}, {struck.meanwhile:3} reads meanwhile; {errors}{found}"
+
+
+ALL: Final = (
+    *(f"nats-{index}" for index in range(NODES)),
+    "leader",
+    "leader-stopped",
+    "other-stopped",
+    "two-stopped",
+    "registry",
+    "registry-stopped",
+)
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blows", default=",".join(ALL), help="separated by commas")
+    parser.add_argument("--stop-s", type=float, default=10.0)
+    parser.add_argument("--mib", type=int, default=16)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="tensorhub-cluster-"))
+    run = Cluster(directory, tuple(args.blows.split(",")), args.mib * MIB, args.stop_s, verbose=True)
+    await run.go()
+    found = run.findings
+    compared = f"{sum(found.compared.values())} comparisons, {found.nbytes / 1e9:.1f} GB, {found.unequal} unequal"
+    slowest = ", ".join(f"{call} {took_s:.2f} s" for call, took_s in sorted(found.slowest_s.items()))
+    print(f"{compared}; slowest calls: {slowest}")
+    print(f"log: {run.log.last} entries, {len(run.log.commands)} commands, {len(run.log.roots)} versions")
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(run.struck), indent=1) + b"\n")
+    for message, count in found.messages.most_common(20):
+        print(f"  {count:4} × {message}")
+    for wrong in found.wrongs[:50]:
+        print(f"- {wrong}")
+    print(f"{len(run.struck)} blows, " + (f"{len(found.wrongs)} FINDINGS" if found.wrongs else "no finding"))
+    if found.wrongs:
+        print(f"the logs are in {directory}/logs")
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,243 @@
+"""A cluster of three real servers: who is connected goes on at another node, and what was acknowledged outlives one."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.conftest import USERS, RunningNats
+from tests.integration.security.test_tls import certificate
+
+from tensorhub.up.nats_server import Cluster
+from tensorhub_common import subjects
+from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+
+NODES = 3
+MOVED_S_MAX = 6.0
+"""A client has left a node that stopped, and is at another, within this."""
+
+ELECTED_S_MAX = 20.0
+NONE_S = 1.5
+
+
+class RunningCluster:
+    """Three nodes on loopback."""
+
+    def __init__(self, directory: Path, users: Path | None = None) -> None:
+        self.plan = Cluster.of(NODES)
+        self.nodes = [RunningNats(directory / str(index), users, self.plan, index) for index in range(NODES)]
+
+    @property
+    def urls(self) -> str:
+        return ",".join(node.url for node in self.nodes)
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def node_of(self, bus: Bus) -> RunningNats:
+        """The node that a client is connected to."""
+        return self.nodes[index_of(bus.server_info["server_name"])]
+
+
+def index_of(server_name: str) -> int:
+    return int(server_name.rpartition("-")[2])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    made = RunningCluster(tmp_path_factory.mktemp("cluster"))
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+async def whole(running: RunningCluster) -> AsyncIterator[RunningCluster]:
+    """The cluster, with all its nodes up again at the end."""
+    yield running
+    for node in running.nodes:
+        with contextlib.suppress(AssertionError, ProcessLookupError):
+            node.signal(signal.SIGCONT)
+        if not node.is_running:
+            node.start()
+
+
+@pytest.fixture
+async def spread(whole: RunningCluster) -> AsyncIterator[Bus]:
+    """A connection that knows all three nodes."""
+    async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
+        yield bus
+
+
+async def opened(bus: Bus, job: str) -> JobLog:
+    """Open a job on three nodes, as soon as three have met."""
+    async with asyncio.timeout(ELECTED_S_MAX):
+        while True:
+            with contextlib.suppress(TensorHubError):
+                await open_job(bus, job, NODES)
+                info = await cluster_of(bus, job)
+                if info.get("leader") and all(peer["current"] for peer in info["replicas"]):
+                    return JobLog(bus, job)
+            await asyncio.sleep(0.05)
+
+
+async def cluster_of(bus: Bus, job: str) -> dict[str, Any]:
+    info: dict[str, Any] = (await jetstream.api(bus, f"STREAM.INFO.{subjects.log_stream(job)}", None, 1.0))["cluster"]
+    return info
+
+
+async def moved(cluster: RunningCluster, bus: Bus, left: RunningNats) -> None:
+    async with asyncio.timeout(MOVED_S_MAX):
+        while not bus.is_connected or cluster.node_of(bus) is left:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_who_is_connected_goes_on_at_another_node(whole: RunningCluster, spread: Bus, number: int) -> None:
+    async def answer(message: Message) -> bytes:
+        return message.data
+
+    async with await connect(whole.urls, name="asker") as asker:
+        await spread.serve("question", answer)
+        left = whole.node_of(spread)
+        left.signal(number)
+        await moved(whole, spread, left)
+        await asker.wait_connected(MOVED_S_MAX)
+        async with asyncio.timeout(MOVED_S_MAX):
+            while True:
+                with contextlib.suppress(NoBus, NoAnswer, NoResponder):
+                    assert await asker.request("question", b"?", 0.5) == b"?"
+                    break
+                await asyncio.sleep(0.05)
+    left.signal(signal.SIGCONT) if number == signal.SIGSTOP else left.kill()
+
+
+async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: RunningCluster) -> None:
+    whole.nodes[1].kill()
+    for _ in range(4):
+        async with await connect(whole.urls, name="test", timeout_s=ELECTED_S_MAX) as bus:
+            assert whole.node_of(bus) is not whole.nodes[1]
+
+
+async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningCluster, spread: Bus, job: str) -> None:
+    """Each entry stands in the log once, at the number that was told, though it was said again during the election."""
+    log = await opened(spread, job)
+    acknowledged: dict[str, int] = {}
+    enough = asyncio.Event()
+
+    async def say(lane: int) -> None:
+        number = 0
+        while not enough.is_set():
+            number += 1
+            msg_id = f"{lane}.{number}"
+            acknowledged[msg_id] = await log.append(subjects.cmd(job, "publish"), b"", msg_id, timeout_s=ELECTED_S_MAX)
+
+    saying = [asyncio.create_task(say(lane)) for lane in range(3)]
+    while len(acknowledged) < 30:  # noqa: ASYNC110 (until what many tasks do is enough)
+        await asyncio.sleep(0.01)
+    leader = index_of((await cluster_of(spread, job))["leader"])
+    whole.nodes[leader].kill()
+    before = len(acknowledged)
+    async with asyncio.timeout(ELECTED_S_MAX):
+        while len(acknowledged) < before + 30:  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0.01)
+    enough.set()
+    await asyncio.gather(*saying)
+    last = await log.last_seq()
+    found: dict[str, int] = {}
+    async with contextlib.aclosing(log.follow()) as entries:
+        async for entry in entries:
+            assert entry.headers["Nats-Msg-Id"] not in found
+            found[entry.headers["Nats-Msg-Id"]] = entry.seq
+            if entry.seq >= last:
+                break
+    assert found == acknowledged
+
+
+async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
+    whole: RunningCluster, spread: Bus, job: str
+) -> None:
+    log = await opened(spread, job)
+    first = await log.append(subjects.cmd(job, "publish"), b"", "first")
+    stays = whole.node_of(spread)
+    for node in whole.nodes:
+        if node is not stays:
+            node.signal(signal.SIGSTOP)
+    for number in range(3):
+        began = time.monotonic()
+        with pytest.raises(RegistryUnavailable):
+            await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=NONE_S)
+        assert time.monotonic() - began < NONE_S + 1.0, number
+    for node in whole.nodes:
+        node.signal(signal.SIGCONT)
+    second = await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
+    assert second == first + 1
+    assert await log.last_seq() == second
+
+
+async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningCluster, spread: Bus, job: str) -> None:
+    """A node that slept while it was written answers, too, once it is awake."""
+    async with asyncio.timeout(ELECTED_S_MAX):
+        while True:
+            with contextlib.suppress(TensorHubError):
+                await Blobs(spread).open(job, NODES)
+                break
+    sleeper = next(node for node in whole.nodes if node is not whole.node_of(spread))
+    sleeper.signal(signal.SIGSTOP)
+    async with asyncio.timeout(ELECTED_S_MAX):
+        while True:
+            with contextlib.suppress(TensorHubError):
+                digests = [await Blobs(spread).put(job, bytes([number]) * 1000) for number in range(20)]
+                break
+    sleeper.signal(signal.SIGCONT)
+    for number, digest in enumerate(digests):
+        assert await Blobs(spread).get(job, digest) == bytes([number]) * 1000
+
+
+async def test_no_stranger_becomes_a_node(whole: RunningCluster) -> None:
+    """The port for the other nodes is open to every user of the machine, and asks for the cluster's password."""
+    assert whole.plan.password not in repr(whole.plan)
+    reader, writer = await asyncio.open_connection("127.0.0.1", whole.plan.ports[0])
+    try:
+        async with asyncio.timeout(10.0):
+            assert (await reader.readline()).startswith(b"INFO ")
+            writer.write(b'CONNECT {"user":"node","pass":"guessed","name":"x","server_id":"x"}\r\nPING\r\n')
+            assert b"Authorization Violation" in await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_over_tls_a_node_that_stopped_is_left_as_soon(tmp_path: Path) -> None:
+    """TLS ends a connection with a word of the other side, and who has stopped says none."""
+    key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")
+    users = tmp_path / "users.conf"
+    users.write_text(f'{USERS}\ntls {{ cert_file: "{pem}", key_file: "{key}" }}\n')
+    credentials = tmp_path / "credentials"
+    credentials.write_text("tensorhub:let-me-in")
+    cluster = RunningCluster(tmp_path / "nodes", users)
+    cluster.start()
+    try:
+        async with await connect(
+            cluster.urls, name="test", credentials=credentials, tls=TlsFiles(pem), timeout_s=ELECTED_S_MAX
+        ) as bus:
+            left = cluster.node_of(bus)
+            left.signal(signal.SIGSTOP)
+            await moved(cluster, bus, left)
+    finally:
+        cluster.kill()

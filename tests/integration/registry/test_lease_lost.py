@@ -1,0 +1,126 @@
+"""The lease of the registries: its store is deleted, or whoever held it sleeps for longer than it lasts."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+from tests.integration.registry.test_registry_killed import NAMES, commands
+
+from tensorhub_common import subjects
+from tensorhub_common.bus import jetstream, lease
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NoAnswer, NoResponder, StreamFailure
+from tensorhub_common.bus.lease import LeaderLease
+from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.wire.asks import Status
+from tensorhub_common.wire.events import RegistryLeads
+
+OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
+MakeRegistry = Callable[..., RunningRegistry]
+
+ASLEEP_S = 3.0
+"""Longer than the lease of a second, and time enough for the other one to have it."""
+
+
+async def leader_of(bus: Bus, job: str) -> str | None:
+    try:
+        return msgspec.json.decode(await bus.request(subjects.ask(job, "status"), b"", 0.5), type=Status).registry
+    except (NoResponder, NoAnswer, msgspec.MsgspecError):
+        return None
+
+
+async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """A registry makes it anew by itself; terms, which begin low again there, go on above the log's."""
+    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
+    for registry in pair:
+        await registry.start()
+        await registry.wait_ready(own_bus)
+    watched = await open_job(own_bus, job)
+    await watched.outcome(await watched.say(commands(2)[0]))
+    for said in commands(6)[1:4]:
+        await jetstream.api(own_bus, f"STREAM.DELETE.KV_{lease.BUCKET}")
+
+        async def is_back() -> bool:
+            try:
+                await jetstream.api(own_bus, f"STREAM.INFO.KV_{lease.BUCKET}")
+            except StreamFailure:
+                return False
+            return True
+
+        await until(is_back, "the bucket is made anew")
+        await watched.outcome(await watched.say(said))
+
+        async def leads() -> bool:
+            return await leader_of(own_bus, job) is not None
+
+        await until(leads, "a registry answers again")
+    await watched.wait_settled()
+    terms = [event.term for event in watched.events if isinstance(event, RegistryLeads)]
+    assert terms, "nobody has said that it leads, so the test shows nothing"
+    assert terms == sorted(set(terms))
+    assert all(registry.process.returncode is None for registry in pair)
+
+
+async def test_who_slept_for_longer_than_its_lease_answers_nothing_of_what_it_was_asked_meanwhile(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
+) -> None:
+    """The questions lie in its socket when it wakes, and what it knows is old."""
+    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
+    for registry in pair:
+        await registry.start()
+        await registry.wait_ready(own_bus)
+    await open_job(own_bus, job)
+    old = await leader_of(own_bus, job)
+    sleeper = next(registry for registry in pair if registry.name == old)
+    answers: list[str] = []
+    inbox = own_bus.new_inbox()
+
+    async def take(message: Message) -> None:
+        answers.append(msgspec.json.decode(message.data, type=Status).registry)
+
+    await own_bus.subscribe(inbox, take)
+    sleeper.signal(signal.SIGSTOP)
+    try:
+        # Not before its lease is over: until then it would be right to answer.
+        await asyncio.sleep(ASLEEP_S)
+
+        async def other_leads() -> bool:
+            return await leader_of(own_bus, job) not in (None, old)
+
+        await until(other_leads, "the other one leads")
+        for _ in range(20):
+            await own_bus.publish(subjects.ask(job, "status"), b"", reply=inbox)
+    finally:
+        sleeper.signal(signal.SIGCONT)
+
+    async def is_awake() -> bool:
+        return await ping(own_bus, sleeper.name) is not None
+
+    await until(is_awake, "the sleeper is awake")
+    await until(lambda: asyncio.sleep(0, len(answers) >= 20), "all questions are answered")
+    assert old not in answers
+
+
+async def test_a_lease_that_runs_out_during_a_long_wait_is_told_at_once(
+    own_bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket is gone and can't be made anew: JetStream doesn't answer. Whoever held it must stop all the same."""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    changes: asyncio.Queue[bool] = asyncio.Queue()
+    async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, on_change=changes.put_nowait):
+        async with asyncio.timeout(5.0):
+            assert await changes.get()
+        monkeypatch.setattr(jetstream, "ensure_stream", never)
+        await jetstream.api(own_bus, f"STREAM.DELETE.KV_{job}")
+        async with asyncio.timeout(5.0):
+            assert not await changes.get()
