@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition docs
+.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition cluster docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,10 @@ torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four read
 
 matrix: $(READY) ## each process killed or stopped before, during and after the bytes, over each transport: a table
 	@$(BIN)/python -m tests.chaos.matrix
+
+cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, so are two at once, and the registries
+	@$(BIN)/python -m pytest tests/integration/bus/test_cluster.py tests/integration/test_cluster.py
+	@$(BIN)/python -m tests.chaos.cluster
 
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)

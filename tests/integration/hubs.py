@@ -40,7 +40,7 @@ class RunningHub:
         async with AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(
-                    await tensorhub.connect_async(name, agent=agent.socket, nats=self.file.nats)
+                    await tensorhub.connect_async(name, agent=agent.socket, nats=self.file.nats_all)
                 )
                 for agent in self.file.agents[:agents]
             ]
@@ -52,6 +52,13 @@ async def running_hub(
 ) -> AsyncIterator[RunningHub]:
     """Bring a hub up in this directory."""
     async with Up(directory, agents=agents, hosts=hosts, environment={**os.environ, **environment}) as up:
+        yield RunningHub(up, directory)
+
+
+@asynccontextmanager
+async def running_cluster(directory: Path, registries: int = 2) -> AsyncIterator[RunningHub]:
+    """Bring a hub up on three nodes of NATS."""
+    async with Up(directory, agents=2, registries=registries, nats_nodes=3) as up:
         yield RunningHub(up, directory)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 import zstandard
@@ -84,6 +85,23 @@ async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monke
     monkeypatch.setattr(jetstream, "RETRY_WAIT_S", 0.01)
     with pytest.raises(BlobMissing, match="must open the job"):
         await store.get("nobody-opened-it", "0" * 64)
+
+
+async def test_what_one_node_does_not_have_yet_is_asked_for_again(
+    store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster any node may answer a look-up, also one that is a little behind."""
+    digest = await store.put(job, b"weights" * 100_000)
+    looks: list[int] = []
+    real = jetstream.last_of
+
+    async def behind(*asked: Any) -> jetstream.Stored | None:
+        looks.append(1)
+        return None if len(looks) in (1, 2, 4) else await real(*asked)
+
+    monkeypatch.setattr(jetstream, "last_of", behind)
+    assert await Blobs(bus).get(job, digest) == b"weights" * 100_000
+    assert len(looks) == 5, "one chunk is asked for three times, the other twice"
 
 
 async def test_a_missing_part_is_told(store: Blobs, bus: Bus, job: str) -> None:

@@ -128,6 +128,7 @@ async def test_who_is_connected_goes_on_at_another_node(whole: RunningCluster, s
     left.signal(signal.SIGCONT) if number == signal.SIGSTOP else left.kill()
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: RunningCluster) -> None:
     whole.nodes[1].kill()
     for _ in range(4):
@@ -170,6 +171,7 @@ async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningC
     assert found == acknowledged
 
 
+@pytest.mark.slow
 async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     whole: RunningCluster, spread: Bus, job: str
 ) -> None:
@@ -191,6 +193,7 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
     assert await log.last_seq() == second
 
 
+@pytest.mark.slow
 async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningCluster, spread: Bus, job: str) -> None:
     """A node that slept while it was written answers, too, once it is awake."""
     async with asyncio.timeout(ELECTED_S_MAX):
@@ -223,6 +226,7 @@ async def test_no_stranger_becomes_a_node(whole: RunningCluster) -> None:
         writer.close()
 
 
+@pytest.mark.slow
 async def test_over_tls_a_node_that_stopped_is_left_as_soon(tmp_path: Path) -> None:
     """TLS ends a connection with a word of the other side, and who has stopped says none."""
     key, pem = certificate(tmp_path, "nats", "IP:127.0.0.1")

@@ -274,6 +274,35 @@ class TestFollowing:
         with pytest.raises(LogShorter):
             await anext(log.follow(5))
 
+    @pytest.mark.parametrize("lies", [3, 1_000])
+    async def test_a_leader_that_slept_is_asked_again(
+        self, log: JobLog, monkeypatch: pytest.MonkeyPatch, lies: int
+    ) -> None:
+        """Of a log on three nodes, one that was replaced and has not noticed yet knows an end that was passed."""
+        await fill(log, 5)
+        asked = 0
+        real = jetstream.api
+
+        async def old_word(bus: Bus, verb: str, *rest: Any) -> dict[str, Any]:
+            nonlocal asked
+            answer = await real(bus, verb, *rest)
+            if verb.startswith("STREAM.INFO"):
+                asked += 1
+                answer["config"]["num_replicas"] = 3
+                if asked <= lies:
+                    answer["state"]["last_seq"] = 2
+            return answer
+
+        monkeypatch.setattr(jetstream, "api", old_word)
+        monkeypatch.setattr(following, "LOOKS_MAX", 4)
+        async with following_of(log, 5) as entries:
+            if lies == 3:
+                assert [each.seq for each in await take(entries, 1)] == [5]
+            else:
+                with pytest.raises(LogShorter):
+                    await take(entries, 1)
+        assert asked == min(lies, 4) + 1
+
     async def test_a_log_that_was_made_anew_is_told(self, own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
         """Even when it has as many entries as the one that was read."""
         log = await open_job(own_bus, job)
