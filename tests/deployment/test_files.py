@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 ENV_SAMPLES = sorted((ROOT / "systemd/env").glob("*.env"))
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
 COMPOSE = ROOT / "docker-compose.yml"
+COMPOSE_CLUSTER = ROOT / "docker-compose.cluster.yml"
 OF_COMPOSE = {"TENSORHUB_NATS_PORT", "TENSORHUB_JAEGER_PORT", "TENSORHUB_MEMORY"}
 """What docker-compose.yml itself reads, and no process of the hub."""
 
@@ -36,7 +37,9 @@ def test_an_env_sample_sets_what_there_is_to_what_it_can_be(sample: Path) -> Non
     load(ours)
 
 
-@pytest.mark.parametrize("file", [COMPOSE, ROOT / "docker/Dockerfile", *UNITS], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "file", [COMPOSE, COMPOSE_CLUSTER, ROOT / "docker/Dockerfile", *UNITS], ids=lambda path: path.name
+)
 def test_only_variables_that_there_are_are_named(file: Path) -> None:
     assert named(file.read_text()) <= set(VARIABLES) | OF_COMPOSE
 
@@ -68,6 +71,19 @@ def test_nats_knows_its_users_and_speaks_tls(config: Path, tmp_path: Path) -> No
     sample.write_text(text.replace("/etc/tensorhub", str(tmp_path)).replace("/var/lib", str(tmp_path)))
     done = subprocess.run([find_program(), "-t", "-c", sample], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_nodes_of_the_cluster_are_told_to_all() -> None:
+    """Whoever knew one of them alone would be lost with it, or not know how many there are to be."""
+    text = COMPOSE_CLUSTER.read_text()
+    nodes = re.findall(r"NATS_NODE: ([a-z0-9-]+)", text)
+    assert nodes == ["nats", "nats-1", "nats-2"]
+    assert f"TENSORHUB_NATS: {','.join(f'tls://{node}:4222' for node in nodes)}\n" in text
+    routes = re.findall(r"nats-route://([a-z0-9-]+):6222", (ROOT / "docker/nats-cluster.conf").read_text())
+    assert routes == nodes
+    certified = re.search(r"subjectAltName=([^\"]+)", (ROOT / "docker/start-nats.sh").read_text())
+    assert certified is not None
+    assert {f"DNS:{node}" for node in nodes} <= set(certified[1].split(","))
 
 
 def options_of(unit: Path) -> dict[str, str]:

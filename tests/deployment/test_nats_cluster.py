@@ -1,0 +1,119 @@
+"""The shipped configurations of a cluster, in three real servers on loopback: they meet, and nobody else is let in."""
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tensorhub.up import tether
+from tensorhub.up.nats_server import find_program
+from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.access.permissions import Role, User
+from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.joblog import open_job
+
+ROOT = Path(__file__).parents[2]
+NODES: Final = 3
+MEET_S: Final = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        taken = [stack.enter_context(closing(socket.create_server(("127.0.0.1", 0)))) for _ in range(count)]
+        return [each.getsockname()[1] for each in taken]
+
+
+class Nodes:
+    """Three servers with the configuration of one folder, of which only places and addresses are changed."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.clients, self.routes = free_ports(NODES), free_ports(NODES)
+        self.keys = Keyring(folder / "credentials")
+        self.keys.make([*OF_EVERY_HUB])
+        self.pem = folder / "credentials/nats.pem"
+        make = re.search(r"openssl req .*? -out nats.pem", (ROOT / "docker/start-nats.sh").read_text(), re.DOTALL)
+        assert make is not None
+        subprocess.run(["sh", "-c", make[0]], cwd=self.keys.folder, check=True, capture_output=True)
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def urls(self) -> str:
+        return ",".join(f"tls://127.0.0.1:{port}" for port in self.clients)
+
+    def start(self) -> None:
+        for index in range(NODES):
+            program = (find_program(), "-c", str(self._configured(index)))
+            tethered = (sys.executable, "-I", "-S", str(tether.__file__), str(os.getpid()), *program)
+            with (self.folder / f"nats-{index}.log").open("wb") as log:
+                environment = {**os.environ, "NATS_NODE": f"nats-{index}"}
+                self._running.append(subprocess.Popen(tethered, env=environment, stdout=log, stderr=log))
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait(10)
+
+    def _configured(self, index: int) -> Path:
+        """Write the node's two files, and return the one that it is started with."""
+        etc = self.folder / f"etc-{index}"
+        etc.mkdir()
+        (etc / "credentials").symlink_to(self.keys.folder)
+        for name in ("nats.conf", "nats-cluster.conf"):
+            text = (ROOT / self.kind / name).read_text()
+            text = text.replace("/etc/tensorhub", str(etc)).replace("/var/lib", str(self.folder / f"var-{index}"))
+            text = re.sub(r'listen: "[0-9.]+:4222"', f'listen: "127.0.0.1:{self.clients[index]}"', text)
+            text = re.sub(r'listen: "[0-9.]+:6222"', f'listen: "127.0.0.1:{self.routes[index]}"', text)
+            text = re.sub(r"^http: .*$", "", text, flags=re.MULTILINE)
+            routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in self.routes)
+            text = re.sub(r"routes: \[.*\]", f"routes: [{routes}]", text)
+            text = text.replace("server_name: nats-0", f"server_name: nats-{index}")
+            text = text.replace('#include "nats-cluster.conf"', 'include "nats-cluster.conf"')
+            (etc / name).write_text(text)
+        return etc / ("nats-cluster.conf" if self.kind == "docker" else "nats.conf")
+
+
+@pytest.fixture(params=["docker", "systemd"])
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(request.param, tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.slow
+async def test_three_nodes_meet_and_keep_a_log_together(nodes: Nodes) -> None:
+    admin, tls = nodes.keys.path_of(User(Role.ADMIN)), TlsFiles(nodes.pem)
+    async with await connect(nodes.urls, name="test", credentials=admin, tls=tls, timeout_s=MEET_S) as bus:
+        assert bus.server_info["cluster"] == "tensorhub"
+        async with asyncio.timeout(MEET_S):
+            log = await open_job(bus, "job", NODES)
+            assert await log.append("tensorhub.v1.job.cmd.publish", b"", "m") == 1
+    assert await said_to_a_stranger(nodes.routes[0]) == b""
+    said = "".join((nodes.folder / f"nats-{index}.log").read_text() for index in range(NODES))
+    assert "didn't provide a certificate" in said
+
+
+async def said_to_a_stranger(port: int) -> bytes:
+    """Return what a node says to somebody who reaches its port for other nodes and has no certificate."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    async with asyncio.timeout(MEET_S):
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+            try:
+                return await reader.read(1)
+            finally:
+                writer.transport.abort()
+    return b""
