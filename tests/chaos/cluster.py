@@ -7,7 +7,7 @@ that leads the job's log in particular; one is stopped for ten seconds, and so i
 there is no majority; the registry that leads is killed, and stopped for far longer than its lease. After each blow a
 version that is begun afterwards must be published and read by both readers within a bound. Nobody may hold a wrong
 byte, read an older version than before or be answered late; each command that was acknowledged stands in the log once
-and has one whole outcome; versions only rise. Exit code 1 and the story of each finding otherwise.
+and has one whole outcome; versions only rise; no agent is lost. Exit code 1 and the story of each finding otherwise.
 """
 
 import argparse
@@ -105,6 +105,8 @@ class Cluster:
             await prober.stop()
             self.log = await read_whole_log(bus, JOB, self.directory / "logs" / "job.log")
         self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs
+        if lost := self.log.kinds.get("agent.lost", 0):
+            self.findings.wrong(f"{lost} agents were taken for lost, and none was struck")
         if list(self.log.roots) != sorted(self.log.roots):
             self.findings.wrong(f"versions did not only rise: {list(self.log.roots)}")
 

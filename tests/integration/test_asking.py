@@ -1,0 +1,30 @@
+"""Questions of the SDK to whoever leads: asked again where the one who took them has fallen silent."""
+
+import msgspec
+import pytest
+
+from tensorhub import registry as asking
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub_common import subjects
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.message import Message
+from tensorhub_common.wire.asks import Versions
+
+
+async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(
+    bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that ended after it was asked, or that leads no more, says nothing; the next one does."""
+    monkeypatch.setattr(asking, "ATTEMPT_S", 0.2)
+    asked = 0
+
+    async def silent_at_first(question: Message) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            await bus.publish(question.reply, msgspec.json.encode(Versions(versions=())))
+
+    await bus.subscribe(subjects.ask(job, "versions"), silent_at_first)
+    async with Registry(job, NatsAddress(bus.url)) as registry:
+        assert await registry.versions("m", timeout_s=10.0) == []
+    assert asked == 2

@@ -1,0 +1,70 @@
+"""Where a fold begins: what is said of log and snapshots by nodes of which one may have slept."""
+
+from typing import cast
+
+import pytest
+
+from tensorhub_common import restoring
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import LogGap, LogShorter
+from tensorhub_common.bus.joblog import Extent
+from tensorhub_common.bus.snapshots import Index, Record
+
+NOBODY = cast("Bus", None)
+
+
+def extent(first: int, last: int) -> Extent:
+    return Extent(first=first, last=last, created="then", nbytes=0, bytes_max=0)
+
+
+def index(seq: int) -> Index:
+    return Index("then", Record(seq, 0.0, "0" * 64, 0, 0, 1))
+
+
+class Nodes:
+    """What is answered to each question in turn; the last answer stays."""
+
+    def __init__(self, extents: list[Extent], indices: list[Index | None]) -> None:
+        self.extents, self.indices = extents, indices
+        self.asked = 0
+
+    def put_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nodes = self
+
+        class Log:
+            def __init__(self, *_: object) -> None: ...
+
+            async def extent(self) -> Extent:
+                nodes.asked += 1
+                return nodes.extents.pop(0) if len(nodes.extents) > 1 else nodes.extents[0]
+
+        class Kept:
+            def __init__(self, *_: object) -> None: ...
+
+            async def index(self, _: str) -> Index | None:
+                return nodes.indices.pop(0) if len(nodes.indices) > 1 else nodes.indices[0]
+
+        monkeypatch.setattr(restoring, "JobLog", Log)
+        monkeypatch.setattr(restoring, "Snapshots", Kept)
+        monkeypatch.setattr(restoring, "LOOK_AGAIN_S", 0.0)
+
+
+async def test_what_does_not_fit_together_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First the log's end is old, then the log is trimmed and its snapshot not there yet; then all is well."""
+    nodes = Nodes([extent(1, 5), extent(9, 20), extent(1, 20)], [index(10), None])
+    nodes.put_in_place(monkeypatch)
+    assert await restoring.newest(NOBODY, "job", 0) == (None, extent(1, 20))
+    assert nodes.asked == 3
+
+
+@pytest.mark.parametrize(
+    ("stands", "kept", "error"), [(extent(1, 5), index(10), LogShorter), (extent(9, 20), None, LogGap)]
+)
+async def test_what_stays_so_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, stands: Extent, kept: Index | None, error: type[Exception]
+) -> None:
+    nodes = Nodes([stands], [kept])
+    nodes.put_in_place(monkeypatch)
+    with pytest.raises(error):
+        await restoring.newest(NOBODY, "job", 0)
+    assert nodes.asked == restoring.LOOKS_MAX
