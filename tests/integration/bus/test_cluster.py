@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -91,9 +92,20 @@ async def opened(bus: Bus, job: str) -> JobLog:
         while True:
             with contextlib.suppress(TensorHubError):
                 await open_job(bus, job, NODES)
+                break
+            await asyncio.sleep(0.05)
+    await opened_on(NODES, bus, job)
+    return JobLog(bus, job)
+
+
+async def opened_on(count: int, bus: Bus, job: str) -> None:
+    """Wait until the log has a leader, and so many nodes have all of it."""
+    async with asyncio.timeout(ELECTED_S_MAX):
+        while True:
+            with contextlib.suppress(TensorHubError):
                 info = await cluster_of(bus, job)
-                if info.get("leader") and all(peer["current"] for peer in info["replicas"]):
-                    return JobLog(bus, job)
+                if info.get("leader") and 1 + sum(peer["current"] for peer in info["replicas"]) >= count:
+                    return
             await asyncio.sleep(0.05)
 
 
@@ -211,6 +223,24 @@ async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningClus
     sleeper.signal(signal.SIGCONT)
     for number, digest in enumerate(digests):
         assert await Blobs(spread).get(job, digest) == bytes([number]) * 1000
+
+
+@pytest.mark.slow
+async def test_a_node_with_an_empty_disk_has_all_of_the_log_again(whole: RunningCluster, spread: Bus, job: str) -> None:
+    """It comes back under its own name, and may be the leader's heir from then on."""
+    log = await opened(spread, job)
+    said = [await log.append(subjects.cmd(job, "publish"), b"", f"m{number}") for number in range(50)]
+    node = whole.nodes[index_of((await cluster_of(spread, job))["leader"])]
+    node.kill()
+    shutil.rmtree(node.directory / "store")
+    node.start()
+    await opened(spread, job)
+    for other in whole.nodes:
+        if other is not node:
+            other.kill()
+    whole.nodes[(whole.nodes.index(node) + 1) % NODES].start()
+    await opened_on(2, spread, job)
+    assert await log.last_seq() == said[-1]
 
 
 async def test_no_stranger_becomes_a_node(whole: RunningCluster) -> None:
