@@ -15,7 +15,9 @@ from tests.chaos.content import MIB
 from tests.integration.hubs import RunningHub, assert_same_bytes, running_cluster
 
 import tensorhub
+from tensorhub.cli import hub_checks
 from tensorhub.session import MARGIN_S
+from tensorhub_common.settings import load
 
 BOUND_S = 2.0
 SLACK_S = 1.0
@@ -84,6 +86,10 @@ async def test_any_address_finds_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
         try:
             monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path / "hub"))
             await registered(hub, "by-the-file", None)
+            findings = {each.check: each async for each in hub_checks.hub(load(os.environ), "job", None)}
+            assert findings["nats nodes"].level == "warn"
+            assert file.nats_nodes[0].url in findings["nats nodes"].found
+            assert findings["nats"].level == "ok"
             await registered(hub, "by-name", f"{file.nats_nodes[0].url},{file.nats_nodes[2].url}")
         finally:
             os.kill(file.nats_nodes[0].pid, signal.SIGCONT)

@@ -1,5 +1,6 @@
 """What `tensorhub doctor` finds out about the hub, by asking each of its processes."""
 
+import asyncio
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from tensorhub.find import find_nats, read_hub_file
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
 from tensorhub_common.bus import jetstream
-from tensorhub_common.bus.address import shown
+from tensorhub_common.bus.address import addresses, shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
 from tensorhub_common.bus.pings import ping
@@ -24,6 +25,7 @@ from tensorhub_common.settings import Settings
 
 CONNECT_S: Final = 3.0
 ASK_S: Final = 3.0
+NODE_S: Final = 2.0
 SOCKET_S: Final = 2.0
 CLOCK_OFF_S: Final = 1.0
 """Clocks that differ by more make times in events and logs misleading; nothing else depends on them."""
@@ -53,7 +55,11 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
         return
     async with bus:
         yield await _nats(bus)
+        if len(addresses(address.url)) > 1:
+            yield await _nodes(address)
         yield await _registry(job, address)
+        for entry in file.registries if file is not None and len(file.registries) > 1 else ():
+            yield await _answers(bus, "registry", entry.id)
         yield await _answers(bus, "planner", settings.planner_id)
         for agent in await _agents(job, address, file):
             yield await _answers(bus, "agent", agent)
@@ -101,6 +107,26 @@ async def _nats(bus: Bus) -> Finding:
     info = json.loads(await bus.request("$JS.API.INFO", b"", ASK_S))
     level = info.get("api", {}).get("level", 0)
     return ok("nats", f"{shown(bus.url)} answers, JetStream API level {level} (at least {API_LEVEL_MIN} is needed)")
+
+
+async def _nodes(address: NatsAddress) -> Finding:
+    """Ask each node of a cluster by itself; a hub goes on without some of them, and nobody would notice."""
+    urls = addresses(address.url)
+    there = await asyncio.gather(*(_is_there(url, address) for url in urls))
+    silent = [shown(url) for url, is_there in zip(urls, there, strict=True) if not is_there]
+    if silent:
+        what_to_do = "start them again: more than half of the nodes must run, and with fewer nothing is published"
+        return warn("nats nodes", f"of {len(urls)} nodes these don't answer: {', '.join(silent)}", what_to_do)
+    return ok("nats nodes", f"all {len(urls)} answer")
+
+
+async def _is_there(url: str, address: NatsAddress) -> bool:
+    try:
+        bus = await connect(url, name="doctor", credentials=address.credentials, tls=address.tls, timeout_s=NODE_S)
+    except TensorHubError:
+        return False
+    await bus.close()
+    return True
 
 
 async def _registry(job: str, address: NatsAddress) -> Finding:
