@@ -1,6 +1,7 @@
 """The lease of the registries: its store is deleted, or whoever held it sleeps for longer than it lasts."""
 
 import asyncio
+import logging
 import signal
 from collections.abc import Awaitable, Callable
 
@@ -124,3 +125,19 @@ async def test_a_lease_that_runs_out_during_a_long_wait_is_told_at_once(
         await jetstream.api(own_bus, f"STREAM.DELETE.KV_{job}")
         async with asyncio.timeout(5.0):
             assert not await changes.get()
+
+
+async def test_a_lease_that_nobody_can_have_here_is_told_once_with_what_to_do(
+    own_bus: Bus, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three replicas are asked of one server: that doesn't pass by itself, and without a leader nobody would say it."""
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+
+    with caplog.at_level(logging.DEBUG, "tensorhub_common.bus.lease"):
+        async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, replicas=3) as wanted:
+            await until(lambda: asyncio.sleep(0, len(caplog.records) >= 3), "it is tried three times")
+            assert not wanted.held
+    assert len(told()) == 1
+    assert "set TENSORHUB_LOG_REPLICAS=1" in told()[0]
