@@ -18,6 +18,7 @@ from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
 from tensorhub_common.wire.commands import (
     AnyCommand,
     Delete,
+    DeleteJob,
     DrainAgent,
     Drop,
     Expire,
@@ -42,6 +43,8 @@ ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL = (
 
 ROOMS = (0, 64, 128, 1024)
 CACHE_LANE = 900
+END_ODDS = 8
+"""A job is deleted so rarely that most of a life lies before it."""
 
 
 class RulingChance(Chance):
@@ -117,7 +120,7 @@ class RulingChance(Chance):
     def _ruling(self) -> AnyCommand:
         version = self._version() or 1
         agent = self.pick(AGENTS)
-        kind = self.pick(("retain",) * 6 + ("pin", "unpin", "rewind", "drain", "drain", "quota", "delete"))
+        kind = self.pick(("retain",) * 6 + ("pin", "unpin", "rewind", "drain", "drain", "quota", "delete", "end"))
         match kind:
             case "retain":
                 return Retain(model=MODEL, last=self.pick((0, 1, 1, 1, 2, 2, -1, 33)))
@@ -131,6 +134,8 @@ class RulingChance(Chance):
                 return DrainAgent(agent=agent, on=self.pick((True, False, False)))
             case "quota":
                 return Quota(nbytes=self.pick((0, 0, 256, 1024)))
+            case "end" if self.pick(range(END_ODDS)) == 0:
+                return DeleteJob(by=self.often(None, self._sender(agent, None)))
         return Delete(model=MODEL)
 
 

@@ -9,6 +9,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import VersionState
 from tensorhub_common.wire.events import (
     Event,
+    JobDeleted,
     ModelDeleted,
     PublishFailed,
     PublishJoined,
@@ -40,6 +41,9 @@ class Watcher:
     def see(self, events: Sequence[Event]) -> None:
         """Take one command's events."""
         for event in events:
+            if isinstance(event, JobDeleted):
+                self.versions.clear()
+                self.holds.clear()
             self._versions(event)
             self._replicas(event)
             self._rounds(event)

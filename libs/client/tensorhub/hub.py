@@ -29,7 +29,7 @@ from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import JobGone, TensorHubError
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
@@ -228,6 +228,15 @@ class AsyncHub:
         """Forget a model with its versions and the copies of them. Its replicas must have been released."""
         await self._rule(Delete(model=check_name("model", model)), timeout_s)
 
+    async def delete_job(self, *, timeout_s: float = ASK_S) -> None:
+        """Delete the whole job: agents free its memory and its copies, and every later call of anybody is `JobGone`.
+
+        Tensors stay valid in whoever has them, and are nobody's source any more. The job's name is refused for a week,
+        or until `tensorhub delete --job NAME --forget`.
+        """
+        self._session.check()
+        await self.registry.delete_job(arguments.seconds("timeout_s", timeout_s))
+
     async def _rule(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
         self._session.check()
         return await self.registry.rule(command, arguments.seconds("timeout_s", timeout_s))
@@ -256,7 +265,8 @@ class AsyncHub:
             await self._session.close()
             await self.registry.close()
         for outcome in outcomes:
-            if isinstance(outcome, BaseException):
+            # With the job its shards have gone too.
+            if isinstance(outcome, BaseException) and not isinstance(outcome, JobGone):
                 raise outcome
 
     async def __aenter__(self) -> Self:

@@ -284,6 +284,10 @@ class Hub:
         """Forget a model with its versions and the copies of them. Its replicas must have been released."""
         self._background.run(self._hub.delete(model, timeout_s=timeout_s))
 
+    def delete_job(self, *, timeout_s: float = ASK_S) -> None:
+        """Delete the whole job, for everybody; see `AsyncHub.delete_job`."""
+        self._background.run(self._hub.delete_job(timeout_s=timeout_s))
+
     def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
         """Release all shards and end the connection. A second call does nothing.
 

@@ -7,6 +7,7 @@ waited for within that bound.
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
@@ -22,12 +23,12 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S, Bus, connect
 from tensorhub_common.bus.failures import Busy, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import RegistryUnavailable, TensorHubError, from_code
+from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
 from tensorhub_common.layout import Layout
 from tensorhub_common.names import check_name
 from tensorhub_common.wire import asks
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Command
+from tensorhub_common.wire.commands import Command, DeleteJob
 from tensorhub_common.wire.events import AnyEvent, CommandRejected
 
 ASK_S: Final = 5.0
@@ -35,7 +36,9 @@ ATTEMPT_S: Final = 2.0
 """A question is asked again after this: who took it may have ended, or lead no more, and then nobody answers it."""
 RETRY_WAIT_S: Final = 0.1
 
-Answer = TypeVar("Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened, asks.Outcome)
+Answer = TypeVar(
+    "Answer", asks.Versions, asks.Replicas, asks.Status, asks.Story, asks.JobOpened, asks.JobForgotten, asks.Outcome
+)
 
 
 class NatsAddress(msgspec.Struct, frozen=True):
@@ -86,6 +89,20 @@ class Registry:
         command may count all the same.
         """
         await self.open_job(timeout_s)
+        return await self._say(command, timeout_s)
+
+    async def delete_job(self, timeout_s: float = ASK_S) -> None:
+        """Delete the job, which must be there. Raises `VersionUnavailable` and `JobGone` where it is not."""
+        await self.status(timeout_s)
+        # Where another one says the same in this moment, it is done as well.
+        with contextlib.suppress(JobGone):
+            await self._say(DeleteJob(), timeout_s)
+
+    async def forget_job(self, timeout_s: float = ASK_S) -> None:
+        """Remove what is left of a deleted job, so that its name may be used anew."""
+        await self._ask(self._subject("forget"), None, asks.JobForgotten, timeout_s)
+
+    async def _say(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
         bus = await self.bus(timeout_s)
         verb = str(command.__struct_config__.tag)
         subject, body = subjects.cmd(self.job, verb), encode(command)

@@ -16,12 +16,15 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import TensorHubError, gone
 from tensorhub_common.wire.codec import decode_event
-from tensorhub_common.wire.events import kind_of
+from tensorhub_common.wire.events import JobDeleted, kind_of
 
 VERSION_KINDS: Final = frozenset({"version.published", "version.available", "version.unavailable", "version.retired"})
 """What is watched by default: how the versions of a model come and go."""
+
+GONE: Final = str(JobDeleted.__struct_config__.tag)
+"""Ends the watching of every model of the job."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +55,25 @@ async def watch(
     """Yield the model's events of these kinds (None: `VERSION_KINDS`; empty: all) after a `seq`, or from the first."""
     wanted = VERSION_KINDS if kinds is None else frozenset(kinds)
     joblog = JobLog(await bus(), job)
-    start = await _start(await bus(), joblog, after)
-    async with aclosing(joblog.follow(start, subjects.events_of(job, model))) as entries:
-        async for entry in entries:
-            event = _watched(entry, model)
-            if not wanted or event.kind in wanted:
-                yield event
+    try:
+        start = await _start(await bus(), joblog, after)
+        async with aclosing(joblog.follow(start, subjects.events_of(job, model), _end_of(job))) as entries:
+            async for entry in entries:
+                event = _watched(entry, model)
+                if event.kind == GONE:
+                    raise gone(job)
+                if not wanted or event.kind in wanted:
+                    yield event
+    except LogGap:
+        # What is deleted is trimmed at once, also under those who were about to read it.
+        if await jetstream.last_of(await bus(), joblog.stream, _end_of(job)) is not None:
+            raise gone(job) from None
+        raise
+
+
+def _end_of(job: str) -> str:
+    noun, _, what = GONE.partition(".")
+    return subjects.event(job, subjects.HUB, noun, what)
 
 
 async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:

@@ -67,6 +67,10 @@ class RegistryUnavailable(TensorHubError):
     """No registry, or no NATS, answers within the bound."""
 
 
+class JobGone(TensorHubError):
+    """The job was deleted, and its name is not used again by accident."""
+
+
 class InvalidName(TensorHubError):
     """A job, model, replica or agent name can't stand in a subject."""
 
@@ -99,6 +103,7 @@ _BY_CODE: dict[str, type[TensorHubError]] = {
         RetentionFull,
         AgentUnavailable,
         RegistryUnavailable,
+        JobGone,
         InvalidName,
         BadCommand,
         StaleSender,
@@ -110,3 +115,11 @@ _BY_CODE: dict[str, type[TensorHubError]] = {
 def from_code(code: str, message: str) -> TensorHubError:
     """Turn a code and message from the wire back into the error; an unknown code becomes the root class."""
     return _BY_CODE.get(code, TensorHubError)(message)
+
+
+def gone(job: str) -> JobGone:
+    """Return what whoever speaks of a deleted job is told, by whomever."""
+    return JobGone(
+        f"job {job!r} was deleted: take another name, or let this one be used anew with 'tensorhub delete --job {job} "
+        "--forget'"
+    )

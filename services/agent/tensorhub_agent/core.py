@@ -29,9 +29,17 @@ from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
-from tensorhub_common.errors import AgentUnavailable, MemoryExhausted, StaleSender
+from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
-from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, CommandRejected, CopyPlaced, ShardReleased
+from tensorhub_common.wire.events import (
+    AgentJoined,
+    AgentLost,
+    AnyEvent,
+    CommandRejected,
+    CopyPlaced,
+    JobDeleted,
+    ShardReleased,
+)
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
 SHARDS_MAX: Final = 1000
@@ -57,6 +65,8 @@ class AgentCore:
         """What the present incarnation has stated that it has."""
         self._unsaid: list[AnyEffect] = []
         """Said before the log has let this incarnation in, which would refuse it as stale."""
+        self.deleted: str | None = None
+        """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
         self.keeper = Keeper(agent)
 
@@ -103,6 +113,12 @@ class AgentCore:
         if self._is_repeat(event):
             return []
         effects: list[AnyEffect] = []
+        if self.deleted is not None:
+            return []
+        if isinstance(event, JobDeleted):
+            return self.job_deleted(str(gone(event.job)), now)
+        if isinstance(event, CommandRejected) and event.error == JobGone.__name__:
+            return self.job_deleted(event.message, now)
         if isinstance(event, AgentJoined) and event.agent == self.agent:
             effects += self._on_joined(event, now)
         elif self._is_disowned_by(event):
@@ -115,6 +131,24 @@ class AgentCore:
         elif isinstance(event, ShardReleased):
             self.keeper.forget(Key(event.model, event.replica, event.shard))
         return effects + self._tend_copies(now)
+
+    def job_deleted(self, why: str, now: float) -> list[AnyEffect]:
+        """Free all that stands here, each as soon as nothing can be written into it any more, and say nothing more."""
+        if self.deleted is not None:
+            return []
+        self.deleted = why
+        self._unsaid.clear()
+        self.keeper.only(())
+        effects: list[AnyEffect] = []
+        for core in list(self.shards.values()):
+            core.doom(why, now)
+            effects += self._take(core)
+        return effects
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is deleted, and nothing of it is left here."""
+        return self.deleted is not None and not self.shards
 
     def copy_made(self, made: CopyMade, now: float) -> list[AnyEffect]:
         """Take the memory that was made for a copy, or let the log know that there is none."""
@@ -218,6 +252,8 @@ class AgentCore:
 
     def register(self, place: Place, call: AnyCall, now: float) -> list[AnyEffect]:
         """Bring a new shard whose segment stands already."""
+        if self.deleted is not None:
+            return [Free(place.key), Raise(call.call, JobGone.__name__, self.deleted)]
         if len(self.shards) >= SHARDS_MAX:
             return [
                 Raise(
@@ -232,6 +268,8 @@ class AgentCore:
     def called(self, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
         """Begin a call on a shard; `CallRegister` is a worker that comes back to it."""
         core = self.shards.get(key)
+        if self.deleted is not None:
+            return [Raise(call.call, JobGone.__name__, self.deleted)]
         if core is None:
             name = f"shard {key.shard} of {key.model}/{key.replica}"
             return [
@@ -377,6 +415,8 @@ class AgentCore:
         core.out = []
         if core.gone and self.shards.get(core.key) is core:
             del self.shards[core.key]
+        if self.deleted is not None:
+            return [effect for effect in out if not isinstance(effect, Say)]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]
 
     def _kept_back(self, effect: AnyEffect) -> bool:

@@ -63,11 +63,11 @@ from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
 from tensorhub_common.layout import Layout, shared_mismatch
 from tensorhub_common.subjects import ask, events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
-from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.codec import decode_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
 from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, LeaseRefusal, PlanAnswer, Refusal, SourceId
@@ -85,6 +85,7 @@ LEASE_HOLD_S: Final = 1.0
 FOLLOW_AGAIN_S: Final = 0.2
 
 _log: Final = logging.getLogger(__name__)
+_opened: Final[msgspec.json.Decoder[JobOpened | Error]] = msgspec.json.Decoder(JobOpened | Error)
 _plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
 
 
@@ -112,7 +113,8 @@ class JobAgent:
         self._postponed = Postponed()
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
-        self._concerns = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
+        # And that all of it is over.
+        self._concerns = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode(), b'"job.deleted"'}
 
     # Standing in the log.
 
@@ -121,7 +123,7 @@ class JobAgent:
         self._spawn(self._follow())
 
     async def wait_joined(self, timeout_s: float) -> None:
-        """Return once the log has taken this agent's word. Raises `RegistryUnavailable`."""
+        """Return once the log has taken this agent's word. Raises `RegistryUnavailable`, `JobGone`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._joined.wait()
@@ -130,9 +132,14 @@ class JobAgent:
                 f"no registry let agent {self._around.agent!r} into job {self.job!r} within {timeout_s:g} s: is one "
                 "running? ('tensorhub status', 'tensorhub doctor')"
             ) from None
+        if self.core.deleted is not None:
+            raise JobGone(self.core.deleted)
 
     async def _open_job(self) -> None:
-        await self._around.bus.request(ask(self.job, "open"), b"", OPEN_ASK_S)
+        """Have a registry make the job's log if there is none. Raises `JobGone`."""
+        answer = _opened.decode(await self._around.bus.request(ask(self.job, "open"), b"", OPEN_ASK_S))
+        if isinstance(answer, Error):
+            raise from_code(answer.error, answer.message)
 
     async def _follow(self) -> None:
         while True:
@@ -143,6 +150,12 @@ class JobAgent:
                 async with contextlib.aclosing(self._joblog.follow(start, events_of(self.job))) as entries:
                     async for entry in entries:
                         self._on_entry(entry.data, entry.headers)
+                        if self.core.deleted is not None:
+                            return
+            except JobGone as why:
+                self.carry_out(self.core.job_deleted(str(why), self._loop.time()))
+                self._note_deleted()
+                return
             except (LogGap, LogShorter, LogMissing) as why:
                 _log.error("the log of job %s is not what it was (%s); joining it anew", self.job, why)
             except TensorHubError as why:
@@ -169,6 +182,8 @@ class JobAgent:
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""
+        if self.core.deleted is not None:
+            return
         self._joined.clear()
         self._lanes.forget()
         if incarnation <= self.core.incarnation:
@@ -192,9 +207,17 @@ class JobAgent:
             return
         self._tracing.event(event, headers)
         self.carry_out(self.core.on_event(event, self._loop.time()))
-        if isinstance(event, AgentJoined) and self.core.joined and not self._joined.is_set():
+        if self.core.deleted is not None:
+            self._note_deleted()
+        elif isinstance(event, AgentJoined) and self.core.joined and not self._joined.is_set():
             self._around.joined(self.core.incarnation)
             self._joined.set()
+
+    def _note_deleted(self) -> None:
+        """Say nothing more, and tell whoever waits to be let in."""
+        _log.info("job %s is deleted", self.job)
+        self._lanes.forget()
+        self._joined.set()
 
     def concern(self, replica: str) -> None:
         """Read the events about replicas of this name from now on."""

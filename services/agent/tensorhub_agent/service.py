@@ -207,11 +207,18 @@ class AgentService:
     # Jobs.
 
     async def _job(self, name: str) -> JobAgent:
+        await self._forget_deleted()
         job = self._jobs.get(name)
         if job is None:
             job = self._open(name)
             job.start()
         return job
+
+    async def _forget_deleted(self) -> None:
+        """Make room for others, and for a job of the same name that begins anew."""
+        for name, job in [(name, job) for name, job in self._jobs.items() if job.core.is_over]:
+            del self._jobs[name]
+            await job.stop()
 
     def _open(self, name: str) -> JobAgent:
         if len(self._jobs) >= JOBS_MAX:

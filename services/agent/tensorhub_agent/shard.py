@@ -28,7 +28,14 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.op import Operation
 from tensorhub_agent.serving import LeaseTable
-from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, StaleSender, TensorHubError
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    DrainTimeout,
+    JobGone,
+    ReplicaConflict,
+    StaleSender,
+    TensorHubError,
+)
 from tensorhub_common.wire.commands import AnyCommand, Decline, Drained, Sender, Unpublish
 from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
 from tensorhub_common.wire.worker import ReadReport
@@ -136,6 +143,8 @@ class ShardCore:
         self.registered = held is not None
         """Whether the log has taken the registration, as far as the agent knows."""
         self.dismissed = False
+        self.doomed: str | None = None
+        """The job is deleted: what callers are told."""
         self._sender, self._begin = sender, begin
         self._wish = 0
         self._numbers = 0
@@ -208,6 +217,8 @@ class ShardCore:
         name = error if isinstance(error, str) else error.__name__
         # Of incarnations callers know nothing: to them the agent was away for a moment.
         name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
+        if self.doomed is not None and name != DrainTimeout.__name__:
+            name, message = JobGone.__name__, self.doomed
         if call != NOBODY:
             self.out.append(Raise(call, name, message))
         elif not self.gone:
@@ -235,7 +246,8 @@ class ShardCore:
 
     def _refuse_queued(self, why: str) -> None:
         if self.queued is not None:
-            self.out.append(Raise(self.queued.call, AgentUnavailable.__name__, why))
+            error = AgentUnavailable if self.doomed is None else JobGone
+            self.out.append(Raise(self.queued.call, error.__name__, self.doomed or why))
             self.queued = None
 
     def break_readers(self, reason: str) -> None:
@@ -256,6 +268,11 @@ class ShardCore:
             self.operation.restart(now)
         if self.operation is None:
             self.leave()
+
+    def doom(self, why: str, now: float) -> None:
+        """The job is deleted: the same, and whoever calls or waits is told that."""
+        self.doomed = why
+        self.dismiss(now)
 
     @property
     def where(self) -> str:

@@ -55,13 +55,14 @@ class Claiming:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._lease_term is None or self._claim.term is not None:
+        if self._lease_term is None or self._claim.term is not None or self._catalog().deleted:
+            # Nobody's word is taken in a deleted job, and it has no agents to speak of.
             return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._say(self._lease_term), name=f"claim {self._log.job}")
 
     async def _say(self, lease_term: int) -> None:
-        while self._claim.term is None:
+        while self._claim.term is None and not self._catalog().deleted:
             command = self._claim.ask(lease_term, self._catalog())
             msg_id = f"{PROCESS}.{command.registry}.{command.term}"
             try:

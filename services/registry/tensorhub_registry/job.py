@@ -12,11 +12,8 @@ was replaced) stops the job with an error, and the process and the other jobs go
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
-
-import msgspec
 
 from tensorhub_common import restoring, telemetry
 from tensorhub_common.bus.connection import Bus
@@ -35,13 +32,15 @@ from tensorhub_common.bus.failures import (
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.wire.events import AgentJoined, AgentLost, RegistryLeads
+from tensorhub_common.wire.events import AgentJoined, AgentLost, JobDeleted, RegistryLeads
 from tensorhub_registry import trimming
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
 from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.counts import CommandCounts
-from tensorhub_registry.liveness import Unwatch, Watch
+from tensorhub_registry.deleting import Clearing
+from tensorhub_registry.liveness import Forget, Unwatch, Watch
 from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.replies import Replies
 from tensorhub_registry.snapshotting import Snapshotting
 from tensorhub_registry.steps import (
     Acknowledged,
@@ -69,16 +68,12 @@ FULL_RETRY_S: Final = 0.5
 ROOM_WAIT_S: Final = 0.5
 """With the fold full and nothing published for so long, the log's end is asked how far publication is."""
 
-REPLIES_KEPT_MAX: Final = 256
-REPLY_AGAIN_S: Final = 5.0
-"""Whoever asked for an outcome so shortly before the log's end may have missed it when a leader died: send it again."""
-
 _UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 """Nobody knows whether what was asked was done. All of it may be repeated."""
 
 _log: Final = telemetry.logger(__name__)
 
-OnAgent = Callable[[Watch | Unwatch], None]
+OnAgent = Callable[[Watch | Unwatch | Forget], None]
 
 
 class Job:
@@ -98,6 +93,7 @@ class Job:
         self._on_agent = on_agent
         self._storing = Storing(bus, self.log)
         self._snapshotting = Snapshotting(bus, self.log, replicas)
+        self._clearing = Clearing(bus, self._snapshotting)
         self._tracing = Tracing(name)
         self._goal: int | None = None
         self._recall_from = 1
@@ -105,8 +101,7 @@ class Job:
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-        self._late: deque[Stands] = deque(maxlen=REPLIES_KEPT_MAX)
-        self._told_foreign = False
+        self._replies = Replies(bus, name)
         self._is_full = False
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
@@ -141,9 +136,19 @@ class Job:
         self.term = self._goal = None
         self._ready.clear()
         self._snapshotting.cancel()
+        self._clearing.cancel()
         self.claim.drop()
         if speaking is not None and speaking is not asyncio.current_task():
             speaking.cancel()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is folded here any more."""
+        return self.failure is not None or self._following is None or self._following.done()
+
+    async def remove(self) -> None:
+        """Delete all that NATS has of the job, once it is closed here and was deleted."""
+        await self._clearing.remove(self.name)
 
     async def is_ready(self, timeout_s: float) -> bool:
         """Tell, within the bound, whether this registry leads and has folded all that stood in the log before."""
@@ -256,10 +261,8 @@ class Job:
                 case Stands():
                     if effect.causes and self._ready.is_set():
                         self._tracing.stands(effect.causes)
-                    if effect.origin is not None and effect.origin.reply_to is not None:
-                        await self._reply(effect)
-                    elif effect.origin is not None and effect.origin.foreign_reply_to is not None:
-                        self._note_foreign(effect.origin.foreign_reply_to)
+                    if effect.origin is not None:
+                        await self._replies.answer(effect, ready=self._ready.is_set())
                 case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 
@@ -271,11 +274,27 @@ class Job:
                 self._on_agent(Watch(self.name, agent, incarnation))
             case AgentLost(agent=agent):
                 self._on_agent(Unwatch(self.name, agent))
+            case JobDeleted():
+                self._on_agent(Forget(self.name))
             case _:
                 pass
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the job was deleted, as far as is folded here."""
+        return self.fold.catalog.deleted > 0
+
+    def _look_whether_deleted(self) -> None:
+        """Clear up once the log itself says that the job is deleted; not to be begun twice is the clearing's matter."""
+        if self.is_deleted and self._ready.is_set() and not self.fold.is_pending(self.fold.catalog.deleted):
+            self._clearing.begin(self.fold)
+
     def _fail(self, why: str) -> None:
-        """Stop the job for good."""
+        """Stop the job for good. That the log of a deleted job goes is no failure."""
+        if self.is_deleted:
+            _log.info("the deleted job is not folded any more", job=self.name, why=why)
+            self.stand_down()
+            return
         if self.failure is not None:
             return
         self.failure = why
@@ -329,10 +348,8 @@ class Job:
         if self.term is not None:
             self.claim.begin(self.term)
         self._snapshotting.look(self.fold)
-        late, self._late = list(self._late), deque(maxlen=REPLIES_KEPT_MAX)
-        for stands in late:
-            if stands.events[0].time >= self.fold.time - REPLY_AGAIN_S:
-                await self._reply(stands)
+        await self._replies.send_late(self.fold.time)
+        self._look_whether_deleted()
 
     async def _say(self, publication: Publication) -> None:
         """Publish, and tell the fold what became of it."""
@@ -359,6 +376,7 @@ class Job:
             self._room.set()
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
             self._note_room()
+            self._look_whether_deleted()
         elif isinstance(became, Refused) and self.fold.is_full:
             with contextlib.suppress(*_UNKNOWN):
                 await self._look_at_end()
@@ -375,26 +393,3 @@ class Job:
         if self._is_full:
             self._is_full = False
             _log.info("the log has room again", job=self.name)
-
-    # ------------------------------------------------------------------------------------------- replies
-
-    def _note_foreign(self, wanted: str) -> None:
-        """Say once in a job's life here that somebody would have this registry speak where only others may."""
-        if not self._told_foreign:
-            self._told_foreign = True
-            _log.warning(
-                "an outcome was wanted on a subject that is no inbox, and was not sent", job=self.name, wanted=wanted
-            )
-
-    async def _reply(self, stands: Stands) -> None:
-        """Send the outcome to the inbox that asked for it; while not ready, keep it in case the leader has died."""
-        if not self._ready.is_set():
-            self._late.append(stands)
-            return
-        origin = stands.origin
-        assert origin is not None, "only what has an origin is replied to"
-        assert origin.reply_to is not None, "only what names an inbox is replied to"
-        try:
-            await self._bus.publish(origin.reply_to, msgspec.json.encode(stands.events), origin.trace)
-        except TensorHubError as why:
-            _log.warning("an outcome could not be sent", job=self.name, seq=stands.events[0].cmd, why=str(why))

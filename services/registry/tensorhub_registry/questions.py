@@ -17,10 +17,11 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.catalog.story import story
-from tensorhub_common.errors import BadCommand, RegistryUnavailable, TensorHubError, VersionUnavailable
+from tensorhub_common.errors import BadCommand, RegistryUnavailable, TensorHubError, VersionUnavailable, gone
 from tensorhub_common.wire.asks import (
     STORY_LINES_MAX,
     Error,
+    JobForgotten,
     JobOpened,
     ModelAsk,
     Outcome,
@@ -38,12 +39,16 @@ READY_WAIT_S_MAX: Final = 5.0
 """A question that comes while the log is still being read waits at most so long for its answer."""
 
 OPEN: Final = "open"
+FORGET: Final = "forget"
+OUTCOME: Final = "outcome"
 
 _SILENCE: Final = b""
 
 Ask = TypeVar("Ask")
 FindJob = Callable[[str], Awaitable[Job]]
 """Returns a job that is being folded; raises where there is none."""
+Forget = Callable[[Job], Awaitable[None]]
+"""Removes what is left of a deleted job."""
 OpenTheJob = Callable[[str], Awaitable[Job]]
 Answer = Callable[[Job, Message], msgspec.Struct]
 
@@ -52,13 +57,20 @@ class Questions:
     """Answers while subscribed. A handler is called only for a job that is ready."""
 
     def __init__(
-        self, bus: Bus, registry: str, find: FindJob, open_the_job: OpenTheJob, holds_lease: Callable[[], bool]
+        self,
+        bus: Bus,
+        registry: str,
+        find: FindJob,
+        open_the_job: OpenTheJob,
+        forget: Forget,
+        holds_lease: Callable[[], bool],
     ) -> None:
         self._bus = bus
         self._holds_lease = holds_lease
         self._registry = registry
         self._find = find
         self._open_the_job = open_the_job
+        self._forget = forget
         self._answering = Answering(
             self._reply_to, self._respond, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
         )
@@ -67,7 +79,7 @@ class Questions:
             "versions": _versions,
             "replicas": _replicas,
             "status": self._status,
-            "outcome": _outcome,
+            OUTCOME: _outcome,
             "story": _story,
         }
 
@@ -75,7 +87,7 @@ class Questions:
         """Answer from now on."""
         if self._subscriptions:
             return
-        for what in (OPEN, *self._answers):
+        for what in (OPEN, FORGET, *self._answers):
             subject = subjects.asks_of_all_jobs(what)
             self._subscriptions.append(await self._bus.subscribe(subject, self._answering.take))
 
@@ -108,7 +120,17 @@ class Questions:
             return None
         if job.failure is not None:
             raise RegistryUnavailable(f"job {job.name!r} is stopped, since {job.failure}")
+        if ask.what == FORGET:
+            return await self._forgotten(job)
+        if job.is_deleted and ask.what != OUTCOME:
+            raise gone(job.name)
         return self._answers[ask.what](job, question)
+
+    async def _forgotten(self, job: Job) -> JobForgotten:
+        if not job.is_deleted:
+            raise BadCommand(f"job {job.name!r} is not deleted: 'tensorhub delete --job {job.name}' does that first")
+        await self._forget(job)
+        return JobForgotten(job=job.name)
 
     def _status(self, job: Job, _: Message) -> Status:
         return answers.status(job.fold.catalog, job.fold.seq, self._registry, job.claim.term or job.term or 0)

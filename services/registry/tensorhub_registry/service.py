@@ -19,15 +19,16 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFa
 from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
-from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
+from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable, gone
 from tensorhub_common.machine import Tick
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.wire.asks import Beat
 from tensorhub_registry import leader, liveness
+from tensorhub_registry.deleting import too_many
 from tensorhub_registry.expiring import Expiring
 from tensorhub_registry.job import Job
-from tensorhub_registry.questions import Questions
+from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
 
 LEASE_KEY: Final = "registry"
 
@@ -58,7 +59,7 @@ class Registry:
         self._lease = LeaderLease(
             bus, LEASE_KEY, self.id, settings.leader_ttl_s, replicas=self._replicas, on_change=self._on_lease
         )
-        self._questions = Questions(bus, self.id, self._find, self._open, lambda: self._lease.held)
+        self._questions = Questions(bus, self.id, self._find, self._open, self._forget, lambda: self._lease.held)
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
 
@@ -167,12 +168,18 @@ class Registry:
     async def _discover(self) -> None:
         """Begin with jobs that others opened, forget stopped ones whose log is gone, and look for full logs."""
         found = set(await joblog.jobs(self._bus))
+        for job in [job for job in self.jobs.values() if job.has_ended]:
+            # A deleted job's name may stand for another log by now.
+            if job.is_deleted or job.name not in found:
+                await self._remove(job)
         for name in sorted(found):
             self._add(name)
-        for job in [job for job in self.jobs.values() if job.failure is not None and job.name not in found]:
-            await self._remove(job)
         for job in list(self.jobs.values()):
             await job.look_for_room()
+        if self._leader.leads:
+            tombstones = [(job.fold.catalog.deleted_at, job.name) for job in self.jobs.values() if job.is_deleted]
+            for name in too_many(tombstones, time.time()):
+                await self._forget(self.jobs[name])
 
     def _add(self, name: str) -> Job:
         known = self.jobs.get(name)
@@ -185,6 +192,9 @@ class Registry:
         return job
 
     async def _remove(self, job: Job) -> None:
+        if self.jobs.get(job.name) is not job:
+            # Two that look for jobs at the same time have both found it at its end.
+            return
         del self.jobs[job.name]
         self._hear(liveness.Forget(job.name))
         await job.close()
@@ -192,18 +202,26 @@ class Registry:
     async def _open(self, name: str) -> Job:
         """Make the job's log and blob store, if they are not there, and fold the log."""
         subjects.check_job(name)
-        if name in self.jobs and self.jobs[name].failure is not None:
+        if name in self.jobs and self.jobs[name].has_ended:
             await self._discover()
         job = self.jobs.get(name)
         if job is not None and job.failure is not None:
             raise RegistryUnavailable(f"job {name!r} is stopped, since {job.failure}")
+        if job is not None and job.is_deleted:
+            raise gone(name)
         await Blobs(self._bus).open(name, self._replicas)
         await joblog.open_job(self._bus, name, self._replicas)
         return self._add(name)
 
+    async def _forget(self, job: Job) -> None:
+        """Remove what is left of a deleted job. Its name is free from then on."""
+        if await job.is_ready(READY_WAIT_S_MAX) and job.is_deleted:
+            await self._remove(job)
+            await job.remove()
+
     async def _find(self, name: str) -> Job:
         job = self.jobs.get(name)
-        if job is None:
+        if job is None or job.has_ended:
             # Perhaps it was opened by another registry a moment ago.
             await self._discover()
             job = self.jobs.get(name)

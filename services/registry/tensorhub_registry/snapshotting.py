@@ -80,6 +80,31 @@ class Snapshotting:
         self._pace.took(snapshot.seq)
         self._task = asyncio.create_task(self._keep(snapshot.seq, snapshot.time, body, fold))
 
+    async def close(self, fold: JobFold) -> None:
+        """The job was deleted: keep its sum, and nothing of the log before the command that did it.
+
+        Raises `TensorHubError`; what was done until then harms nobody, and it may be called again.
+        """
+        self.cancel()
+        snapshot = fold.snapshot()
+        if snapshot is None:
+            raise TensorHubError("the fold is behind the log's end")
+        deleted, body = snapshot.catalog.deleted, encode(snapshot)
+        extent = await self._log.extent()
+        index = await self._snapshots.index(extent.created)
+        if index is None or index.newer.seq < deleted:
+            packed = await asyncio.to_thread(Packed.of, body)
+            index = await self._snapshots.write(packed, snapshot.seq, snapshot.time, index, extent.created)
+        self._pace.stands(index.newer.seq, index.newer.time)
+        if await self._is_whole(index, 0) and extent.first < deleted:
+            await self._log.trim(deleted)
+
+    async def remove(self) -> None:
+        """Delete the log, and then what sums it up: the log that is left without its sum could not be folded."""
+        self.cancel()
+        await self._log.remove()
+        await self._snapshots.remove()
+
     def cancel(self) -> None:
         """Make none any more. What is under way is left where it is, and harms nobody."""
         task, self._task = self._task, None

@@ -368,7 +368,7 @@ class TestFollowing:
 
     async def test_it_resumes_when_a_message_was_lost_on_the_way(self, log: JobLog) -> None:
         await fill(log, 10)
-        reader = following.Following(log._bus, log.job, 1, None)
+        reader = following.Following(log._bus, log.job, 1, ())
         entries = reader.entries()
         await take(entries, 2)
         async with asyncio.timeout(5.0):
@@ -381,7 +381,7 @@ class TestFollowing:
     async def test_a_pull_that_expires_is_renewed(self, log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(following, "PULL_EXPIRES_S", 0.2)
         monkeypatch.setattr(following, "HEARTBEAT_S", 0.1)
-        reader = following.Following(log._bus, log.job, 1, None)
+        reader = following.Following(log._bus, log.job, 1, ())
         entries = reader.entries()
         waiting = asyncio.create_task(anext(entries))
         async with asyncio.timeout(5.0):

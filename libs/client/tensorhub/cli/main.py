@@ -7,13 +7,14 @@ import typer
 
 from tensorhub import __version__
 from tensorhub.cli.credentials import credentials
+from tensorhub.cli.delete import delete
 from tensorhub.cli.demo import demo
 from tensorhub.cli.doctor import doctor
 from tensorhub.cli.drain import drain
 from tensorhub.cli.later import bench, simulate
 from tensorhub.cli.publish import publish
 from tensorhub.cli.pull import pull
-from tensorhub.cli.rulings import delete, pin, quota, retain, rewind, unpin
+from tensorhub.cli.rulings import pin, quota, retain, rewind, unpin
 from tensorhub.cli.running import Commands
 from tensorhub.cli.status import status
 from tensorhub.cli.trace import trace
@@ -44,7 +45,7 @@ for command, example in (
     (pin, "tensorhub pin policy 12"),
     (unpin, "tensorhub unpin policy 12"),
     (rewind, "tensorhub rewind policy --to 8"),
-    (delete, "tensorhub delete policy"),
+    (delete, "tensorhub delete policy, or tensorhub delete --job run-7"),
     (quota, "tensorhub quota 68719476736 --job run-7"),
     (drain, "tensorhub drain node-12-0"),
     (credentials, "tensorhub credentials /etc/tensorhub/credentials --agent node-12-0 --job run-7"),

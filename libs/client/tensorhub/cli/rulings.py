@@ -1,4 +1,4 @@
-"""`tensorhub retain`, `pin`, `unpin`, `rewind`, `delete` and `quota`: what users rule, said to the log.
+"""`tensorhub retain`, `pin`, `unpin`, `rewind` and `quota`: what users rule, said to the log.
 
 Always true: the command ends when the log has decided it, or says that nobody knows; saying the same again is harmless.
 """
@@ -12,7 +12,7 @@ from tensorhub.cli.output import json_line, line
 from tensorhub.cli.running import registry_of, run
 from tensorhub.registry import Registry
 from tensorhub_common.names import check_name
-from tensorhub_common.wire.commands import Command, Delete, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.wire.commands import Command, Pin, Quota, Retain, Rewind, Unpin
 from tensorhub_common.wire.events import AnyEvent, VersionRetired
 
 Number = Annotated[int, typer.Argument(metavar="VERSION", help="The version's number.", min=0, show_default=False)]
@@ -29,8 +29,8 @@ def retain(
     nats: options.Nats = None,
 ) -> None:
     """Keep the last versions of a model: none of them loses its last copy by an orderly act."""
-    said = _say(registry_of(job, directory, nats), Retain(model=check_name("model", model), last=last), timeout)
-    _tell(said, f"the last {last} versions of {model} are kept" if last else f"no version of {model} is kept", json)
+    said = say(registry_of(job, directory, nats), Retain(model=check_name("model", model), last=last), timeout)
+    tell(said, f"the last {last} versions of {model} are kept" if last else f"no version of {model} is kept", json)
 
 
 def pin(
@@ -44,8 +44,8 @@ def pin(
     nats: options.Nats = None,
 ) -> None:
     """Keep one version of a model until it is unpinned."""
-    said = _say(registry_of(job, directory, nats), Pin(model=check_name("model", model), version=version), timeout)
-    _tell(said, f"version {version} of {model} is pinned", json)
+    said = say(registry_of(job, directory, nats), Pin(model=check_name("model", model), version=version), timeout)
+    tell(said, f"version {version} of {model} is pinned", json)
 
 
 def unpin(
@@ -59,8 +59,8 @@ def unpin(
     nats: options.Nats = None,
 ) -> None:
     """Keep a version no longer than 'retain' says."""
-    said = _say(registry_of(job, directory, nats), Unpin(model=check_name("model", model), version=version), timeout)
-    _tell(said, f"version {version} of {model} is not pinned", json)
+    said = say(registry_of(job, directory, nats), Unpin(model=check_name("model", model), version=version), timeout)
+    tell(said, f"version {version} of {model} is not pinned", json)
 
 
 def rewind(
@@ -74,23 +74,9 @@ def rewind(
     nats: options.Nats = None,
 ) -> None:
     """Retire all versions above a checkpoint's. Their numbers are not used again."""
-    said = _say(registry_of(job, directory, nats), Rewind(model=check_name("model", model), to=to), timeout)
+    said = say(registry_of(job, directory, nats), Rewind(model=check_name("model", model), to=to), timeout)
     retired = [str(event.version) for event in said if isinstance(event, VersionRetired)]
-    _tell(said, f"{model} is back at {to}; retired: {', '.join(retired) or 'none'}", json)
-
-
-def delete(
-    model: options.Model,
-    *,
-    job: options.Job = None,
-    json: options.Json = False,
-    timeout: options.Timeout = 10,
-    directory: options.Directory = None,
-    nats: options.Nats = None,
-) -> None:
-    """Forget a model that nobody holds any more, with the copies of its versions."""
-    said = _say(registry_of(job, directory, nats), Delete(model=check_name("model", model)), timeout)
-    _tell(said, f"{model} is deleted", json)
+    tell(said, f"{model} is back at {to}; retired: {', '.join(retired) or 'none'}", json)
 
 
 def quota(
@@ -104,11 +90,13 @@ def quota(
 ) -> None:
     """Bound the bytes that all shards of a job take together. What stands already stays."""
     registry = registry_of(job, directory, nats)
-    said = _say(registry, Quota(nbytes=nbytes), timeout)
-    _tell(said, f"job {registry.job} may take {nbytes} bytes" if nbytes else f"job {registry.job} has no quota", json)
+    said = say(registry, Quota(nbytes=nbytes), timeout)
+    tell(said, f"job {registry.job} may take {nbytes} bytes" if nbytes else f"job {registry.job} has no quota", json)
 
 
-def _say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
+def say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
+    """Have the log take a command, and return what became of it."""
+
     async def saying() -> tuple[AnyEvent, ...]:
         async with registry:
             return await registry.rule(command, timeout_s)
@@ -116,7 +104,8 @@ def _say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEve
     return run(saying())
 
 
-def _tell(events: tuple[AnyEvent, ...], sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
+def tell(events: tuple[AnyEvent, ...], sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
+    """Print the events for programs, or a sentence for people."""
     if json:
         for event in events:
             json_line(event)

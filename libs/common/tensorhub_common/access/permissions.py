@@ -19,7 +19,7 @@ from tensorhub_common.names import check_name
 _API: Final = "$JS.API"
 _LEASES: Final = "$KV.tensorhub.>"
 
-ASKS_OF_CLIENTS: Final = ("open", "versions", "replicas", "status", "outcome", "story", "transfers", "spans")
+ASKS_OF_CLIENTS: Final = ("open", "versions", "replicas", "status", "outcome", "story", "forget", "transfers", "spans")
 """What anybody with a job's credentials may ask about the job."""
 ASKS_OF_AGENTS: Final = ("open", "plan")
 ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans")

@@ -81,6 +81,10 @@ class Blobs:
         fixed = ("subjects", "retention", "discard", "max_age", "max_msgs", "max_msgs_per_subject", "allow_direct")
         await jetstream.ensure_stream(self._bus, config, fixed)
 
+    async def remove(self, job: str) -> None:
+        """Delete all blobs of a job; where there are none, nothing is done."""
+        await jetstream.delete_stream(self._bus, blob_stream(job))
+
     async def put(self, job: str, data: bytes) -> str:
         """Store bytes and return their digest; what stands there already is not sent again.
 

@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -61,11 +61,11 @@ _log: Final = logging.getLogger(__name__)
 class Following:
     """One reader of one job's log. It is used once, through `entries`."""
 
-    def __init__(self, bus: Bus, job: str, start_seq: int, filter_subject: str | None) -> None:
+    def __init__(self, bus: Bus, job: str, start_seq: int, filter_subjects: Sequence[str]) -> None:
         self._bus = bus
         self._job = job
         self._stream = log_stream(job)
-        self._filter = filter_subject
+        self._filters = list(filter_subjects)
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
         self._looks = 0
@@ -148,9 +148,12 @@ class Following:
             "num_replicas": 1,
         }
         verb = f"CONSUMER.CREATE.{self._stream}.{self._consumer}"
-        if self._filter is not None:
-            config["filter_subject"] = self._filter
-            verb = f"{verb}.{self._filter}"
+        if len(self._filters) == 1:
+            # A single one stands in the subject too, where a server's permissions may name it.
+            config["filter_subject"] = self._filters[0]
+            verb = f"{verb}.{self._filters[0]}"
+        elif self._filters:
+            config["filter_subjects"] = self._filters
         await jetstream.api(self._bus, verb, {"stream_name": self._stream, "config": config}, OPEN_TIMEOUT_S)
 
     def _check_log(self, info: dict[str, Any]) -> None:
@@ -220,7 +223,7 @@ class Following:
             self._arrived.clear()
             self._in_doubt = True
             return None
-        if seq < self._next_seq or (self._filter is None and seq != self._next_seq):
+        if seq < self._next_seq or (not self._filters and seq != self._next_seq):
             raise self._gap(seq)
         self._consumer_next += 1
         self._next_seq = seq + 1

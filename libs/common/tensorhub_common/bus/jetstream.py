@@ -157,6 +157,15 @@ async def ensure_stream(bus: Bus, config: Mapping[str, Any], fixed: Iterable[str
     return info
 
 
+async def delete_stream(bus: Bus, name: str) -> None:
+    """Delete a stream with all that stands in it; where there is none, nothing is done."""
+    try:
+        await insist(lambda: api(bus, f"STREAM.DELETE.{name}"))
+    except StreamFailure as failure:
+        if failure.err_code != STREAM_NOT_FOUND:
+            raise
+
+
 def time_ns_of(text: str) -> int:
     """Return nanoseconds since the epoch for the server's form of a time, to the last digit."""
     match = _TIME.fullmatch(text)

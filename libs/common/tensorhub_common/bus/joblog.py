@@ -218,6 +218,10 @@ class JobLog:
         purge = {"seq": first, "filter": commands_of(self.job)}
         await jetstream.insist(lambda: jetstream.api(self._bus, f"STREAM.PURGE.{self.stream}", purge))
 
+    async def remove(self) -> None:
+        """Delete the log; where there is none, nothing is done."""
+        await jetstream.delete_stream(self._bus, self.stream)
+
     async def last_event(self) -> Entry | None:
         """Return the job's last event, or None."""
         return await self._last(self._events)
@@ -235,14 +239,14 @@ class JobLog:
             raise
         return None if stored is None else Entry.of(stored, self.job)
 
-    def follow(self, start_seq: int = 1, filter_subject: str | None = None) -> AsyncGenerator[Entry, None]:
+    def follow(self, start_seq: int = 1, *filter_subjects: str) -> AsyncGenerator[Entry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
 
         While NATS is away it waits. Raises `LogGap` where an entry is no longer there, `LogShorter` when the log ends
-        before what was read or before `start_seq - 1`, `LogMissing` without a log. With a filter only entries on these
+        before what was read or before `start_seq - 1`, `LogMissing` without a log. With filters only entries on these
         subjects come. Close it (`aclose`) when done.
         """
-        return Following(self._bus, self.job, start_seq, filter_subject).entries()
+        return Following(self._bus, self.job, start_seq, filter_subjects).entries()
 
     async def _last(self, subject: str) -> Entry | None:
         try:

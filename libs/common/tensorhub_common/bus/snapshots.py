@@ -151,6 +151,10 @@ class Snapshots:
         purge = {"seq": first}
         await self._insist(lambda: jetstream.api(self._bus, f"STREAM.PURGE.{self._stream}", purge, ATTEMPT_S))
 
+    async def remove(self) -> None:
+        """Delete all snapshots; where there are none, nothing is done."""
+        await jetstream.delete_stream(self._bus, self._stream)
+
     def _unpack(self, record: Record, data: bytes) -> bytes:
         if len(data) != record.packed or digest_of(data) != record.digest:
             raise self._broken(record, "its bytes have another digest")

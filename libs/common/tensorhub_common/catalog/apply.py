@@ -13,12 +13,13 @@ from tensorhub_common.catalog import membership, publishing, rounds, ruling, sup
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
-from tensorhub_common.errors import BadCommand, StaleSender
+from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
 from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
     AnyCommand,
     Decline,
     Delete,
+    DeleteJob,
     DrainAgent,
     Drained,
     Drop,
@@ -73,6 +74,7 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Unpin: ruling.unpin,
     Rewind: ruling.rewind,
     Delete: ruling.delete,
+    DeleteJob: ruling.delete_job,
     DrainAgent: ruling.drain_agent,
     Quota: ruling.quota,
 }
@@ -106,6 +108,8 @@ def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
         known = _repeated(catalog, command.by, command)
         if known is not None:
             return [known]
+    if catalog.deleted:
+        raise Refused(JobGone, str(gone(catalog.job)))
     out: list[Event] = []
     _HANDLERS[type(command)](catalog, command, out)
     tending.settle(catalog, command, out)

@@ -17,6 +17,7 @@ def check(catalog: Catalog) -> None:
         cached = sum(replica.members[i].nbytes for replica, i in replicas if replica.cache is not None)
         assert agent.cached_bytes == cached, f"{agent.name} counts {agent.cached_bytes} bytes of copies, of {cached}"
         assert agent.draining == (agent.name in catalog.leaving)
+    assert not (catalog.deleted and (catalog.models or catalog.agents)), "something stands in a deleted job"
     for lane, last in catalog.lanes.items():
         known = catalog.agents.get(lane.partition("/")[0])
         assert known.incarnation == last.incarnation if known else lane.startswith("_"), f"lane {lane} is nobody's"

@@ -22,14 +22,16 @@ from tensorhub_common.catalog.table import (
 from tensorhub_common.catalog.wellformed import checked_number
 from tensorhub_common.errors import (
     AgentUnavailable,
+    BadCommand,
     ReplicaConflict,
     RetentionFull,
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.wire.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.wire.commands import Delete, DeleteJob, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
 from tensorhub_common.wire.events import (
     AgentDraining,
+    JobDeleted,
     JobQuota,
     ModelDeleted,
     ModelRetention,
@@ -152,6 +154,19 @@ def delete(catalog: Catalog, command: Delete, out: Out) -> None:
             out.append(ShardReleased(model=model.name, replica=replica.name, shard=shard.index))
     catalog.tended.pop(model.name, None)
     del catalog.models[model.name]
+
+
+def delete_job(catalog: Catalog, command: DeleteJob, out: Out) -> None:
+    """Close the job: nothing stands in it any more, whoever held it, and nobody's later word counts.
+
+    What is left has no size: it is the job's tombstone.
+    """
+    if command.by is not None:
+        raise Refused(BadCommand, "a job is deleted by those who use it, not by an agent")
+    catalog.deleted, catalog.deleted_at = catalog.seq, catalog.time
+    for each in (catalog.models, catalog.agents, catalog.lanes, catalog.tended, catalog.leaving):
+        each.clear()
+    out.append(JobDeleted(job=catalog.job))
 
 
 def drain_agent(catalog: Catalog, command: DrainAgent, out: Out) -> None:

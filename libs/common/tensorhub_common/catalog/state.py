@@ -200,6 +200,10 @@ class Catalog:
     """Models of which something is retained, rewound or copied: what `retention.settle` looks at."""
     leaving: dict[str, None] = field(default_factory=dict)
     """Agents that are drained for maintenance."""
+    deleted: int = 0
+    """The command that deleted the job, after which none counts; 0: it goes on."""
+    deleted_at: float = 0.0
+    """JetStream's time of that."""
 
 
 def root_key(shards: int, shard: int, layout: str) -> str:

@@ -43,6 +43,12 @@ class JobOpened(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     job: str
 
 
+class JobForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):
+    """Nothing is left of the deleted job, and its name is free."""
+
+    job: str
+
+
 class OutcomeAsk(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the command at this log sequence (the number in JetStream's acknowledgement)?"""
 

@@ -286,6 +286,7 @@ def _fill(book: _Book) -> None:
     book.ask("versions", f"{_JOB}.ask.versions", asks.ModelAsk, [asks.Versions, no])
     book.ask("replicas", f"{_JOB}.ask.replicas", asks.ModelAsk, [asks.Replicas, no])
     book.ask("status", f"{_JOB}.ask.status", None, [asks.Status, no])
+    book.ask("forget", f"{_JOB}.ask.forget", None, [asks.JobForgotten, no])
     book.ask("story", f"{_JOB}.ask.story", asks.StoryAsk, [asks.Story, no])
     book.ask("plan", f"{_JOB}.ask.plan", transfer.Demand, [transfer.Plan, transfer.Refusal, no])
     book.ask("transfers", f"{_JOB}.ask.transfers", traces.TransfersAsk, [traces.Spans, no])

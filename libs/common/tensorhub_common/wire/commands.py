@@ -104,6 +104,10 @@ class Delete(Command, frozen=True, kw_only=True, tag="delete"):
     model: str
 
 
+class DeleteJob(Command, frozen=True, kw_only=True, tag="delete_job"):
+    """Close the job for good: every later command is refused, and agents free all that stands in it."""
+
+
 class DrainAgent(Command, frozen=True, kw_only=True, tag="drain"):
     """For maintenance: no new shard and no new copy on this agent, and none there counts. `on` False ends it."""
 
@@ -271,6 +275,7 @@ AnyCommand = (
     | Unpin
     | Rewind
     | Delete
+    | DeleteJob
     | DrainAgent
     | Quota
     | Lead
@@ -301,5 +306,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     reason: str
 
 
-OUTSIDE_VERBS: Final = frozenset({"publish", "retain", "pin", "unpin", "rewind", "delete", "drain", "quota"})
+OUTSIDE_VERBS: Final = frozenset(
+    {"publish", "retain", "pin", "unpin", "rewind", "delete", "delete_job", "drain", "quota"}
+)
 """Verbs that anyone with the job's credentials may use; all others carry their sender in the subject."""

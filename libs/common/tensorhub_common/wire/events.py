@@ -278,6 +278,12 @@ class ModelDeleted(ModelEvent, frozen=True, kw_only=True, tag="model.deleted"):
     """The model is forgotten; its name is free."""
 
 
+class JobDeleted(Event, frozen=True, kw_only=True, tag="job.deleted"):
+    """The last event of a job that counts: nothing stands in it any more, and its log is removed soon after."""
+
+    job: str
+
+
 class CopyPlaced(ReplicaEvent, frozen=True, kw_only=True, tag="copy.placed"):
     """A cache replica is to hold the retained version: each agent makes its shards and joins the replica's round."""
 
@@ -412,6 +418,7 @@ AnyEvent = (
     | ModelRetention
     | ModelRewound
     | ModelDeleted
+    | JobDeleted
     | CopyPlaced
     | JobQuota
     | AgentDraining

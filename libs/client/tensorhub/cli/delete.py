@@ -1,0 +1,97 @@
+"""`tensorhub delete`: a model that nobody holds any more, or a whole job.
+
+Always true: a job is deleted only where `--job` names it and somebody has agreed; settings alone delete nothing.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tensorhub.cli import options
+from tensorhub.cli.output import json_line, line
+from tensorhub.cli.rulings import say, tell
+from tensorhub.cli.running import WRONG_USAGE, complain, registry_of, run
+from tensorhub.registry import Registry
+from tensorhub_common.names import check_name
+from tensorhub_common.wire.asks import Status
+from tensorhub_common.wire.commands import Delete
+
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="The model's name; without it the whole job.", show_default=False),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete a whole job without asking.")]
+Forget = Annotated[
+    bool, typer.Option("--forget", help="The job is deleted already: let its name be used anew, at once.")
+]
+
+
+def delete(
+    model: OptionalModel = None,
+    *,
+    yes: Yes = False,
+    forget: Forget = False,
+    job: options.Job = None,
+    json: options.Json = False,
+    timeout: options.Timeout = 10,
+    directory: options.Directory = None,
+    nats: options.Nats = None,
+) -> None:
+    """Delete a model that nobody holds any more, with the copies of its versions; or a whole job.
+
+    A job goes with all that stands in it, on every agent: trainers and engines of it get an error from then on. Its
+    name is refused for a week, so that a process that was forgotten doesn't bring it back.
+    """
+    if model is None and job is None:
+        raise _wrong("name a MODEL, or with --job a whole job")
+    if model is not None and forget:
+        raise _wrong("--forget is about a deleted job: leave MODEL out")
+    registry = registry_of(job, directory, nats)
+    if model is not None:
+        tell(say(registry, Delete(model=check_name("model", model)), timeout), f"{model} is deleted", json)
+    elif forget:
+        run(_forget(registry, timeout))
+        _tell(registry, "forgotten", f"job {registry.job} is forgotten: its name may be used anew", json)
+    else:
+        run(_delete_job(registry, timeout, yes))
+        _tell(registry, "deleted", f"job {registry.job} is deleted", json)
+
+
+async def _forget(registry: Registry, timeout_s: float) -> None:
+    async with registry:
+        await registry.forget_job(timeout_s)
+
+
+async def _delete_job(registry: Registry, timeout_s: float, yes: bool) -> None:  # noqa: FBT001 (the option as it came)
+    async with registry:
+        status = await registry.status(timeout_s)
+        if not yes:
+            _ask(status)
+        await registry.delete_job(timeout_s)
+
+
+def _ask(status: Status) -> None:
+    """Ask whoever sits there; raises where nobody does, or the answer is no."""
+    live = [agent for agent in status.agents if agent.live]
+    shards = sum(agent.shards for agent in live)
+    if not sys.stdin.isatty():
+        raise _wrong(f"job {status.job!r} has {shards} shards on {len(live)} live agents: say --yes to delete it")
+    models = ", ".join(model.model for model in status.models) or "none"
+    typer.confirm(
+        f"Delete job {status.job} for everybody? Models: {models}; {shards} shards on {len(live)} live agents",
+        abort=True,
+        err=True,
+    )
+
+
+def _wrong(sentence: str) -> typer.Exit:
+    complain(sentence)
+    return typer.Exit(WRONG_USAGE)
+
+
+def _tell(registry: Registry, what: str, sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)
+    if json:
+        json_line({"job": registry.job, "state": what})
+    else:
+        line(sentence)

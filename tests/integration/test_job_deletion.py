@@ -1,0 +1,209 @@
+"""Deleting a whole job on a hub of real processes: what is freed, who is told what, and how its name is used anew."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.integration.hubs import RunningHub, admin_key, assert_same_bytes, new_job, running_hub
+from tests.integration.programs import command
+
+import tensorhub
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub_common import subjects
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.failures import StreamFailure
+from tensorhub_common.bus.joblog import JobLog
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BOUND_S: Final = 20.0
+COMMANDS_LEFT_MAX: Final = 5
+"""The one that deleted the job, and what came after it in these tests, each with its outcome."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    directory = tmp_path_factory.mktemp("hub")
+    async with running_hub(
+        directory, TENSORHUB_CACHE_DISK_BYTES="16MiB", TENSORHUB_CACHE_BYTES="0", TENSORHUB_METRICS="0"
+    ) as running:
+        yield running
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.randn(77, 1003, generator=torch.Generator().manual_seed(seed))}
+
+
+def address(hub: RunningHub) -> NatsAddress:
+    return NatsAddress(hub.file.nats, Path(hub.file.credentials))
+
+
+async def until(is_so: Callable[[], bool], what: str) -> None:
+    for _ in range(int(BOUND_S / 0.02)):
+        if is_so():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it never came to be that {what}")
+
+
+def files_of(hub: RunningHub, job: str) -> list[Path]:
+    """Return the manifests, in memory and on disk, that name the job: beside each stands what it is about."""
+    folders = [*hub.directory.glob("**/copies"), Path("/dev/shm")]  # noqa: S108 (where agents keep their segments)
+    found = [path for folder in folders for path in folder.glob("*.json")]
+    return [path for path in found if _names(path, job)]
+
+
+def _names(path: Path, job: str) -> bool:
+    try:
+        return f'"job":"{job}"'.encode() in path.read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
+    """Return the job's streams, and how many messages each has."""
+    wanted = (subjects.log_stream(job), subjects.blob_stream(job), subjects.snapshot_stream(job))
+    found = {}
+    async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
+        for name in wanted:
+            try:
+                found[name] = int((await jetstream.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
+            except StreamFailure as failure:
+                if failure.err_code != jetstream.STREAM_NOT_FOUND:
+                    raise
+    return found
+
+
+async def cleared(hub: RunningHub, job: str) -> None:
+    """Return once the log is cut down to the deletion and what follows, and the blobs are gone."""
+    for _ in range(int(BOUND_S / 0.05)):
+        found = await streams_of(hub, job)
+        if found.get(subjects.log_stream(job), 0) <= 2 * COMMANDS_LEFT_MAX and subjects.blob_stream(job) not in found:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"job {job} is never cleared up: {found}")
+
+
+async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
+    """Memory and copies on the disk are freed on every agent; whoever calls, waits or watches is told at once."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        await here.retain("m", last=1)
+        await trainer.publish(1)
+        await trainer.unpublish()
+        half = await here.register("n", weights(2), replica="trainer", shard=0, shards=2)
+        reader = await there.register("m", weights(9), replica="reader")
+        await reader.replicate(1)
+        publishing = asyncio.create_task(half.publish(7))
+        waiting = asyncio.create_task(reader.update(wait_s=60))
+        watched = [asyncio.create_task(_watch(here)), asyncio.create_task(_watch(there))]
+        await until(lambda: len(files_of(hub, job)) == 4, "three shards and a copy stand")
+        await there.delete_job()
+        for call in (publishing, waiting, *watched):
+            with pytest.raises(tensorhub.JobGone, match=r"was deleted.*--forget"):
+                async with asyncio.timeout(BOUND_S):
+                    await call
+        await until(lambda: not files_of(hub, job), "nothing of the job is left")
+        assert_same_bytes(reader.tensors, weights(1))
+        for late in (trainer.publish(2), here.versions("m"), here.register("late", weights(3), replica="r")):
+            with pytest.raises(tensorhub.JobGone):
+                await late
+    await cleared(hub, job)
+
+
+async def _watch(hub: tensorhub.AsyncHub) -> None:
+    async for _ in hub.watch("m"):
+        pass
+
+
+async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> None:
+    """Who comes back, and who deletes it once more, is told what to do; then all begins anew, from nothing."""
+    job = new_job()
+    async with hub.connected(job) as (here, _):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        await trainer.publish(5)
+        two = [Registry(job, address(hub)) for _ in range(2)]
+        calls = (here.delete_job(), *(each.delete_job() for each in two))
+        said = await asyncio.gather(*calls, return_exceptions=True)
+        assert None in said
+        assert all(each is None or isinstance(each, tensorhub.JobGone) for each in said)
+        for each in two:
+            await each.close()
+    code, out, err = await command(hub, "status", "--job", job)
+    assert (code, out) == (1, "")
+    assert "was deleted" in err
+    async with hub.connected(job, agents=1) as (again,):
+        with pytest.raises(tensorhub.JobGone, match=f"--job {job} --forget"):
+            await again.register("m", weights(1), replica="trainer")
+        with pytest.raises(tensorhub.JobGone):
+            await again.delete_job()
+    await cleared(hub, job)
+    code, out, err = await command(hub, "delete", "--job", job, "--forget", "--json")
+    assert (code, json.loads(out), err) == (0, {"job": job, "state": "forgotten"}, "")
+    async with hub.connected(job) as (here, there):
+        assert await here.versions("m") == []
+        trainer = await here.register("m", weights(4), replica="trainer")
+        assert await trainer.publish() == 1
+        reader = await there.register("m", weights(9), replica="reader")
+        assert await reader.replicate() == 1
+        assert_same_bytes(reader.tensors, weights(4))
+
+
+async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> None:
+    """It is killed, the job is deleted and cleared up, and the agent's next process finds memory of it."""
+    job = new_job()
+    async with hub.connected(job) as (here, there):
+        await here.register("m", weights(1), replica="trainer")
+        await there.register("m", weights(2), replica="other")
+        await until(lambda: len(files_of(hub, job)) == 2, "both stand")
+        [away] = [agent for agent in hub.file.agents if agent.id == there.agent]
+        os.kill(away.pid, signal.SIGKILL)
+        await here.delete_job()
+        await until(lambda: not files_of(hub, job), "the agent has come back, and freed it")
+    await cleared(hub, job)
+
+
+async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: RunningHub) -> None:
+    """The command stands in the log and its leader is dead: the next one says it, and clears up."""
+    job = new_job()
+    async with hub.connected(job, agents=1) as (here,):
+        trainer = await here.register("m", weights(1), replica="trainer")
+        await trainer.publish(1)
+        os.kill(hub.file.registry.pid, signal.SIGKILL)
+        async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
+            await JobLog(bus, job).append(subjects.cmd(job, "delete_job"), b'{"verb":"delete_job"}', "delete")
+        await until(lambda: not files_of(hub, job), "the agent has freed it")
+        await cleared(hub, job)
+        os.kill(hub.file.registry.pid, signal.SIGKILL)
+        with pytest.raises(tensorhub.JobGone):
+            await here.versions("m", timeout_s=BOUND_S)
+
+
+async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
+    """A job is deleted only by its name and with somebody's word; one that is not there leaves no tombstone."""
+    job = new_job()
+    async with hub.connected(job, agents=1) as (here,):
+        await here.register("m", weights(1), replica="trainer")
+        for arguments, code, says in (
+            ((), 2, "--job"),
+            (("--job", job), 2, "1 shards on 1 live agents: say --yes"),
+            (("m", "--job", job, "--forget"), 2, "leave MODEL out"),
+            (("--job", job, "--forget"), 1, "is not deleted"),
+            (("--job", "nobodys", "--yes"), 1, "there is no job"),
+        ):
+            found, out, err = await command(hub, "delete", *arguments)
+            assert (found, out) == (code, ""), (arguments, err)
+            assert says in err
+        assert await streams_of(hub, "nobodys") == {}
+        assert (await here.registry.status()).models
+        found, out, _ = await command(hub, "delete", "--job", job, "--yes")
+        assert (found, out) == (0, f"job {job} is deleted\n")
