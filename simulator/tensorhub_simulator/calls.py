@@ -105,8 +105,10 @@ class Calls:
         elif isinstance(open_call.call, CallPublish):
             self._check_publish(open_call, end)
         elif isinstance(open_call.call, CallUnpublish):
-            core = node.core.shards[key]
-            if core.held.memory is not Memory.EMPTY:
+            core = node.core.shards.get(key)
+            if core is None and node.core.deleted is None:
+                raise Violation("mutability", f"unpublish of {key} returned, and the shard is gone")
+            if core is not None and core.held.memory is not Memory.EMPTY:
                 raise Violation("mutability", f"unpublish of {key} returned while its memory is {core.held.memory}")
             counted = [
                 name

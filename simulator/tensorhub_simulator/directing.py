@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from tensorhub_common.catalog.state import Model
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Command, Publish, Retain, Rewind
+from tensorhub_common.wire.commands import Command, DeleteJob, Publish, Retain, Rewind
 
 if TYPE_CHECKING:
     from tensorhub_simulator.workers import Group
@@ -32,6 +32,8 @@ class Director:
             self.clock.after(self.clock.rng.random() * 0.5, None, partial(self._direct, group))
         for model in self.world.plan.models:
             self.clock.after(RETAIN_S, None, partial(self._retain, model))
+        if self.world.plan.deleted_after_s:
+            self.clock.after(self.world.plan.deleted_after_s, None, self._delete)
 
     # What groups do.
 
@@ -89,6 +91,12 @@ class Director:
             self.rule(Retain(model=name, last=retain))
             self.clock.after(RETAIN_S, None, lambda: self._retain(name))
 
+    def _delete(self) -> None:
+        """Have the job deleted, again until the log has it."""
+        if not self.world.truth.catalog.deleted:
+            self.rule(DeleteJob())
+            self.clock.after(RETAIN_S, None, self._delete)
+
     def rule(self, command: Command) -> None:
         """Say what a user rules."""
         world = self.world
@@ -117,7 +125,17 @@ class Director:
 
     def missing(self) -> str | None:
         """Say what is missing until a version of the quiet time stands everywhere, for each model."""
+        if self.world.plan.deleted_after_s:
+            return self._left()
         return next((why for why in map(self._missing_of, self.world.plan.models) if why is not None), None)
+
+    def _left(self) -> str | None:
+        """Say what is left of a job that was to be deleted."""
+        if not self.world.truth.catalog.deleted:
+            return "it is not deleted"
+        agents = [agent for agent in self.world.agents.values() if agent.up]
+        left = [agent.name for agent in agents if agent.shelf or not agent.core.is_over]
+        return f"{left} have not freed all that they have of a deleted job" if left else None
 
     def _missing_of(self, name: str) -> str | None:
         world, record = self.world, self._model(name)

@@ -14,6 +14,7 @@ from tensorhub_common.wire.events import (
     CommandRejected,
     CommandRepeated,
     CopyPlaced,
+    JobDeleted,
     ModelDeleted,
     ReplicaReady,
     RoundDecided,
@@ -42,6 +43,7 @@ class LogRules:
         self._live: dict[str, int] = {}
         """By agent its live incarnation; negative once it is lost."""
         self._term = 0
+        self._deleted = False
         self._last: dict[str, int] = {}
         self._said: dict[Sender, int] = {}
         self._layouts: dict[Shelf, tuple[int, str]] = {}
@@ -58,6 +60,8 @@ class LogRules:
 
     def _taken(self, seq: int, command: AnyCommand) -> None:
         """The log has acted on a command: its sender must be alive, and say it for the first time."""
+        if self._deleted:
+            raise Violation("a deleted job stays deleted", f"{type(command).__name__} at {seq} was taken")
         by = command.by
         if by is None:
             return
@@ -90,6 +94,8 @@ class LogRules:
             case ModelDeleted():
                 self._last.pop(event.model, None)
                 self._roots = {key: root for key, root in self._roots.items() if key[0] != event.model}
+            case JobDeleted():
+                self._deleted = True
             case _:
                 self._round(event)
 

@@ -12,7 +12,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Expire, Lead, Sender
-from tensorhub_common.wire.events import AgentJoined, AgentLost
+from tensorhub_common.wire.events import AgentJoined, AgentLost, JobDeleted
 from tensorhub_registry import leader as leading
 from tensorhub_registry import liveness as living
 from tensorhub_registry.claim import PROCESS, Claim
@@ -206,7 +206,7 @@ class RegistryNode(Node):
         """Say that this registry leads, as soon as it has folded what stood before, until the log has taken it."""
         if self.term != term:
             return
-        if self.fold.seq >= self._goal and self.claim.term is None:
+        if self.fold.seq >= self._goal and self.claim.term is None and not self.fold.catalog.deleted:
             if self._goal == 0:
                 self.claim.begin(term)
             else:
@@ -270,6 +270,8 @@ class RegistryNode(Node):
                     self._watch(first.agent, first.incarnation)
                 elif isinstance(first, AgentLost):
                     self._watch(first.agent, None)
+                elif isinstance(first, JobDeleted):
+                    self._expire(self.liveness.handle(living.Forget(self.world.job), self.now))
         self.world.folded.add(self)
 
     # Speaking.

@@ -51,6 +51,8 @@ class Setting:
     """How likely a trainer is to go back, each time that it is told what to do."""
     spot: float
     """How likely each rollout replica is to be one that may vanish."""
+    deleted_after_s: float
+    """When somebody deletes the job; 0: nobody does."""
 
 
 def draw(seed: int, *, calm: bool) -> Setting:
@@ -94,7 +96,9 @@ def draw(seed: int, *, calm: bool) -> Setting:
         retain=ruled.choice((0, 1, 1, 2)) if digests else 0,
         rewinds=ruled.choice((0.0, 0.0, 0.1)),
         spot=ruled.choice((0.0, 0.5)),
+        deleted_after_s=0.0,
     )
     if apart.random() < 0.85:  # noqa: PLR2004 (odds)
         return setting
-    return replace(setting, beside=replace(setting, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False))
+    beside = replace(setting, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False)
+    return replace(setting, beside=replace(beside, deleted_after_s=apart.choice((0.0, 0.0, 2.0, 4.0))))

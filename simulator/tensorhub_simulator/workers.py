@@ -177,6 +177,9 @@ class Rank(Node):
 
     def _overwrite(self) -> None:
         """Change every byte, in as many writes as there are pieces."""
+        if self.agent.up and self.agent.core.deleted is not None:
+            # What it has mapped is nobody's but its own.
+            return
         shelved = self.agent.shelf[self.key]
         segment = shelved.segment
         if self.agent.up:
