@@ -17,7 +17,7 @@ from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError, gone
-from tensorhub_common.wire.codec import decode_event
+from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events import JobDeleted, kind_of
 
 VERSION_KINDS: Final = frozenset({"version.published", "version.available", "version.unavailable", "version.retired"})
@@ -60,6 +60,8 @@ async def watch(
         async with aclosing(joblog.follow(start, subjects.events_of(job, model), _end_of(job))) as entries:
             async for entry in entries:
                 event = _watched(entry, model)
+                if event is None:
+                    continue
                 if event.kind == GONE:
                     raise gone(job)
                 if not wanted or event.kind in wanted:
@@ -97,12 +99,15 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
     return after + 1
 
 
-def _watched(entry: Entry, model: str) -> Watched:
+def _watched(entry: Entry, model: str) -> Watched | None:
+    """Read an entry; None for what is no event (see docs/security.md, "JetStream answers")."""
     try:
-        event = decode_event(entry.data)
+        event = read_event(entry.data)
     except msgspec.MsgspecError as error:
         raise TensorHubError(
             f"entry {entry.seq} of the log is no event that this version knows ({error}): use a newer one"
         ) from None
+    if event is None:
+        return None
     told = {name: getattr(event, name, None) for name in _TOLD}
     return Watched(seq=entry.seq, time=event.time, kind=kind_of(event), model=model, **told)

@@ -120,6 +120,13 @@ _ROWS: Final = (
     ),
     Metric(
         "registry",
+        "tensorhub.registry.passed_over",
+        "counter",
+        "{entry}",
+        "Entries on events' subjects that are none: somebody has JetStream answer there (docs/security.md).",
+    ),
+    Metric(
+        "registry",
         "tensorhub.registry.unpublished",
         "gauge",
         "{command}",

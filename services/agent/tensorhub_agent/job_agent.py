@@ -68,7 +68,7 @@ from tensorhub_common.layout import Layout, shared_mismatch
 from tensorhub_common.subjects import ask, events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import Error, JobOpened
-from tensorhub_common.wire.codec import decode_event
+from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
 from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, LeaseRefusal, PlanAnswer, Refusal, SourceId
 
@@ -201,9 +201,11 @@ class JobAgent:
         else:
             return
         try:
-            event = decode_event(data)
+            event = read_event(data)
         except msgspec.MsgspecError as why:
             _log.warning("an entry of the log is no event that this agent knows: %s", why)
+            return
+        if event is None:
             return
         self._tracing.event(event, headers)
         self.carry_out(self.core.on_event(event, self._loop.time()))

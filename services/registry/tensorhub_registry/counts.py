@@ -12,6 +12,8 @@ class CommandCounts:
         self.commands: Counter[tuple[str, str]] = Counter()
         """How many, by (outcome, error); the error is "" where the command was not refused."""
         self.events = 0
+        self.passed_over = 0
+        """Entries on events' subjects that are none, also of a log that is read again."""
 
     def add(self, events: tuple[AnyEvent, ...]) -> None:
         """Count a command by the group of events that it led to."""

@@ -38,6 +38,7 @@ from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
 from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.deleting import Clearing
+from tensorhub_registry.ending import last_event
 from tensorhub_registry.liveness import Forget, Unwatch, Watch
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.replies import Replies
@@ -45,9 +46,9 @@ from tensorhub_registry.snapshotting import Snapshotting
 from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
-    LastEvent,
     OutOfOrder,
     Output,
+    PassedOver,
     Publication,
     Refused,
     Stands,
@@ -247,9 +248,9 @@ class Job:
                     await self._look_at_end()
 
     async def _look_at_end(self) -> None:
-        last = await self.log.last_event()
+        last = await last_event(self.log, self.fold)
         if last is not None:
-            await self._carry_out(self.fold.handle(LastEvent(last), time.monotonic()))
+            await self._carry_out(self.fold.handle(last, time.monotonic()))
 
     async def _carry_out(self, effects: Iterable[Output]) -> None:
         for effect in effects:
@@ -263,6 +264,10 @@ class Job:
                         self._tracing.stands(effect.causes)
                     if effect.origin is not None:
                         await self._replies.answer(effect, ready=self._ready.is_set())
+                case PassedOver():
+                    self.counts.passed_over += 1
+                    if self.counts.passed_over == 1:
+                        _log.warning("what is no event stands on an event's subject", job=self.name, at=effect.subject)
                 case OutOfOrder(expected, found):
                     raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
 

@@ -29,6 +29,7 @@ def watch(registry: Registry, meter: Meter | None = None) -> None:
 
     observe(meter, "tensorhub.registry.commands", lambda: _commands(jobs()))
     observe(meter, "tensorhub.registry.events", one(lambda: sum(job.counts.events for job in jobs())))
+    observe(meter, "tensorhub.registry.passed_over", one(lambda: sum(job.counts.passed_over for job in jobs())))
     observe(meter, "tensorhub.registry.leads", one(lambda: registry.leads))
     observe(meter, "tensorhub.registry.unpublished", unpublished)
     observe(meter, "tensorhub.registry.jobs.stopped", one(lambda: sum(job.failure is not None for job in jobs())))

@@ -37,6 +37,7 @@ from tensorhub_registry.steps import (
     Outgoing,
     OutOfOrder,
     Output,
+    PassedOver,
     Publication,
     Refused,
     Stands,
@@ -82,7 +83,7 @@ class JobFold:
     time: float = field(init=False, default=0.0)
     """JetStream's time of that entry."""
     last_event_seq: int = field(init=False, default=0)
-    """The sequence of the last event that is known to stand in the log."""
+    """Where the last entry on an event's subject stands, as far as is known what all of them are."""
     _known: Position = field(init=False, default=START)
     """The position of that event."""
     _read: tuple[int, int, int] | None = field(init=False, default=None)
@@ -122,7 +123,7 @@ class JobFold:
             self._under_way = None
             return []
         if isinstance(event, LastEvent):
-            return self._told(event.entry)
+            return self._told(event)
         if isinstance(event, Tick):
             return []
         return self._entry(event)
@@ -192,17 +193,21 @@ class JobFold:
         self._refused_at = under_way.expected
         return []
 
-    def _told(self, entry: LogEntry) -> list[Output]:
-        event = read(self.job, entry)
-        if not isinstance(event, Event):
-            raise FoldMismatch(f"entry {entry.seq} of job {self.job!r} was to be an event and is none")
-        return self._learn(_at(event), entry.seq)
+    def _told(self, last: LastEvent) -> list[Output]:
+        effects: list[Output] = []
+        if last.entry is not None:
+            event = read(self.job, last.entry)
+            if not isinstance(event, Event):
+                raise FoldMismatch(f"entry {last.entry.seq} of job {self.job!r} was to be an event and is none")
+            effects = self._learn(_at(event), last.entry.seq)
+        self.last_event_seq = max(self.last_event_seq, last.end)
+        return effects
 
     def _learn(self, position: Position, seq: int) -> list[Output]:
         """Note that the event at `position` stands in the log, as entry `seq`, and so do all before it."""
         if position <= self._known:
             return []
-        self._known, self.last_event_seq = position, seq
+        self._known, self.last_event_seq = position, max(self.last_event_seq, seq)
         return self._pass_known()
 
     def _pass_known(self) -> list[Output]:
@@ -231,9 +236,21 @@ class JobFold:
         if entry.seq != self.seq + 1:
             return [OutOfOrder(self.seq + 1, entry.seq)]
         said = read(self.job, entry)
-        effects = self._event(entry, said) if isinstance(said, Event) else self._command(entry, said)
+        if said is None:
+            effects = self._pass_over(entry)
+        else:
+            effects = self._event(entry, said) if isinstance(said, Event) else self._command(entry, said)
         self.seq, self.time = entry.seq, entry.time
         return effects
+
+    def _pass_over(self, entry: LogEntry) -> list[Output]:
+        """Go on behind what is no event: the next one is compared with its place, since JetStream knows no better.
+
+        That is safe here alone, where all that stands before it was read.
+        """
+        self._read_seq = entry.seq
+        self.last_event_seq = max(self.last_event_seq, entry.seq)
+        return [PassedOver(entry.seq, entry.subject)]
 
     def _command(self, entry: LogEntry, command: AnyCommand | Unreadable) -> list[Output]:
         if self.is_full:
@@ -260,7 +277,7 @@ class JobFold:
             self._unseen.popleft()
         elif at > self._known:
             self._compare(entry, event, self._unpublished)
-            self._known, self.last_event_seq = at, entry.seq
+            self._known, self.last_event_seq = at, max(self.last_event_seq, entry.seq)
             self._unpublished.popleft()
             self._stand(event, effects)
         self._read, self._read_seq = (event.cmd, event.i, event.k), entry.seq

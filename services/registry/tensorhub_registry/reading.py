@@ -12,7 +12,7 @@ import msgspec
 
 from tensorhub_common import subjects
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.wire.codec import decode_command, decode_event
+from tensorhub_common.wire.codec import decode_command, read_event
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
 from tensorhub_common.wire.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
 
@@ -89,8 +89,11 @@ def origin_of(headers: Mapping[str, str]) -> Origin | None:
     return Origin(trace, reply_to, foreign_reply_to)
 
 
-def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent:
-    """Say what an entry of this job's log is. Raises `FoldMismatch` for an event that is none."""
+def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent | None:
+    """Say what an entry of this job's log is; None: it stands on an event's subject, and is nobody's event.
+
+    Raises `FoldMismatch` for an event that can't be one of this job's.
+    """
     tokens = entry.subject.split(".")
     if len(tokens) > _TOKENS_BEFORE and tokens[_TOKENS_BEFORE - 1] == "event":
         return _read_event(job, entry)
@@ -105,12 +108,12 @@ def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent:
             return Unreadable(said[:64], why)
 
 
-def _read_event(job: str, entry: LogEntry) -> AnyEvent:
+def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
     try:
-        event = decode_event(entry.data)
+        event = read_event(entry.data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
         raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
-    if subject_of(job, event) != entry.subject:
+    if event is not None and subject_of(job, event) != entry.subject:
         raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")
     return event
 

@@ -26,9 +26,14 @@ class Unanswered(msgspec.Struct, frozen=True):
 
 
 class LastEvent(msgspec.Struct, frozen=True):
-    """The log's last event, asked for directly: what stands there although it has not been read in order yet."""
+    """The log's last event, asked for directly: what stands there although it has not been read in order yet.
 
-    entry: LogEntry
+    Behind it, up to `end`, stands nothing on events' subjects but what is none. `entry` None: there is no event behind
+    what was read in order.
+    """
+
+    entry: LogEntry | None
+    end: int = 0
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -43,6 +48,13 @@ class Stands(msgspec.Struct, frozen=True):
     events: tuple[AnyEvent, ...]
     origin: Origin | None
     causes: tuple[Cause, ...] = ()
+
+
+class PassedOver(msgspec.Struct, frozen=True):
+    """What stands on an event's subject is none; nothing was folded, and the log goes on behind it."""
+
+    seq: int
+    subject: str
 
 
 class OutOfOrder(msgspec.Struct, frozen=True):
@@ -76,4 +88,4 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 Input = LogEntry | Acknowledged | Refused | Unanswered | LastEvent | Tick
-Output = Decided | Stands | OutOfOrder
+Output = Decided | Stands | PassedOver | OutOfOrder

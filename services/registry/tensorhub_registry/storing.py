@@ -35,7 +35,7 @@ class Storing:
             return Acknowledged(1, await self._store_one(events[0], publication.expected))
         # Both requests are on their way before the first answer is awaited, in this order.
         first = asyncio.create_task(self._store_one(events[0], publication.expected))
-        second = asyncio.create_task(self._store_ahead(events[1], publication.ahead))
+        second = asyncio.create_task(self._store_ahead(events[1], publication.ahead, self._id_of(events[0])))
         try:
             seq = await first
             seq_ahead = await second
@@ -45,16 +45,20 @@ class Storing:
         return Acknowledged(1, seq) if seq_ahead is None else Acknowledged(2, seq_ahead)
 
     async def _store_one(self, outgoing: Outgoing, expected: int) -> int:
-        # The id must be one that nobody else can have used, or JetStream would take the event for a repeat.
-        msg_id = f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
-        return await self._log.append(outgoing.subject, outgoing.body, msg_id, outgoing.trace, expected)
+        return await self._log.append(outgoing.subject, outgoing.body, self._id_of(outgoing), outgoing.trace, expected)
 
-    async def _store_ahead(self, outgoing: Outgoing, expected: int) -> int | None:
+    def _id_of(self, outgoing: Outgoing) -> str:
+        """Return an id that nobody else can have used, or JetStream would take the event for a repeat."""
+        return f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
+
+    async def _store_ahead(self, outgoing: Outgoing, expected: int, behind: str) -> int | None:
         """Store the second of two events, unless somebody wrote in between; if in doubt, the next attempt will tell."""
         headers = {
             **outgoing.trace,
             jetstream.EXPECTED_LAST: str(expected),
             jetstream.EXPECTED_LAST_OF: self._events,
+            # What is nobody's event may stand at the number that the first one was to have.
+            jetstream.EXPECTED_LAST_ID: behind,
         }
         try:
             return (await jetstream.store(self._bus, outgoing.subject, outgoing.body, headers)).seq

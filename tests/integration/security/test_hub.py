@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -13,6 +15,7 @@ import torch
 from tests.integration.hubs import RunningHub, admin_key, new_job
 from tests.integration.security.conftest import log_of
 
+import tensorhub
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub_common import subjects
 from tensorhub_common.bus import jetstream
@@ -22,6 +25,7 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.bus.message import Message
 from tensorhub_common.framed import Framed
 from tensorhub_common.framed import connect as connect_socket
+from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
 
@@ -128,6 +132,60 @@ async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
         # The shard stands, published as it was.
         assert [each.holders for each in await here.versions("m")] == [("trainer",)]
         await trainer.unpublish()
+
+
+async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: RunningHub, client: Bus) -> None:
+    """A job's client has each kind of answer stored there, and over the lease: all goes on, and it is told once."""
+    job = new_job()
+    stream = subjects.log_stream(job)
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+        reader = await there.register("m", {"w": torch.zeros(9)}, replica="reader")
+        watching = asyncio.create_task(_versions_seen(here, 20))
+        consumer = {"name": "strange", "ack_policy": "none", "mem_storage": True, "num_replicas": 1}
+        create = f"CONSUMER.CREATE.{stream}.strange"
+        await jetstream.api(client, create, {"stream_name": stream, "config": consumer})
+        questions = (
+            (subjects.cmd(job, "publish"), b"{}"),
+            ("$JS.API.INFO", b""),
+            (f"$JS.API.STREAM.INFO.{stream}", b""),
+            (f"$JS.API.DIRECT.GET.{stream}", b'{"seq":1}'),
+            (f"$JS.API.DIRECT.GET.{stream}", b'{"seq":1000000}'),
+            (f"$JS.API.CONSUMER.MSG.NEXT.{stream}.strange", b'{"batch":9,"no_wait":true}'),
+        )
+        foreign = subjects.event(job, "m", "version", "published")
+        for version in range(1, 21):
+            for question, body in questions:
+                await client.publish(question, body, reply=foreign)
+            if version == 10:
+                await client.publish("$JS.API.INFO", b"", reply="$KV.tensorhub.registry")
+            assert await trainer.publish(version) == version
+            assert await reader.replicate("latest") == version
+            await trainer.unpublish()
+        assert await asyncio.wait_for(watching, BOUND_S) == list(range(1, 21))
+        log = JobLog(client, job)
+        last, nobodys = await log.last_seq(), 0
+        async with asyncio.timeout(BOUND_S):
+            async for entry in log.follow():
+                nobodys += ".event." in entry.subject and read_event(entry.data) is None
+                if entry.seq >= last:
+                    break
+        assert nobodys >= 20 * 2
+        # Whoever comes later reads the same.
+        os.kill(hub.file.registry.pid, signal.SIGKILL)
+        assert await trainer.publish(21, timeout_s=3 * BOUND_S) == 21
+    log_text = log_of(hub, "registry-0")
+    assert "the job is stopped" not in log_text
+    assert f"job={job}" in next(line for line in log_text.splitlines() if "what is no event stands" in line)
+
+
+async def _versions_seen(hub: tensorhub.AsyncHub, count: int) -> list[int | None]:
+    seen: list[int | None] = []
+    async for event in hub.watch("m", kinds=("version.published",)):
+        seen.append(event.version)
+        if len(seen) == count:
+            break
+    return seen
 
 
 async def test_a_flood_of_questions(hub: RunningHub, client: Bus) -> None:

@@ -6,11 +6,11 @@ import msgspec
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.codec import decode_event, encode
+from tensorhub_common.wire.codec import encode, read_event
 from tensorhub_common.wire.commands import Command, Unreadable
 from tensorhub_common.wire.events import AnyEvent, Event
 from tensorhub_registry.reading import LogEntry, read
-from tensorhub_registry.steps import Outgoing
+from tensorhub_registry.steps import LastEvent, Outgoing
 
 JOB = "run-7"
 
@@ -47,8 +47,19 @@ class ModelledLog:
         process = "" if command.by is None else f".{command.by.process}"
         return self.append(f"tensorhub.v1.{JOB}.cmd.{verb}{process}", encode(command), headers)
 
-    def publish(self, expected: int, events: Sequence[Outgoing]) -> int | None:
-        """Store all of the events and return the last one's sequence, or None: the last event is another one."""
+    def relay(self, data: bytes) -> Entry:
+        """Store what JetStream answered, on an event's subject."""
+        entry = self.append(f"tensorhub.v1.{JOB}.event.m.version.published", data)
+        self.last_event_seq = entry.seq
+        return entry
+
+    def publish(self, expected: int, events: Sequence[Outgoing], behind: bytes | None = None) -> int | None:
+        """Store all of the events and return the last one's sequence, or None: the last event is another one.
+
+        `behind`: the log's last entry must be this one.
+        """
+        if behind is not None and (not self.entries or self.entries[-1].data != behind):
+            return None
         # The server compares with what it still has.
         if expected != (self.last_event_seq if self.last_event_seq >= self.first else 0):
             return None
@@ -62,11 +73,19 @@ class ModelledLog:
 
     def events(self) -> list[AnyEvent]:
         """Return the events that stand in it."""
-        return [decode_event(entry.data) for entry in self.entries if ".event." in entry.subject]
+        found = [read_event(entry.data) for entry in self.entries if ".event." in entry.subject]
+        return [event for event in found if event is not None]
 
-    @property
-    def last_event(self) -> Entry | None:
-        return self.entries[self.last_event_seq - 1] if self.last_event_seq else None
+    def last_event(self, folded: int) -> LastEvent | None:
+        """Look up the last event, as a registry does that has folded so far."""
+        if not self.last_event_seq:
+            return None
+        behind = self.entries[folded : self.last_event_seq]
+        events = [entry for entry in behind if ".event." in entry.subject and read_event(entry.data) is not None]
+        last = self.entries[self.last_event_seq - 1]
+        if read_event(last.data) is not None:
+            return LastEvent(last)
+        return LastEvent(events[-1] if events else None, self.last_event_seq)
 
 
 def decided(entries: Sequence[LogEntry], job: str = JOB) -> list[Event]:

@@ -12,7 +12,6 @@ from tensorhub_registry.reading import FoldMismatch
 from tensorhub_registry.steps import (
     Acknowledged,
     Decided,
-    LastEvent,
     OutOfOrder,
     Publication,
     Refused,
@@ -306,8 +305,9 @@ def test_a_full_fold_takes_no_command_and_learns_from_the_logs_end_how_far_publi
 
     second = fold_of(log, unpublished_max=3)
     assert (second.seq, second.is_full) == (3, True)
-    assert log.last_event is not None
-    effects = second.handle(LastEvent(log.last_event), 0.0)
+    last = log.last_event(0)
+    assert last is not None
+    effects = second.handle(last, 0.0)
     assert [type(effect) for effect in effects] == [Stands] * 3
     read_on(second, log)
     assert (second.seq, second.unpublished) == (20, 0)
@@ -319,8 +319,9 @@ def test_of_events_that_can_not_be_compared_the_order_is_still_checked(log: Mode
     first = fold_of(log)
     publish(first, log, 6)
     told = JobFold(JOB, unseen_max=2)
-    assert log.last_event is not None
-    told.handle(LastEvent(log.last_event), 0.0)
+    last = log.last_event(0)
+    assert last is not None
+    told.handle(last, 0.0)
     read_on(told, log)
     assert told.seq == 12
     log.entries[7], log.entries[8] = (
@@ -328,7 +329,7 @@ def test_of_events_that_can_not_be_compared_the_order_is_still_checked(log: Mode
         Entry(9, 0.0, log.entries[7].subject, log.entries[7].data),
     )
     told = JobFold(JOB, unseen_max=2)
-    told.handle(LastEvent(log.last_event), 0.0)
+    told.handle(last, 0.0)
     with pytest.raises(FoldMismatch):
         read_on(told, log)
 

@@ -31,7 +31,7 @@ from tensorhub_common.wire.commands import (
     Want,
 )
 from tensorhub_registry.outcomes import JobFold
-from tensorhub_registry.steps import Acknowledged, LastEvent, Outgoing, Refused, Stands, Unanswered
+from tensorhub_registry.steps import Acknowledged, Outgoing, Refused, Stands, Unanswered
 
 AGENTS = ("a", "b")
 ROOT = "a" * 32
@@ -78,6 +78,8 @@ class Message:
 
     expected: int
     events: tuple[Outgoing, ...]
+    behind: bytes | None = None
+    """It is stored only right behind this one."""
     answer: int | None = None
     was_processed: bool = False
 
@@ -110,8 +112,9 @@ class Registry:
             self.take([*self.fold.handle(entry, 0.0)])
 
     def look_at_end(self, log: ModelledLog) -> None:
-        if log.last_event is not None:
-            self.take([*self.fold.handle(LastEvent(log.last_event), 0.0)])
+        last = log.last_event(self.fold.seq)
+        if last is not None:
+            self.take([*self.fold.handle(last, 0.0)])
 
     def send(self, count_max: int, *, ahead: bool) -> list[Message]:
         publication = self.fold.to_publish(2 if ahead else count_max)
@@ -119,7 +122,7 @@ class Registry:
             return []
         if ahead and len(publication.events) > 1:
             first, second = publication.events
-            self.sent = [Message(publication.expected, (first,)), Message(publication.ahead, (second,))]
+            self.sent = [Message(publication.expected, (first,)), Message(publication.ahead, (second,), first.body)]
         else:
             self.sent = [Message(publication.expected, publication.events)]
         return list(self.sent)
@@ -169,6 +172,11 @@ class Crashes(RuleBasedStateMachine):
     def garbage(self, data: bytes) -> None:
         self.log.append(f"tensorhub.v1.{JOB}.cmd.want.a", data)
 
+    @rule(data=st.sampled_from((b"", b'{"stream":"TENSORHUB_run-7","seq":4}', b"{}", b"\xff")))
+    def relayed(self, data: bytes) -> None:
+        """Somebody has JetStream answer on an event's subject."""
+        self.log.relay(data)
+
     @rule(which=which, count=st.integers(1, 8))
     def read(self, which: int, count: int) -> None:
         self.registries[which].read(self.log, count)
@@ -187,7 +195,7 @@ class Crashes(RuleBasedStateMachine):
         """Some message arrives; a later one may overtake an earlier, which is worse than a connection ever is."""
         message = self.network.pop(which % len(self.network))
         message.was_processed = True
-        message.answer = self.log.publish(message.expected, message.events)
+        message.answer = self.log.publish(message.expected, message.events, message.behind)
 
     @precondition(lambda self: self.network)
     @rule()
@@ -218,7 +226,7 @@ class Crashes(RuleBasedStateMachine):
             self.log.say(between)
         for message in messages:
             message.was_processed = True
-            message.answer = self.log.publish(message.expected, message.events)
+            message.answer = self.log.publish(message.expected, message.events, message.behind)
         if messages:
             registry.hear()
 

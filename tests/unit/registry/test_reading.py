@@ -49,9 +49,8 @@ def test_events() -> None:
 @pytest.mark.parametrize(
     ("subject", "data"),
     [
-        ("event.m.version.retired", b"{}"),
-        ("event.m.version.retired", b"\xff"),
-        ("event.m.version.invented", b'{"kind":"version.invented","model":"m"}'),
+        ("event.m.version.invented", b'{"kind":"version.invented","cmd":1,"i":1,"k":1,"model":"m"}'),
+        ("event.m.version.retired", b'{"kind":"version.retired","cmd":1,"i":1,"k":1,"time":1.0,"model":"m"}'),
         ("event.n.version.retired", encode(VersionRetired(model="m", version=3))),
         ("event.m.version.published", encode(VersionRetired(model="m", version=3))),
     ],
@@ -94,3 +93,11 @@ TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 def test_what_headers_ask_of_the_outcome(headers: dict[str, str], origin: Origin | None) -> None:
     """A trace to carry on, and an inbox: nothing that could make the registry write anywhere else."""
     assert origin_of(headers) == origin
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"\xff", b'{"stream":"TENSORHUB_m","seq":4}', b'{"kind":"version.retired"}']
+)
+def test_what_was_never_an_event_is_nobodys_word(data: bytes) -> None:
+    """JetStream answers where it is told to: that is no other fold which has spoken."""
+    assert read(JOB, entry("event.m.version.retired", data)) is None

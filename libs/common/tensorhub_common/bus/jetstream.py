@@ -32,6 +32,7 @@ API: Final = "$JS.API"
 MSG_ID: Final = "Nats-Msg-Id"
 TTL: Final = "Nats-TTL"
 EXPECTED_LAST: Final = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_ID: Final = "Nats-Expected-Last-Msg-Id"
 EXPECTED_LAST_OF: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 NOT_FOUND: Final = "404"

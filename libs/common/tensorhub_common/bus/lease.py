@@ -112,6 +112,9 @@ class LeaderLease:
         self._term = 0
         self._until = 0.0
         self._is_new_term = False
+        self._nobodys = 0
+        """Where something stands that is nobody's lease, and since when that is known."""
+        self._nobodys_since = 0.0
         self._has_bucket = False
         self._told = False
         self._warned = ""
@@ -231,10 +234,9 @@ class LeaderLease:
         """Return the sequence that a writer must replace to have the lease, or None: it is somebody else's."""
         last = await jetstream.last_of(self._bus, self._stream, self._subject, attempt_s)
         if last is not None and not (last.headers.get(_OPERATION) or last.headers.get(_MARKER)):
-            try:
-                entry = msgspec.json.decode(last.data, type=LeaseEntry)
-            except msgspec.MsgspecError:
-                entry = LeaseEntry("", "")
+            entry = _read(last)
+            if entry is None:
+                return self._over_nobodys(last.seq)
             if entry == self._entry:
                 # An earlier write of ours whose acknowledgement was lost: nobody held the lease in between.
                 return last.seq
@@ -244,6 +246,22 @@ class LeaderLease:
                 return None
         self._is_new_term = True
         return 0 if last is None else last.seq
+
+    def _over_nobodys(self, seq: int) -> int | None:
+        """Say whether to replace what is no lease: JetStream answers on any subject that somebody names.
+
+        Whoever held the lease may still believe so for as long as a lease lasts: nobody else takes it before.
+        """
+        now = time.monotonic()
+        if self.held:
+            return seq
+        if self._nobodys != seq:
+            self._nobodys, self._nobodys_since = seq, now
+            _log.warning("what is no lease stands on %s: see docs/security.md, 'JetStream answers'", self._subject)
+        if now < self._nobodys_since + self.ttl_s:
+            return None
+        self._is_new_term = True
+        return seq
 
     async def _make_bucket(self) -> None:
         await jetstream.ensure_stream(self._bus, _config(self._bucket, self._replicas), ("subjects", "allow_msg_ttl"))
@@ -269,3 +287,13 @@ class LeaderLease:
             self._on_change(self._told)
         async with self._changed:
             self._changed.notify_all()
+
+
+def _read(stored: jetstream.Stored) -> LeaseEntry | None:
+    """Read who holds the lease; None for what no holder has written."""
+    if stored.is_relayed:
+        return None
+    try:
+        return msgspec.json.decode(stored.data, type=LeaseEntry)
+    except msgspec.MsgspecError:
+        return None

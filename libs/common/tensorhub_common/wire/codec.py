@@ -10,6 +10,17 @@ from tensorhub_common.wire.events import AnyEvent, Event
 COMMAND_BYTES_MAX: Final = 256 * 1024
 """A command is small; what is larger is not even parsed."""
 
+
+class _Outline(msgspec.Struct, frozen=True):
+    """What every event has, of whatever version, and no answer of JetStream's own."""
+
+    kind: str
+    cmd: int
+    i: int
+    k: int
+
+
+_outline: Final[msgspec.json.Decoder[_Outline]] = msgspec.json.Decoder(_Outline)
 _commands: Final[msgspec.json.Decoder[AnyCommand]] = msgspec.json.Decoder(AnyCommand)
 _events: Final[msgspec.json.Decoder[AnyEvent]] = msgspec.json.Decoder(AnyEvent)
 _encoder: Final = msgspec.json.Encoder()
@@ -22,6 +33,18 @@ def encode(message: Command | Event) -> bytes:
 
 def decode_event(data: bytes) -> AnyEvent:
     """Read an event. Raises `msgspec.MsgspecError` on anything else."""
+    return _events.decode(data)
+
+
+def read_event(data: bytes) -> AnyEvent | None:
+    """Read what stands on an event's subject: None for what was never meant to be an event, whoever put it there.
+
+    Raises `msgspec.MsgspecError` for an event that this version does not know.
+    """
+    try:
+        _outline.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
     return _events.decode(data)
 
 
