@@ -87,8 +87,11 @@ async def test_a_job_that_is_not_there(bus: Bus, job: str) -> None:
         await first(bus, job, 1)
 
 
+TELEPORTED = b'{"kind":"version.teleported","cmd":1,"i":1,"k":1,"time":1.0}'
+
+
 async def test_an_event_of_a_newer_version(bus: Bus, job: str) -> None:
     log = await open_job(bus, job)
-    await log.append(subject_of(job, "policy", "version", "teleported"), b'{"kind":"version.teleported"}', job)
+    await log.append(subject_of(job, "policy", "version", "teleported"), TELEPORTED, job)
     with pytest.raises(TensorHubError, match="newer one"):
         await first(bus, job, 1)

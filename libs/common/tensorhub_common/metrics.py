@@ -96,6 +96,8 @@ _ROWS: Final = (
     ),
     Metric("agent", "tensorhub.agent.segments.used", "gauge", "By", "Memory that the agent's segments take."),
     Metric("agent", "tensorhub.agent.segments.limit", "gauge", "By", "How much they may take."),
+    Metric("agent", "tensorhub.agent.disk.used", "gauge", "By", "What copies of retained versions take on its disk."),
+    Metric("agent", "tensorhub.agent.disk.limit", "gauge", "By", "How much they may take there."),
     Metric("agent", "tensorhub.agent.workers", "gauge", "{worker}", "Connections of trainers and engines."),
     Metric(
         "agent",

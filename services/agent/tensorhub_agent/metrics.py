@@ -22,6 +22,7 @@ from tensorhub_common.metrics import METER, by, observe, one
 def watch(
     jobs: Mapping[str, JobAgent],
     store: SegmentStore,
+    disk: SegmentStore | None,
     workers: WorkerServer,
     transports: Transports,
     meter: Meter | None = None,
@@ -59,6 +60,8 @@ def watch(
     observe(meter, "tensorhub.agent.connections", by("transport", transports.connections))
     observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
     observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
+    observe(meter, "tensorhub.agent.disk.used", one(lambda: 0 if disk is None else disk.total_bytes))
+    observe(meter, "tensorhub.agent.disk.limit", one(lambda: 0 if disk is None else disk.bytes_max))
     observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))
     observe(meter, "tensorhub.agent.refused", by("reason", lambda: Counter(REFUSED.counts)))
 
