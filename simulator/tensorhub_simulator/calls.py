@@ -66,9 +66,12 @@ class Calls:
         return number
 
     def wanted(self, node: "AgentNode", key: Key, by: Sender) -> None:
-        """Note by which command a read joined its round."""
-        core = node.core.shards[key]
-        number = core.operation.call.call if core.operation is not None else 0
+        """Note by which command a read joined its round.
+
+        What an agent wants to say while it joins is said once it has; by then the log may have dropped the shard.
+        """
+        core = node.core.shards.get(key)
+        number = core.operation.call.call if core is not None and core.operation is not None else 0
         if number in self._open:
             self._open[number].want_by = by
 

@@ -2,14 +2,23 @@
 
 import msgspec
 import pytest
-from tests.unit.common.catalog_world import World
+from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
+from tests.unit.planner.given import MIB
 
 from tensorhub_common import subjects
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import Join, Publish, Sender, Unreadable
 from tensorhub_common.wire.events import AgentJoined, CommandRejected
+from tensorhub_common.wire.transfer import Demand, Plan, Turn
+from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
+from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.sources import Found
 
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
 
@@ -76,3 +85,39 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
         verb = str(command.__struct_config__.tag)
         fold.take(Entry(seq, subjects.cmd("run-7", verb, command.by.process), codec.encode(command), time))
     assert fold.catalog == world.catalog
+
+
+def test_a_planner_that_begins_with_a_snapshot_in_mid_round_plans_as_one_that_has_folded_all() -> None:
+    """The second reader is sent to the first one, which is half-filled, and not to the one ready holder as well."""
+    world = World()
+    for name, agent in (("trainer", "a"), ("first", "b"), ("second", "c")):
+        world.replica_of(name, agent)
+        world.catalog.agents[agent].host = agent
+    world.publish("trainer", 12)
+    world.want("first", "latest")
+    taken = encode(Snapshot(world.catalog.seq, world.catalog.time, world.catalog))
+    turn = decided(world.want("second", "latest"))
+    demand = Demand(
+        model=MODEL,
+        version=12,
+        replica="second",
+        shard=0,
+        agent="c",
+        root=root(12),
+        at_seq=world.catalog.seq,
+        turn=Turn(turn.cmd, turn.round),
+    )
+    snapshot = decode(JOB, taken)
+    begun = Fold(snapshot.catalog, snapshot.seq)
+    for seq, time, command in world.log:
+        if seq > snapshot.seq:
+            apply(begun.catalog, seq, time, command)
+    limits, sizes = Limits(), Sizes([4 * MIB] * 256)
+    answers = []
+    for fold in (Fold(world.catalog), begun):
+        found = found_in(fold, demand, limits)
+        assert isinstance(found, Found)
+        answers.append(Question(JOB, demand, found, sizes).decide(Ledger(limits), limits, 0.0))
+    assert answers[0] == answers[1]
+    assert isinstance(answers[1], Plan)
+    assert [share.source.replica for share in answers[1].shares] == ["first"]
