@@ -10,7 +10,7 @@ from tensorhub_common.catalog.publishing import drain
 from tensorhub_common.catalog.state import Catalog, Model, Replica
 from tensorhub_common.catalog.table import RoundMove, ShardState, VersionState
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.wire.commands import AnyCommand
+from tensorhub_common.wire.commands import AnyCommand, Delete
 from tensorhub_common.wire.events import AgentDrained, ShardStays, VersionExposed, VersionKept
 
 
@@ -19,24 +19,36 @@ def settle(catalog: Catalog, command: AnyCommand, out: Out) -> None:
     if not catalog.tended:
         _tell_drained(catalog, out)
         return
-    about = getattr(command, "model", None)
-    for name in list(catalog.tended):
-        # A command about one model changes nothing about another, but for the room that it takes or leaves.
-        if about is None or about == name or out_of_room(catalog):
-            _settle(catalog, catalog.models[name], out)
+    concerned = _concerned(catalog, command)
+    for model in concerned:
+        # All of them before anything is placed: one model's copy may stand where another's is to go.
+        _let_go(catalog, model, out)
+    for model in concerned:
+        _settle(catalog, model, out)
     _tell_drained(catalog, out)
 
 
-def out_of_room(catalog: Catalog) -> bool:
-    """Tell whether another model's shards may have stood in the way of a copy."""
-    return catalog.quota_bytes > 0 or len(catalog.tended) > 1
+def _concerned(catalog: Catalog, command: AnyCommand) -> list[Model]:
+    """Return the models about which the command may have changed anything.
+
+    What it says of one model changes nothing about another, but for the room that it takes or leaves: in the quota, or
+    where copies of both stand. A model that was deleted is no longer among those whose copies stand.
+    """
+    about = getattr(command, "model", None)
+    shared = catalog.quota_bytes > 0 or len(catalog.tended) > 1 or isinstance(command, Delete)
+    return [catalog.models[name] for name in catalog.tended if shared or about is None or about == name]
 
 
-def _settle(catalog: Catalog, model: Model, out: Out) -> None:
+def _let_go(catalog: Catalog, model: Model, out: Out) -> None:
+    """Let go of the copies that have no purpose any more."""
     keep = retention.retained(model)
     for replica in list(model.replicas.values()):
         if copies.is_useless(catalog, model, replica, keep):
             copies.let_go(catalog, model, replica, out)
+
+
+def _settle(catalog: Catalog, model: Model, out: Out) -> None:
+    keep = retention.retained(model)
     for number in sorted(keep, reverse=True):
         if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
             copies.place(catalog, model, model.versions[number], out)
@@ -44,20 +56,15 @@ def _settle(catalog: Catalog, model: Model, out: Out) -> None:
         _release_held(catalog, model, replica, out)
     _tell_kept(model, keep, out)
     _forget_retired(model)
-    if not keep and not any(_is_tended(replica) for replica in model.replicas.values()):
-        retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
-        if not model.retain and not model.pins and not retired:
-            del catalog.tended[model.name]
+    retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
+    if not model.retain and not model.pins and not retired:
+        # So nothing is kept: all copies were let go of above, and whoever was held back went on.
+        del catalog.tended[model.name]
 
 
 def _is_cached(catalog: Catalog, model: Model, version: int) -> bool:
     """Tell whether a copy stands or is being made where it can stay."""
     return any(each.cache == version and retention.is_whole(catalog, each) for each in model.replicas.values())
-
-
-def _is_tended(replica: Replica) -> bool:
-    held = replica.round is not None and replica.round.held
-    return replica.cache is not None or held or any(shard.leaving for shard in replica.members.values())
 
 
 def _release_held(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
