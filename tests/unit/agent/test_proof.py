@@ -2,6 +2,7 @@
 
 from tensorhub_agent.proof import Proof
 from tensorhub_common.digests import piece_digest, root_digest
+from tensorhub_common.wire.commands import NO_ROOT
 
 LIST = b"".join(piece_digest(bytes([number])) for number in range(4))
 WRONG = piece_digest(b"wrong")
@@ -28,3 +29,40 @@ def test_keeps_only_what_digests_have_proven() -> None:
     proof.confirmed([(0, 4)])
     assert proof.whole
     assert proof.keep() is None
+
+
+def test_a_list_that_was_kept_is_the_only_one_that_counts() -> None:
+    proof = Proof(4, None, (bytearray([1, 0, 1, 0]), LIST), verify=True)
+    assert (proof.kept, proof.missing()) == (2, [(1, 1), (3, 1)])
+    assert not proof.vouched(WRONG * 4)
+    assert proof.vouched(LIST)
+
+
+def test_what_was_kept_without_digests_is_read_again() -> None:
+    proof = Proof(4, None, (bytearray([1, 0, 1, 0]), LIST), verify=False)
+    assert (proof.kept, proof.digests, proof.missing()) == (0, None, [(0, 4)])
+
+
+def test_a_publication_without_a_root_is_not_verified() -> None:
+    assert not Proof(4, NO_ROOT, None, verify=True).verify
+    assert Proof(4, None, None, verify=True).verify
+
+
+def test_the_pieces_of_a_later_range_are_held_against_their_own_digests() -> None:
+    proof = Proof(4, root_digest(LIST), None, verify=True)
+    proof.vouched(LIST)
+    assert proof.count([(3, 1), (0, 2)], LIST[48:] + LIST[:32]) == []
+    assert proof.missing() == [(2, 1)]
+    assert proof.count([(2, 1)], LIST[48:]) == [(2, 1)], "the digest of another piece proves nothing"
+    assert proof.count([(2, 1)], b"") == [(2, 1)]
+
+
+def test_what_is_kept_is_a_copy_with_its_list() -> None:
+    proof = Proof(4, root_digest(LIST), None, verify=True)
+    assert proof.keep() is None
+    proof.vouched(LIST)
+    assert proof.keep() is None, "nothing is proven yet"
+    proof.count([(1, 1)], LIST[16:32])
+    kept = proof.keep()
+    assert kept == (bytearray([0, 1, 0, 0]), LIST)
+    assert kept[0] is not proof.done

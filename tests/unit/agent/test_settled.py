@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tensorhub_agent.settled import settled
+from tensorhub_agent.settled import Ending, settled
 
 
 def future() -> asyncio.Future[None]:
@@ -39,3 +39,22 @@ async def test_a_cancelled_caller_is_kept_until_the_end_and_the_end_is_not_cance
     end.set_result(None)
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+async def test_an_end_is_begun_once_and_everybody_waits_for_it() -> None:
+    begun: list[asyncio.Future[None]] = []
+
+    async def end() -> None:
+        begun.append(future())
+        await begun[0]
+
+    ending = Ending(end)
+    waiting = [asyncio.create_task(ending.reached()) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(begun) == 1
+    assert not any(task.done() for task in waiting)
+    begun[0].set_result(None)
+    await asyncio.gather(*waiting)
+    await ending.reached()
+    assert len(begun) == 1

@@ -1,0 +1,32 @@
+"""What a caller is told whose read ran out of time: what was missing, and what to do."""
+
+from tensorhub_agent.effects import Key
+from tensorhub_agent.lateness import not_in_time
+from tensorhub_common.errors import RoundTimeout, VersionUnavailable
+from tensorhub_common.wire.commands import Wish
+
+KEY = Key("policy", "engine", 1)
+
+
+def told(want: Wish = "latest", missing: tuple[int, ...] = (), *, is_joining: bool = True) -> tuple[str, str]:
+    return not_in_time(KEY, want, missing, is_joining=is_joining)
+
+
+def test_siblings_that_did_not_join_are_named_without_the_caller() -> None:
+    error, message = told(missing=(0, 1, 3))
+    assert error == RoundTimeout.__name__
+    assert message.startswith("shard 1 of policy/engine: shards [0, 3] of the replica did not join the round")
+
+
+def test_where_all_have_joined_the_version_is_missing() -> None:
+    assert told(12) == (
+        VersionUnavailable.__name__,
+        "version 12 of model 'policy' has no live holder within the bound: has a trainer published it?",
+    )
+    assert told("latest", (1,))[1].startswith("latest of model 'policy' has no live holder")
+
+
+def test_who_was_being_filled_needs_more_time() -> None:
+    error, message = told(12, (0,), is_joining=False)
+    assert error == RoundTimeout.__name__
+    assert message == "shard 1 of policy/engine could not be filled within the bound: allow more time"

@@ -1,0 +1,254 @@
+"""One source of a read: which pieces are with it, and until when it may go on as it does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_agent import reading
+from tensorhub_agent.pace import STALL_MIN_S
+from tensorhub_agent.ranges import count_of
+from tensorhub_agent.reading import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S, Reading, SourcePhase
+from tensorhub_common.wire.transfer import Range, Share, SourceId
+
+STALL_S = 5.0
+MIB = 1024 * 1024
+
+
+def source(*queue: Range, phase: SourcePhase = SourcePhase.OPEN, since: float = 10.0) -> Reading:
+    share = Share(source=SourceId("agent", 1, "trainer", 0), transport="ucxx", pieces=(), nbytes=0, why="")
+    made = Reading(1, share, phase, since)
+    made.queue.extend(queue)
+    return made
+
+
+def half_filled(*there: Range, queue: tuple[Range, ...] = (), pieces: int = 20) -> Reading:
+    made = source(*queue)
+    made.fills(pieces, there, 10.0)
+    return made
+
+
+def pieces(ranges: list[Range]) -> list[int]:
+    return sorted(piece for first, count in ranges for piece in range(first, first + count))
+
+
+# Phases.
+
+
+@pytest.mark.parametrize(
+    ("phase", "live", "ready"),
+    [
+        (SourcePhase.OPENING, True, False),
+        (SourcePhase.OPEN, True, True),
+        (SourcePhase.CLOSING, False, False),
+        (SourcePhase.CLOSED, False, False),
+    ],
+)
+def test_pieces_may_be_given_before_it_is_open_and_asked_for_only_then(
+    *, phase: SourcePhase, live: bool, ready: bool
+) -> None:
+    made = source(phase=phase)
+    assert (made.is_live, made.is_ready, made.is_idle) == (live, ready, ready)
+
+
+def test_a_source_in_doubt_gets_nothing_more_and_one_that_is_asked_to_confirm_waits() -> None:
+    made = source()
+    made.doubted = True
+    assert not made.is_live
+    made = source()
+    made.confirming = True
+    assert made.is_live
+    assert not made.is_ready
+
+
+def test_it_is_idle_with_nothing_queued_under_way_or_awaited() -> None:
+    assert not source((0, 1)).is_idle
+    flying = source()
+    flying.asked(7, ((0, 1),), 10, 11.0)
+    assert not flying.is_idle
+    waiting = half_filled()
+    waiting.give([(0, 1)])
+    assert not waiting.is_idle
+    assert waiting.waiting == 1
+
+
+# Time.
+
+
+def test_a_source_that_is_opened_has_its_bound_and_one_that_is_closed_has_none() -> None:
+    assert source(phase=SourcePhase.OPENING).due(STALL_S) == 10.0 + OPEN_S_MAX
+    assert source(phase=SourcePhase.CLOSING).due(STALL_S) == FOREVER
+    assert source(phase=SourcePhase.CLOSED).due(STALL_S) == FOREVER
+    assert source().due(STALL_S) == FOREVER, "nothing is asked of it"
+
+
+def test_a_source_that_is_asked_has_its_patience_and_for_its_word_the_whole() -> None:
+    made = source()
+    made.pace.came(1000 * MIB, 1.0)
+    made.asked(7, ((0, 1),), MIB, 20.0)
+    assert made.due(STALL_S) == 20.0 + STALL_MIN_S
+    made.confirming = True
+    assert made.due(STALL_S) == 20.0 + STALL_S
+
+
+def test_a_half_filled_source_may_be_silent_so_long_and_have_nothing_new_for_longer() -> None:
+    made = half_filled()
+    made.give([(0, 2)])
+    assert made.due(STALL_S) == 10.0 + WAITING_SILENT_S
+    for second in range(11, 25):
+        made.available([], float(second))
+    assert made.due(STALL_S) == 10.0 + STARVED_TIMES * STALL_S
+    made.available([(5, 1)], 25.0)
+    assert made.due(STALL_S) == 25.0 + WAITING_SILENT_S
+
+
+def test_a_half_filled_source_that_brings_something_is_not_judged_by_what_it_lacks() -> None:
+    made = half_filled((0, 1))
+    made.give([(0, 2)])
+    assert made.due(STALL_S) == FOREVER, "a piece of it is to be asked for first"
+    ranges, nbytes = made.cut_batch([10] * 20, MIB)
+    made.asked(7, ranges, nbytes, 12.0)
+    assert made.due(STALL_S) == 12.0 + STALL_S
+    made.available([], 14.0)
+    assert made.due(STALL_S) == 12.0 + STALL_S, "that it lives says nothing of what is under way"
+
+
+# What a half-filled source has.
+
+
+def test_it_is_asked_for_what_it_has_and_for_the_rest_as_it_comes() -> None:
+    made = half_filled((0, 2), queue=((0, 3),))
+    assert (list(made.queue), made.parked) == ([(0, 2)], [(2, 1)])
+    made.give([(1, 1), (4, 2)])
+    assert (list(made.queue), made.parked) == ([(0, 2), (1, 1)], [(2, 1), (4, 2)])
+    made.available([(2, 3)], 12.0)
+    assert pieces(list(made.queue)) == [0, 1, 1, 2, 4]
+    assert made.parked == [(5, 1)]
+
+
+def test_a_whole_source_does_not_tell_what_it_has() -> None:
+    made = source((0, 1))
+    made.available([(0, 1)], 99.0)
+    assert (made.has, made.since) == (None, 10.0)
+
+
+# Pieces that are taken away.
+
+
+def test_the_last_waiting_ones_go_first_and_those_that_it_lacks_before() -> None:
+    made = half_filled((0, 10))
+    made.give([(0, 4), (12, 2)])
+    assert made.let_go(3, None) == [(3, 1), (12, 2)]
+    assert (list(made.queue), made.parked) == ([(0, 3)], [])
+
+
+def test_only_pieces_that_the_taker_has_go() -> None:
+    made = source((0, 6))
+    assert made.let_go(2, bytearray([1, 1, 0, 1, 0, 0])) == [(1, 1), (3, 1)]
+    assert pieces(list(made.queue)) == [0, 2, 4, 5]
+
+
+@given(
+    st.lists(st.booleans(), min_size=20, max_size=20), st.sets(st.integers(0, 19)), st.integers(0, 22), st.booleans()
+)
+def test_no_piece_is_lost_or_doubled_when_some_are_taken(
+    marks: list[bool],
+    mine: set[int],
+    wanted: int,
+    whole: bool,  # noqa: FBT001 (drawn)
+) -> None:
+    made = half_filled((0, 7), (13, 2))
+    made.give([(piece, 1) for piece in sorted(mine)])
+    able = mine if whole else {piece for piece in mine if marks[piece]}
+    taken = made.let_go(wanted, None if whole else bytearray(marks))
+    assert count_of(taken) == min(wanted, len(able))
+    assert set(pieces(taken)) <= able
+    left = [*made.queue, *made.parked]
+    assert pieces([*taken, *left]) == sorted(mine)
+    lacked = {piece for piece in mine if not (piece < 7 or piece in (13, 14))}
+    assert set(pieces(made.parked)) <= lacked
+
+
+# Batches.
+
+
+def test_a_batch_ends_with_the_piece_that_fills_it() -> None:
+    made = source((0, 4), (9, 3))
+    sizes = [300_000] * 20
+    ranges, nbytes = made.cut_batch(sizes, 2 * MIB)
+    assert (ranges, nbytes) == (((0, 4),), 1_200_000)
+    assert list(made.queue) == [(9, 3)]
+    assert made.cut_batch(sizes, MIB) == (((9, 2),), 600_000)
+    assert list(made.queue) == [(11, 1)]
+    assert made.cut_batch(sizes, MIB) == (((11, 1),), 300_000)
+    assert made.cut_batch(sizes, MIB) == ((), 0)
+
+
+def test_a_batch_of_tiny_pieces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BATCH_PIECES_MAX", 3)
+    made = source((0, 2), (5, 4))
+    assert made.cut_batch([1] * 20, MIB) == (((0, 2), (5, 1)), 3)
+    assert made.cut_batch([1] * 20, MIB) == (((6, 3),), 3)
+
+
+def test_a_batch_is_short_while_others_wait_for_it() -> None:
+    made = source((0, 20))
+    assert made.cut_batch([MIB] * 20, 64 * MIB, relayed=True) == (((0, 1),), MIB)
+    assert made.cut_batch([MIB] * 20, 64 * MIB) == (((1, 8),), 8 * MIB)
+
+
+# What comes.
+
+
+def test_its_time_begins_with_the_first_batch_that_is_under_way() -> None:
+    made = source()
+    made.asked(7, ((0, 1),), 100, 20.0)
+    made.asked(8, ((1, 2),), 200, 25.0)
+    assert (made.since, made.flying_bytes) == (20.0, 300)
+    made.answered(7, 30.0)
+    assert (made.since, made.pace.rate) == (30.0, 100 / 10.0)
+
+
+def test_what_came_early_is_not_counted_again() -> None:
+    made = source()
+    made.asked(7, ((0, 1),), 100, 20.0)
+    made.asked(8, ((1, 1),), 100, 20.0)
+    made.progressed(130, 22.0)
+    assert (made.early_bytes, made.since, made.pace.rate) == (130, 22.0, 130 / 2.0)
+    assert made.remaining_s(22.0) == pytest.approx(70 / 65.0)
+    made.progressed(500, 23.0)
+    assert made.early_bytes == 200
+    made.progressed(1, 50.0)
+    assert made.since == 23.0, "there is nothing that could have come"
+    assert made.answered(7, 24.0) == (((0, 1),), 100)
+    assert made.early_bytes == 100
+    made.answered(8, 25.0)
+    assert (made.early_bytes, made.flying_bytes) == (0, 0)
+
+
+def test_what_was_early_belongs_to_what_was_under_way_then() -> None:
+    made = source()
+    made.early_bytes = 50
+    made.asked(7, ((0, 1),), 100, 20.0)
+    assert made.early_bytes == 0
+
+
+def test_what_counts_and_what_is_read_again_is_told() -> None:
+    made = source((0, 2))
+    made.asked(7, ((4, 3),), 30, 11.0)
+    made.unconfirmed, made.unconfirmed_bytes = [(8, 1)], 10
+    assert [pieces(list(place)) for place in made.places()] == [[0, 1], [], [8], [4, 5, 6]]
+    assert made.confirmed() == [(8, 1)]
+    assert (made.got_pieces, made.got_bytes, made.unconfirmed, made.unconfirmed_bytes) == (1, 10, [], 0)
+    made.unconfirmed, made.unconfirmed_bytes, made.early_bytes = [(9, 2)], 20, 5
+    assert pieces(made.give_up()) == [0, 1, 4, 5, 6, 9, 10]
+    assert (made.retried, made.wasted_bytes) == (5, 50)
+    assert (made.flying, made.unconfirmed, made.unconfirmed_bytes, made.early_bytes) == ({}, [], 0, 0)
+    assert made.waiting == 0
+
+
+def test_the_counts_add_up() -> None:
+    made = source()
+    for _ in range(2):
+        made.got(2, 20)
+        made.wasted(3, 30)
+    assert (made.got_pieces, made.got_bytes, made.retried, made.wasted_bytes) == (4, 40, 6, 60)
