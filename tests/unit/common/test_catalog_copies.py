@@ -72,8 +72,8 @@ def test_a_newer_version_is_placed_before_an_older_one() -> None:
 def test_a_copy_is_cut_like_who_was_not_copied_itself() -> None:
     world = publishing(("x", 1024, "host-1"), shards=2)
     world.fetch(placed(world).replica, 1)
-    world.replica_of("engine", "c")
-    world.fetch("engine", 1)
+    world.replica_of("spot", "c", spot=True)
+    world.fetch("spot", 1)
     world.empty("trainer")
     joined(world, "y", 1024)
     world.say(DrainAgent(agent="x"))

@@ -7,8 +7,8 @@ from tests.unit.common.test_catalog_retention import joined, placed, retaining
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import SHUN_S
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.wire.commands import DrainAgent, Pin, Release, Retain
-from tensorhub_common.wire.events import Event, ShardStays
+from tensorhub_common.wire.commands import DrainAgent, Pin, Release, Retain, Unpublish
+from tensorhub_common.wire.events import Event, ShardStays, VersionExposed, VersionKept
 
 FULL = RetentionFull.__name__
 
@@ -97,6 +97,18 @@ def test_one_with_a_shard_that_is_about_to_go_does_not_count() -> None:
     world.unpublish("trainer", 0)
     world.replica_of("engine", "e", "f")
     assert kinds(world.fetch("engine", 1))[-1] == "shard.draining"
+
+
+def test_one_whose_unpublish_is_held_back_does_not_count_for_another() -> None:
+    """Each would let the other go."""
+    world = two_versions()
+    second_holder_of_1(world)
+    world.say(DrainAgent(agent="c"))
+    world.replica_of("third", "d")
+    world.start("third", 1)
+    assert kinds(world.unpublish("engine")) == ["unpublish.held"]
+    assert kinds(world.unpublish("second")) == ["unpublish.held"]
+    assert kinds(world.filled("third", 1)).count("shard.draining") == 2
 
 
 # What is coming.
@@ -193,3 +205,27 @@ def test_a_refill_of_the_last_copy_without_room_fails_and_says_which_version_sta
     failure = failed(world.start("engine", 2))
     assert (failure.error, failure.replica) == (FULL, "engine")
     assert "version 1 of model 'policy' is retained, replica 'engine' holds its last copy" in failure.message
+
+
+# What is told.
+
+
+def test_a_version_that_comes_to_be_retained_is_told_kept() -> None:
+    world = two_versions(last=1)
+    kept = [event for event in world.say(Retain(model=MODEL, last=2)) if isinstance(event, VersionKept)]
+    assert [(event.version, event.replica) for event in kept] == [(1, "engine")]
+    assert "version.kept" not in kinds(world.say(Retain(model=MODEL, last=2)))
+
+
+def test_a_version_whose_last_safe_copy_went_is_told_exposed_with_the_reason() -> None:
+    world = two_versions()
+    world.replica_of("spot", "c", spot=True)
+    world.fetch("spot", 1)
+    assert [(event.version, event.reason) for event in exposed(world.expire("b"))] == [(1, "lost")]
+    by = world._shard_by("trainer", 0)
+    void = Unpublish(by=by, model=MODEL, replica="trainer", shard=0, void=True)
+    assert [(event.version, event.reason) for event in exposed(world.say(void))] == [(2, "unpublished")]
+
+
+def exposed(events: tuple[Event, ...]) -> list[VersionExposed]:
+    return [event for event in events if isinstance(event, VersionExposed)]

@@ -1,11 +1,14 @@
 """Publishing and unpublishing in the fold, sentence by sentence of the design."""
 
+from typing import Any
+
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
-from tensorhub_common.errors import VersionConflict
-from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX
+from tensorhub_common.errors import VersionConflict, from_code
+from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, Decline
 from tensorhub_common.wire.events import (
+    PublishDeclined,
     PublishFailed,
     PublishJoined,
     PublishStands,
@@ -330,3 +333,27 @@ def test_a_wish_for_nothing_known_is_refused(one: World) -> None:
 def test_a_wish_while_a_round_runs_is_refused(one: World) -> None:
     one.want("trainer", "latest")
     refused(one.wish("trainer", 1), "ReplicaConflict")
+
+
+def test_why_a_wish_is_not_fulfilled_is_passed_on_to_everybody(one: World) -> None:
+    by = one._shard_by("trainer", 0)
+    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0}
+    (told,) = one.say(Decline(by=by, **about, wish=41, error="NotPublished", message="x" * 1001))
+    assert isinstance(told, PublishDeclined)
+    assert (told.model, told.replica, told.shard) == (MODEL, "trainer", 0)
+    assert (told.wish, told.error, told.message) == (41, "NotPublished", "x" * 1000)
+
+
+def test_a_decline_of_no_wish_or_from_another_agent_is_refused(one: World) -> None:
+    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0, "error": "NotPublished", "message": ""}
+    said = refused(one.say(Decline(by=one._shard_by("trainer", 0), **about, wish=-1)), "BadCommand").message
+    assert said.startswith("wish -1 is out of range")
+    one.join("other")
+    refused(one.say(Decline(by=one.by("other", 5), **about, wish=1)), "BadCommand")
+
+
+def test_an_error_that_nobody_knows_is_passed_on_as_one_that_is_known(one: World) -> None:
+    about: dict[str, Any] = {"model": MODEL, "replica": "trainer", "shard": 0}
+    (told,) = one.say(Decline(by=one._shard_by("trainer", 0), **about, wish=1, error="Nonsense", message="why"))
+    assert isinstance(told, PublishDeclined)
+    assert told.error == from_code("Nonsense", "").code

@@ -6,8 +6,8 @@ from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX
 from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.errors import ReplicaConflict, RetentionFull, VersionUnavailable
-from tensorhub_common.wire.commands import Delete, DrainAgent, Pin, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import RoundDecided
+from tensorhub_common.wire.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.wire.events import RoundDecided, VersionRetired
 
 
 def two_lines() -> World:
@@ -77,6 +77,8 @@ def test_a_rewind_may_go_to_before_the_first_version() -> None:
     world = two_lines()
     events = world.say(Rewind(model=MODEL, to=0))
     assert kinds(events) == ["model.rewound", "version.retired", "version.retired"]
+    retired = [(event.version, event.reason) for event in events if isinstance(event, VersionRetired)]
+    assert retired == [(8, "rewound to 0"), (9, "rewound to 0")]
     refused(world.say(Rewind(model=MODEL, to=-1)), VersionUnavailable.__name__)
 
 
@@ -138,3 +140,14 @@ def test_an_agent_that_is_drained_again_is_told_drained_again() -> None:
         assert kinds(world.say(DrainAgent(agent="a"))) == ["agent.draining", "agent.drained"]
     assert kinds(world.say(DrainAgent(agent="a", on=False))) == ["agent.draining"]
     assert not world.catalog.leaving
+
+
+def test_what_can_not_be_pinned_or_counted_is_named() -> None:
+    world = two_lines()
+    said = refused(world.say(Pin(model=MODEL, version=7)), VersionUnavailable.__name__).message
+    assert said.endswith("version 7 of model 'policy' has no live holder, so it can't be pinned; available now: [8, 9]")
+    world.unpublish("keeper")
+    world.unpublish("trainer")
+    assert refused(world.say(Pin(model=MODEL, version=9))).message.endswith("available now: none")
+    assert refused(world.say(Unpin(model=MODEL, version=-1))).message.startswith("version -1 is out of range")
+    assert refused(world.say(Quota(nbytes=-1))).message.startswith("quota -1 is out of range")

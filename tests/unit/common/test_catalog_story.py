@@ -84,3 +84,11 @@ def test_a_long_value_is_cut_so_that_a_line_fits_a_terminal() -> None:
     text = line(CommandRejected(cmd=1, i=1, k=1, verb="publish", error="BadCommand", message="x" * 5000))
     assert text.endswith("x...")
     assert len(text) < 150
+
+
+def test_what_is_long_is_cut_so_that_a_line_fits_a_terminal() -> None:
+    def said(length: int) -> str:
+        return line(CommandRejected(verb="join", error="BadCommand", message="x" * length))
+
+    assert f"message={'x' * 60}" in said(60)
+    assert f"message={'x' * 57}..." in said(61)

@@ -78,6 +78,18 @@ def test_a_word_about_another_attempt_is_refused() -> None:
     assert "is over" in refused(drop(world), "BadCommand").message  # Decided anew, and not started yet.
 
 
+def test_a_word_about_a_round_that_is_over_is_refused() -> None:
+    world = reading()
+    old = world.round("engine")
+    world.give_up("engine", 0)
+    want(world, "engine")
+    for shard in (0, 1):
+        world.granted("engine", shard)
+    world.publish("trainer", 2)
+    by = world._shard_by("engine", 0)
+    refused(world.say(Drop(by=by, model=MODEL, replica="engine", shard=0, round=old, attempt=1)), "BadCommand")
+
+
 def test_nothing_newer_is_nothing_to_turn_to() -> None:
     world = reading()
     assert "nothing newer" in refused(drop(world), "BadCommand").message
