@@ -5,9 +5,20 @@ import pytest
 from tensorhub_agent.pace import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, Pace
 from tensorhub_agent.ranges import take_first
 from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.sharing import SLOW_MIN_S, share_out, take_over, too_slow
+from tensorhub_agent.sharing import (
+    SLOW_MIN_S,
+    SLOW_TIMES,
+    SWITCH_S,
+    check,
+    feed,
+    fill,
+    share_out,
+    spread,
+    take_over,
+    too_slow,
+)
 from tensorhub_agent.trust import FORGIVEN_MAX, Trust
-from tensorhub_common.wire.transfer import Range, Share, SourceId, Transport
+from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId, Transport
 
 MIB = 1024 * 1024
 
@@ -95,4 +106,147 @@ def test_a_suspect_is_forgiven_so_often_and_a_failure_never() -> None:
     assert trust.left_out() == (failure,)
     trust.suspect(suspect)
     assert trust.has_failed(suspect)
+    assert not trust.forgive()
+
+
+# What a plan gives, what idle ones take, and what is asked for.
+
+
+def share(name: str, *pieces: Range) -> Share:
+    return Share(source=SourceId(name, 1, "trainer", 0), transport="ucxx", pieces=pieces, nbytes=0, why="")
+
+
+def test_a_plan_gives_each_loose_piece_once_and_leaves_what_it_does_not_name() -> None:
+    one, two, three = share("a", (0, 4)), share("b", (2, 4)), share("c", (0, 2))
+    given, loose = spread(Plan(version=1, shares=(one, two, three), why=""), [(1, 7)], 10)
+    assert given == [(one, [(1, 3)]), (two, [(4, 2)])]
+    assert loose == [(6, 2)]
+
+
+def test_what_is_not_loose_is_not_given() -> None:
+    given, loose = spread(Plan(version=1, shares=(share("a", (0, 10)),), why=""), [(2, 1), (5, 2)], 10)
+    assert [ranges for _, ranges in given] == [[(2, 1), (5, 2)]]
+    assert loose == []
+
+
+def test_loose_pieces_go_to_whole_sources_and_to_half_filled_ones_only_what_they_have() -> None:
+    loose = [(0, 6)]
+    busy, whole, half = source(1, queue=((9, 1),)), source(2), source(3)
+    half.fills(10, [(0, 3)], 0.0)
+    feed([busy, whole, half], loose)
+    assert (busy.waiting, whole.waiting, half.waiting, loose) == (1, 6, 0, [])
+    loose = [(0, 6)]
+    half = source(3)
+    half.fills(10, [(1, 2)], 0.0)
+    feed([busy, half], loose)
+    assert (list(half.queue), half.parked) == ([(1, 2)], [])
+    assert loose == [(0, 1), (3, 3)]
+
+
+def test_nobody_is_relieved_of_its_pieces_while_some_are_loose() -> None:
+    idle, busy = source(1), source(2, queue=((0, 4),))
+    feed([idle, busy], [])
+    assert (idle.waiting, busy.waiting) == (2, 2)
+    idle, busy = source(1), source(2, queue=((0, 4),))
+    feed([idle, busy], [(8, 1)])
+    assert (idle.waiting, busy.waiting) == (1, 4)
+
+
+def test_a_half_filled_source_takes_only_what_it_has() -> None:
+    idle, busy = source(1), source(2, queue=((0, 8),))
+    idle.fills(10, [(0, 2), (9, 1)], 0.0)
+    take_over(idle, [idle, busy])
+    assert sorted(idle.queue) == [(0, 2)]
+    assert not idle.parked
+    assert busy.waiting == 6
+
+
+def test_an_idle_source_takes_from_the_busiest() -> None:
+    idle, busy, busiest = source(1), source(2, queue=((0, 3),)), source(3, queue=((3, 6),))
+    take_over(idle, [idle, busy, busiest])
+    assert (idle.waiting, busy.waiting, busiest.waiting) == (3, 3, 3)
+    nobody = source(4)
+    take_over(nobody, [nobody])
+    take_over(nobody, [nobody, source(5)])
+    assert nobody.waiting == 0
+
+
+def filled(reading: Reading, share_bytes: int, room_bytes: int) -> list[int]:
+    """Return the bytes of each batch that is cut, as a read asks for it."""
+    found = []
+    for ranges, nbytes in fill(reading, [MIB] * 100, share_bytes, room_bytes):
+        reading.asked(100 + len(reading.flying), ranges, nbytes, 0.0)
+        found.append(nbytes // MIB)
+    return found
+
+
+def test_two_batches_are_asked_for_in_any_case_and_more_while_there_is_room() -> None:
+    assert filled(source(1, queue=((0, 100),)), 64 * MIB, 64 * MIB) == [8, 8]
+    fast = 1000.0 * MIB
+    assert filled(source(1, rate=fast, queue=((0, 100),)), 32 * MIB, 64 * MIB) == [8, 8, 8, 8]
+    assert filled(source(1, rate=fast, queue=((0, 100),)), 32 * MIB, 24 * MIB) == [8, 8, 8]
+    assert filled(source(1, rate=fast, queue=((0, 100),)), 32 * MIB, 0) == [8, 8]
+    assert filled(source(1, rate=fast, queue=((0, 10),)), 32 * MIB, 64 * MIB) == [8, 2]
+
+
+def test_what_is_under_way_already_counts_for_its_part() -> None:
+    under_way = source(1, rate=1000.0 * MIB, queue=((0, 100),), flying=24 * MIB)
+    assert filled(under_way, 32 * MIB, 64 * MIB) == [8]
+    assert filled(under_way, 32 * MIB, 64 * MIB) == []
+
+
+# Who is too slow, at the bounds.
+
+
+def test_a_source_that_an_idle_one_would_hardly_beat_is_kept() -> None:
+    """Another takes SWITCH_S and the bytes at its own rate, and has to be better by SLOW_TIMES."""
+    idle = source(2, rate=10e6)
+    elsewhere_s = SWITCH_S + 1.0
+    bound_s = SLOW_TIMES * elsewhere_s
+    slow = source(1, rate=10e6 / (bound_s * 1.01), flying=10_000_000)
+    assert too_slow([slow, idle], 0.0) is slow
+    kept = source(1, rate=10e6 / (bound_s * 0.99), flying=10_000_000)
+    assert too_slow([kept, idle], 0.0) is None
+
+
+def test_what_would_have_to_be_read_again_counts_for_the_slow_one() -> None:
+    idle = source(2, rate=10e6)
+    slow = source(1, rate=1e6, flying=1_000_000)
+    assert too_slow([slow, idle], 0.0) is slow
+    slow.unconfirmed_bytes = 10_000_000
+    assert too_slow([slow, idle], 0.0) is None
+
+
+def test_of_several_slow_ones_the_slowest_is_named_and_none_that_has_nothing_under_way() -> None:
+    idle = source(3, rate=1e6)
+    slow, slowest = source(1, rate=100.0, flying=1000), source(2, rate=10.0, flying=1000)
+    assert too_slow([slow, slowest, idle], 0.0) is slowest
+    assert too_slow([source(1, rate=1.0, queue=((0, 1),)), idle], 0.0) is None
+    slowest.confirming = True
+    assert too_slow([slow, slowest, idle], 0.0) is slow
+
+
+def test_the_check_names_a_piece_that_is_nowhere_or_twice() -> None:
+    holds = source(1, queue=((0, 1),))
+    check(bytearray([0, 1, 0]), [(2, 1)], [holds])
+    with pytest.raises(AssertionError, match="piece 2 is in 0 places"):
+        check(bytearray([0, 1, 0]), [], [holds])
+    with pytest.raises(AssertionError, match="piece 0 is in 2 places"):
+        check(bytearray([0, 1, 0]), [(2, 1), (0, 1)], [holds])
+    with pytest.raises(AssertionError, match="piece 1 is in 1 places"):
+        check(bytearray([0, 1, 0]), [(1, 2)], [holds])
+
+
+def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
+    trust = Trust()
+    source_id = SourceId("a", 1, "trainer", 0)
+    trust.suspect(source_id)
+    assert not trust.has_forgiven(source_id)
+    trust.forgive()
+    assert trust.has_forgiven(source_id)
+    trust.suspect(source_id)
+    trust.fail(source_id)
+    assert trust.left_out() == (source_id,)
+    trust.suspect(source_id)
+    assert trust.left_out() == (source_id,)
     assert not trust.forgive()
