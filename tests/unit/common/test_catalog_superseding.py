@@ -142,6 +142,18 @@ def test_nobody_begins_with_a_version_that_is_overtaken_by_then() -> None:
     current = world.replica("late").round
     assert current is not None
     assert (current.superseded, current.granted) == (1, set())
+    for number in range(2, SUPERSEDED_MAX + 1):
+        world.fetch("keeper")
+        world.empty("trainer")
+        world.granted("late", 0)
+        world.publish("trainer", number + 1)
+        assert decided(world.granted("late", 1)).version == number + 1
+        assert current.superseded == number
+    world.fetch("keeper")
+    world.empty("trainer")
+    world.granted("late", 0)
+    world.publish("trainer", SUPERSEDED_MAX + 2)
+    assert kinds(world.granted("late", 1)) == ["round.started"]
 
 
 def test_a_round_at_its_last_attempt_is_not_turned() -> None:
