@@ -1,0 +1,277 @@
+"""What a read tells of itself: why each source was left, what counted, when; and what each may have under way."""
+
+import pytest
+from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
+
+from tensorhub_agent import pace
+from tensorhub_agent.asking import PLAN_S_MAX, PLANS_MAX
+from tensorhub_agent.reading import SourcePhase
+from tensorhub_agent.sharing import SLOW_MIN_S
+from tensorhub_agent.transfer import SLOW_CLOSED_MAX, Phase
+from tensorhub_common.errors import IntegrityError, VersionUnavailable
+from tensorhub_common.wire.transfer import Range, Refusal
+
+NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
+
+
+def why(driven: Driven, number: int) -> str:
+    return driven.transfer.sources[number].lost
+
+
+def opening(*names: str) -> tuple[Driven, list[int]]:
+    """Return a read whose sources are not open yet."""
+    driven = Driven()
+    driven.tick()
+    return driven, driven.planned(*((name, ((index, 1),)) for index, name in enumerate(names)))
+
+
+def end(driven: Driven, number: int) -> tuple[str, str] | None:
+    """Close the source, and let the planner say for long enough that there is nobody."""
+    driven.closed(number)
+    for _ in range(30):
+        driven.transfer.planned(NOBODY, driven.now)
+        driven.tick(0.1)
+    return driven.transfer.error
+
+
+# Why a source was left.
+
+
+def test_a_list_that_is_not_the_logs_is_told_and_ends_as_damage() -> None:
+    driven = Driven()
+    driven.tick()
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    driven.opened(number, WRONG * PIECES)
+    assert why(driven, number) == "its digests are not those of the log"
+    assert end(driven, number) == (IntegrityError.__name__, "nobody has it")
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_wrong_bytes_are_told_whoever_is_at_fault(holds: bool) -> None:  # noqa: FBT001
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    driven.done(number, batch, WRONG + LIST[16:])
+    driven.transfer.confirmed(number, holds=holds, now=driven.now)
+    assert why(driven, number) == "its bytes did not match the digests of the log"
+
+
+def test_a_lease_that_did_not_hold_is_told() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+    [(_, batch, _)] = driven.todo.post
+    driven.done(number, batch, b"")
+    driven.transfer.confirmed(number, holds=False, now=driven.now)
+    assert why(driven, number) == "its lease did not hold to the end"
+
+
+def test_silence_is_told() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.wait()
+    assert why(driven, number) == "it made no progress"
+
+
+# What counted.
+
+
+def test_right_pieces_of_a_wrong_batch_count_and_are_shown_and_the_wrong_ones_are_wasted() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    todo = driven.done(number, batch, LIST[:32] + WRONG + LIST[48:])
+    assert todo.proven == [(0, 2), (3, 3)]
+    source = driven.transfer.sources[number]
+    assert (source.got_pieces, source.got_bytes) == (PIECES - 1, (PIECES - 1) * PIECE_BYTES)
+    assert (source.retried, source.wasted_bytes) == (1, PIECE_BYTES)
+    assert driven.transfer.done_bytes() == (PIECES - 1) * PIECE_BYTES
+
+
+def test_right_batches_are_shown_as_they_come() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    assert driven.done(number, batch, LIST).proven == [(0, PIECES)]
+
+
+def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
+    driven, [number] = running(("a", ((0, PIECES),)), verify=False)
+    for came in (20, 40):
+        batch = next(iter(driven.transfer.sources[number].flying))
+        todo = driven.done(number, batch, b"")
+        assert (driven.transfer.done_bytes(), todo.confirm) == (came, [])
+    batch = next(iter(driven.transfer.sources[number].flying))
+    assert driven.done(number, batch, b"").confirm == [number]
+    driven.transfer.confirmed(number, holds=True, now=driven.now)
+    source = driven.transfer.sources[number]
+    assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (Phase.DONE, 60, 0)
+
+
+def test_when_things_happened_is_kept() -> None:
+    driven = Driven(window_bytes=20)
+    driven.tick()
+    driven.now = 0.5
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    transfer = driven.transfer
+    driven.now = 2.0
+    driven.opened(number)
+    assert (transfer.began, transfer.planned_at, transfer.leased_at) == (0.0, 0.5, 2.0)
+    driven.now = 3.0
+    transfer.start(driven.now)
+    driven.now = 3.5
+    driven.brings(number)
+    driven.now = 4.0
+    driven.brings(number)
+    assert (transfer.started, transfer.first_at, transfer.last_at) == (3.0, 3.5, 4.0)
+    while driven.phase() is Phase.RUNNING:
+        driven.brings(number)
+    assert transfer.ended == driven.now
+
+
+def test_a_plan_in_mid_read_is_not_the_one_that_the_read_began_with() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.now = 1.0
+    driven.transfer.lost(number, "gone", driven.now)
+    driven.closed(number)
+    driven.planned(("b", ((0, PIECES),)))
+    assert driven.transfer.planned_at == 0.0
+
+
+# What a half-filled source says that it has.
+
+
+@pytest.mark.parametrize("there", [((0, 1),), ((0, PIECES),), ((PIECES - 1, 1),)])
+def test_pieces_of_the_shard_are_taken_note_of(there: tuple[Range, ...]) -> None:
+    driven, number = waiting_for_a_half_filled_one()
+    driven.transfer.available(number, there, driven.now)
+    assert sum(driven.transfer.sources[number].has or ()) == sum(count for _, count in there)
+
+
+@pytest.mark.parametrize("there", [((-1, 2),), ((0, 0),), ((0, PIECES + 1),), ((PIECES, 1),), ((PIECES - 1, 2),)])
+def test_pieces_that_the_shard_does_not_have_are_not(there: tuple[Range, ...]) -> None:
+    driven, number = waiting_for_a_half_filled_one()
+    driven.transfer.available(number, ((0, 1), *there), driven.now)
+    assert driven.transfer.sources[number].has == bytearray(PIECES)
+
+
+def waiting_for_a_half_filled_one() -> tuple[Driven, int]:
+    driven = Driven()
+    driven.tick()
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    driven.transfer.opened(number, LIST, driven.now, ())
+    driven.transfer.start(driven.now)
+    driven.take()
+    return driven, number
+
+
+# How much is under way.
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "BATCH_BYTES_MIN", PIECE_BYTES)
+
+
+@pytest.fixture
+def single_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is one piece."""
+    monkeypatch.setattr(pace, "UCXX_BATCH_BYTES", PIECE_BYTES)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_the_window_is_divided_among_who_has_something_to_bring() -> None:
+    driven, [one, two] = running(("a", ((0, 3),)), ("b", ((3, 3),)), window_bytes=80, transport="ucxx")
+    assert [(number, ranges) for number, _, ranges in driven.todo.post] == [
+        (one, ((0, 2),)),
+        (one, ((2, 1),)),
+        (two, ((3, 2),)),
+        (two, ((5, 1),)),
+    ]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_batches_are_short_while_others_wait_for_what_comes() -> None:
+    driven = Driven(transport="ucxx")
+    driven.tick()
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    driven.opened(number)
+    driven.transfer.is_relayed = True
+    driven.transfer.start(driven.now)
+    assert [ranges for _, _, ranges in driven.take().post] == [((0, 1),), ((1, 1),)]
+
+
+def test_a_source_that_is_being_closed_holds_up_nobody() -> None:
+    driven, [one, two] = running(("a", ((0, 3),)), ("b", ((3, 3),)), window_bytes=20, transport="ucxx")
+    driven.transfer.lost(one, "gone", driven.now)
+    driven.take()
+    assert [number for number, _, _ in driven.brings(two).post] == [two]
+
+
+# Bounds.
+
+
+def test_a_read_is_planned_at_most_so_often_and_says_so() -> None:
+    driven = Driven()
+    driven.transfer.asking.count = PLANS_MAX - 1
+    assert driven.tick().plan is not None
+    driven.tick(PLAN_S_MAX)
+    driven.tick(1.0)
+    assert driven.transfer.error == (
+        VersionUnavailable.__name__,
+        f"the read was planned {PLANS_MAX} times, and its sources failed each time",
+    )
+
+
+def test_before_it_begins_a_read_without_sources_fails_at_once() -> None:
+    driven = Driven()
+    driven.tick()
+    driven.transfer.planned(NOBODY, driven.now)
+    assert driven.transfer.error == (VersionUnavailable.__name__, "nobody has it")
+
+
+@pytest.mark.usefixtures("single_pieces")
+@pytest.mark.parametrize(("before", "closes"), [(SLOW_CLOSED_MAX - 1, True), (SLOW_CLOSED_MAX, False)])
+def test_so_many_sources_are_closed_for_being_slow(before: int, closes: bool) -> None:  # noqa: FBT001
+    driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx")
+    driven.transfer._slow_closed = before
+    for _ in range(4):
+        driven.brings(fast, 0.01)
+    driven.wait(6 * SLOW_MIN_S)
+    source = driven.transfer.sources[slow]
+    assert source.slow is closes
+    assert why(driven, slow) == ("it was slow, and another source had nothing left to bring" if closes else "")
+
+
+@pytest.mark.usefixtures("single_pieces")
+def test_one_slow_source_is_closed_after_the_other() -> None:
+    shares = (("a", ((0, 2),)), ("b", ((2, 2),)), ("c", ((4, 2),)))
+    driven, [fast, *slow] = running(*shares, transport="ucxx", window_bytes=60)
+    for _ in range(2):
+        driven.brings(fast, 0.01)
+    first = driven.wait()
+    assert len(first) == 1
+    assert driven.wait(SLOW_MIN_S) == [], "the first one is being closed still"
+    [number] = first
+    driven.closed(number)
+    while driven.transfer.sources[fast].flying:
+        driven.brings(fast, 0.01)
+    assert driven.wait(STALL_BOUND_S) == [each for each in slow if each != number]
+    assert driven.transfer._slow_closed == 2
+
+
+STALL_BOUND_S = 4.0
+"""Less than the bound of silence, so that nobody is left for that."""
+
+
+def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)), window_bytes=20)
+    todo = driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG)
+    assert todo.confirm == [number]
+    assert driven.transfer.sources[number].phase is SourcePhase.OPEN
+    assert driven.transfer.trust.has_failed(source_id("a"))
+    while driven.transfer.sources[number].flying:
+        assert driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG).confirm == []
+
+
+def test_the_digests_that_count_are_those_of_the_pieces() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    [(_, batch, _)] = driven.todo.post
+    todo = driven.done(number, batch, b"".join(reversed(RIGHT)))
+    assert todo.proven == []
+    assert driven.phase() is Phase.RUNNING
