@@ -207,6 +207,15 @@ def test_a_refill_of_the_last_copy_without_room_fails_and_says_which_version_sta
     assert "version 1 of model 'policy' is retained, replica 'engine' holds its last copy" in failure.message
 
 
+def test_a_refill_that_no_copy_came_for_in_time_says_which_version_it_waited_with() -> None:
+    world = two_versions()
+    reading_1(world)
+    assert kinds(world.start("engine", 2)) == ["round.held"]
+    failure = failed(world.give_up("engine"))
+    said = "no other copy of the retained version 1 stood within the bound: allow more time"
+    assert (failure.error, failure.message) == (FULL, said)
+
+
 # What is told.
 
 

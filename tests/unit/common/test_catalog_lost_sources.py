@@ -1,11 +1,13 @@
 """A round whose sources are gone, and what an overwritten engine may answer: on with another version, or an error."""
 
+from typing import Any
+
 import pytest
 from tests.unit.common.catalog_world import World, decided, failed, kinds, reader_of_two, refused
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.commands import Replan, Wish
+from tensorhub_common.wire.commands import GiveUp, Replan, Wish
 from tensorhub_common.wire.events import Event, RoundStarted, VersionGone
 
 GONE = VersionUnavailable.__name__
@@ -110,3 +112,11 @@ def test_the_last_holder_that_is_refilled_has_replaced_its_version() -> None:
     world.publish("trainer", 13)
     gone = [event for event in world.start("engine") if isinstance(event, VersionGone)]
     assert [(event.version, event.reason) for event in gone] == [(12, "replaced")]
+
+
+def test_only_so_much_of_a_reason_is_passed_on() -> None:
+    world = reading()
+    by, number = world._shard_by("engine", 0), world.round("engine")
+    about: dict[str, Any] = {"model": "policy", "replica": "engine", "shard": 0, "round": number}
+    failure = failed(world.say(GiveUp(by=by, **about, error="RoundTimeout", message="x" * 5000)))
+    assert failure.message == "shard 0: " + "x" * 991

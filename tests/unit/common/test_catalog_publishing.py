@@ -357,3 +357,13 @@ def test_an_error_that_nobody_knows_is_passed_on_as_one_that_is_known(one: World
     (told,) = one.say(Decline(by=one._shard_by("trainer", 0), **about, wish=1, error="Nonsense", message="why"))
     assert isinstance(told, PublishDeclined)
     assert told.error == from_code("Nonsense", "").code
+
+
+def test_a_wish_for_what_one_shard_holds_already_is_refused_while_another_is_busy(two: World) -> None:
+    two.publish("trainer", 12)
+    two.join("b")
+    two.register("b", "trainer", 1, 2)
+    two.want("trainer", 12, 1)
+    refused(two.wish("trainer", 12), "ReplicaConflict")
+    two.give_up("trainer", 1)
+    assert isinstance(two.wish("trainer", 12)[0], PublishWished)

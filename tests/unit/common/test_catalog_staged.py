@@ -4,7 +4,7 @@ import pytest
 from tests.unit.common.catalog_world import World, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.errors import IntegrityError
-from tensorhub_common.wire.events import ReplicaReady, RoundSettled
+from tensorhub_common.wire.events import ReplicaReady, RoundSettled, VersionGone
 
 
 def staged_over_twelve(*staged: int) -> World:
@@ -35,6 +35,8 @@ def test_all_shards_swap_when_the_last_is_filled() -> None:
     events = world.filled("engine", 13, 1)
     assert kinds(events) == ["shard.filled", "version.unavailable", "replica.ready"]
     assert isinstance(events[-1], ReplicaReady)
+    assert isinstance(events[1], VersionGone)
+    assert (events[1].version, events[1].reason) == (12, "replaced")
     assert [shard.version for shard in world.replica("engine").members.values()] == [13, 13]
     assert [shard.root for shard in world.replica("engine").members.values()] == [root(13, 0), root(13, 1)]
 
