@@ -123,7 +123,9 @@ def _sort_out(
             continue
         distance = topology.distance(seat.me.agent, source.agent)
         if demand.mapped and distance > Distance.HOST:
-            left_out.append(f"{named(source)} stands on {WORDS[distance].removeprefix('the same ')}")
+            left_out.append(
+                f"{named(source)} stands on {WORDS[distance] if distance is Distance.WAN else 'another host'}"
+            )
             continue
         busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
         offers.append(
