@@ -10,6 +10,8 @@ ROUNDS ?= 50
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
+# Such as catalog.rounds, or --again for those that have survived; empty is all.
+MODULES ?=
 
 BIN := .venv/bin
 # Written last, so that an installation that broke off is done again.
@@ -19,7 +21,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition cluster docs
+.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition cluster mutants docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +100,9 @@ cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, s
 
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)
+
+mutants: $(READY) ## small changes to catalog, planner and transfer, or MODULES=catalog.rounds: does a test notice? Hours
+	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
 	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new

@@ -1,15 +1,19 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
-`--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does.
+`--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does; `mutants` draws
+the same ones each time and keeps what it found as it is, as `make mutants` does.
 """
 
 import logging
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("thorough", max_examples=400)
+settings.register_profile(
+    "mutants", max_examples=10, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate]
+)
 
 
 @pytest.fixture(autouse=True)

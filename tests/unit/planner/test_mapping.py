@@ -5,7 +5,7 @@ from tests.unit.planner.given import LAYOUT, SIZES, agents, answer, demand, hold
 
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.transfer import Demand
-from tensorhub_planner.load import Busy
+from tensorhub_planner.load import Busy, Load
 
 
 def mapped(*avoid: str) -> Demand:
@@ -24,7 +24,7 @@ def test_all_of_a_holder_on_the_readers_host_is_mapped() -> None:
 def test_the_nearest_comes_first_and_then_who_has_fewest_readers() -> None:
     own = holder("me")
     assert agents(planned(holder("beside"), own, wants=mapped())) == ["me"]
-    load = {("me", "local"): Busy(readers=5, nbytes=0)}
+    load: Load = {("me", "local"): Busy(readers=5, nbytes=0)}
     assert agents(planned(holder("beside"), own, wants=mapped(), load=load)) == ["me"]
 
 

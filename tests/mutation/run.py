@@ -1,0 +1,91 @@
+"""Mutation testing: small changes to the code, one at a time, and whether any test notices. `make mutants` runs it.
+
+    python -m tests.mutation.run                      every module that pyproject.toml names
+    python -m tests.mutation.run catalog.rounds       only modules whose name has this in it
+    python -m tests.mutation.run --again              only mutants that survived, after tests were added
+    python -m tests.mutation.run --report             no mutant: write docs/mutation.md anew from the results
+
+mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
+path, so it works in .mutants, where the packages stand side by side.
+
+Always true: docs/mutation.md names every survivor, and the exit status is 0 only if each is explained in survivors.toml
+and each explanation is of one that survived.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.mutation.results import read, survivors, untested
+from tests.mutation.survivors import explanations, judged, page
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / ".mutants"
+PAGE = ROOT / "docs" / "mutation.md"
+EXPLAINED = Path(__file__).with_name("survivors.toml")
+BESIDE = (
+    "docs",
+    "libs/common/tensorhub_common",
+    "pyproject.toml",
+    "services/agent/tensorhub_agent",
+    "services/planner/tensorhub_planner",
+    "tests",
+)
+"""What stands side by side in .mutants."""
+
+PROCESSES = 1
+"""So many mutants are tested at once: one that hangs is told by its time, and shouldn't be taken for one that waits."""
+
+
+def lay_out() -> None:
+    """Make .mutants, or bring it up to date."""
+    WORK.mkdir(exist_ok=True)
+    for path in BESIDE:
+        link = WORK / Path(path).name
+        if not link.is_symlink():
+            link.symlink_to(Path("..") / path)
+
+
+def in_work(*command: str) -> None:
+    """Run a command where mutmut works, with the programs of our own environment."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    subprocess.run(command, cwd=WORK, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def mutate(names: list[str]) -> None:
+    """Let mutmut test these mutants."""
+    if names:
+        in_work("mutmut", "run", "--max-children", str(PROCESSES), *names)
+
+
+def is_meant(name: str, modules: list[str]) -> bool:
+    """Tell whether a mutant is of one of these modules; of any where none is named."""
+    return not modules or any(module in name for module in modules)
+
+
+def main() -> int:
+    """Do what the arguments say; 0 when nothing is left to explain."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Mutation testing.")
+    parser.add_argument("modules", nargs="*", help="parts of modules' names, as in 'catalog.rounds' (default: all)")
+    parser.add_argument("--again", action="store_true", help="test only those that survived, after tests were added")
+    parser.add_argument("--report", action="store_true", help="test none: write docs/mutation.md from the results")
+    asked = parser.parse_args()
+    lay_out()
+    if asked.again:
+        mutate([each.name for each in survivors(WORK) if is_meant(each.name, asked.modules)])
+    elif not asked.report:
+        in_work(sys.executable, "-m", "tests.mutation.typed")
+        mutate([name for name in untested(WORK) if is_meant(name, asked.modules)])
+    verdict = judged(survivors(WORK), explanations(EXPLAINED.read_text()))
+    PAGE.write_text(page(PAGE.read_text(), read(WORK), verdict))
+    for text in verdict.unexplained:
+        print(f"not explained: {text}")
+    for explanation in verdict.stale:
+        print(f"no such survivor: {explanation.where}: {explanation.line}")
+    return 1 if verdict.unexplained or verdict.stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
