@@ -338,3 +338,20 @@ def test_a_word_about_an_attempt_takes_no_shard_out_of_a_round_that_waits_again(
     assert "round.reopened" in kinds(world.give_up_attempt("engine", 0, 1))
     refused(world.give_up_attempt("engine", 1, 1), "BadCommand")
     assert decided(world.publish("trainer", 13)).version == 13
+
+
+def test_what_was_filled_in_a_round_that_is_over_does_not_count_in_the_next() -> None:
+    """The word is late: since then the memory has been given up, and may hold half of the new read."""
+    world = reader_of_two()
+    world.start("engine", 12)
+    old = world.round("engine")
+    world.give_up("engine")
+    world.start("engine", 12)
+    assert "is over" in refused(world.filled("engine", 12, 0, number=old), "BadCommand").message
+    assert world.states("engine") == ["filling", "filling"]
+
+
+def test_a_root_that_is_no_digest_is_refused_and_called_by_its_name() -> None:
+    world = reader_of_two()
+    world.start("engine", 12)
+    assert refused(world.filled("engine", 12, 0, digest="no digest"), "BadCommand").message.startswith("root 'no dig")

@@ -1,13 +1,13 @@
 """Which other copy lets the last one go: one that stands and stays, or is on its way, and no other."""
 
 import pytest
-from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
+from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused, root
 from tests.unit.common.test_catalog_retention import joined, placed, retaining
 
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import SHUN_S
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.wire.commands import DrainAgent, Pin, Release, Retain, Unpublish
+from tensorhub_common.wire.commands import DrainAgent, Holding, Join, Pin, Release, Retain, Sender, Unpublish
 from tensorhub_common.wire.events import Event, ShardStays, VersionExposed, VersionKept
 
 FULL = RetentionFull.__name__
@@ -238,3 +238,16 @@ def test_a_version_whose_last_safe_copy_went_is_told_exposed_with_the_reason() -
 
 def exposed(events: tuple[Event, ...]) -> list[VersionExposed]:
     return [event for event in events if isinstance(event, VersionExposed)]
+
+
+def test_an_agent_that_returns_is_not_believed_that_a_copy_holds_another_version() -> None:
+    """Were it, the version that the copy is for would be counted on, and the copy never filled."""
+    world = retaining(last=2)
+    copy = placed(world).replica
+    world.fetch(copy, 1)
+    world.empty("trainer")
+    world.publish("trainer", 2)
+    other = Holding(model=MODEL, replica=copy, shard=0, version=2, root=root(2, 0))
+    world.say(Join(by=Sender("c", 2, 1), host="host-1", site="site-0", holds=(other,), cache_bytes=1024))
+    held = world.catalog.models[MODEL].replicas.get(copy)
+    assert held is None or held.members[0].version is None

@@ -6,6 +6,7 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog import availability, membership
 from tensorhub_common.catalog.state import SHARDS_MAX, VERSIONS_KEPT_MAX
 from tensorhub_common.catalog.table import VersionState
+from tensorhub_common.wire.commands import Lead, Sender
 from tensorhub_common.wire.events import VersionRetired
 
 
@@ -115,3 +116,12 @@ def test_the_largest_replica_has_events_that_fit_into_a_message() -> None:
     world.want(replica, "latest", 0)
     world.ready(replica, 1, 1, digest="f" * 64)
     assert len(world.catalog.agents["a"].shards) == SHARDS_MAX
+
+
+def test_what_a_registry_that_leads_says_wrongly_is_called_by_its_name() -> None:
+    def said(by: Sender, registry: str = "r-0", term: int = 1) -> str:
+        return refused(World().say(Lead(by=by, registry=registry, term=term))).message
+
+    assert said(Sender("agent", 1, 1)) == "only a registry may say that it leads"
+    assert "registry" in said(Sender("_registry", 1, 1), registry="a.b").split("'a.b'")[0]
+    assert said(Sender("_registry", 1, 1), term=-1).startswith("term -1 is out of range")
