@@ -1,11 +1,11 @@
 """Rounds in the fold, from the decision on: leases, then the writing, and every way to end."""
 
 import pytest
-from tests.unit.common.catalog_world import decided, failed, kinds, reader_of_two, refused, root
+from tests.unit.common.catalog_world import MODEL, decided, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.commands import Wish
+from tensorhub_common.wire.commands import Granted, Wish
 from tensorhub_common.wire.events import (
     ReplicaReady,
     RoundJoined,
@@ -355,3 +355,26 @@ def test_a_root_that_is_no_digest_is_refused_and_called_by_its_name() -> None:
     world = reader_of_two()
     world.start("engine", 12)
     assert refused(world.filled("engine", 12, 0, digest="no digest"), "BadCommand").message.startswith("root 'no dig")
+
+
+def test_leases_of_a_round_that_is_over_start_no_other() -> None:
+    """The word is late: the next round's attempt has the same number, and no leases yet."""
+    world = reader_of_two()
+    world.want("engine", 12, 0)
+    world.want("engine", 12, 1)
+    old = world.round("engine")
+    world.give_up("engine")
+    world.want("engine", 12, 0)
+    world.want("engine", 12, 1)
+    world.granted("engine", 1)
+    by = world._shard_by("engine", 0)
+    late = Granted(by=by, model=MODEL, replica="engine", shard=0, round=old, attempt=1)
+    assert "is over" in refused(world.say(late), "BadCommand").message
+    assert world.states("engine") == ["empty", "empty"]
+
+
+def test_a_refused_wish_names_its_shard() -> None:
+    world = reader_of_two()
+    world.ready("engine", 13, 1)
+    said = refused(world.want("engine", "latest", 1), "ReplicaConflict").message
+    assert said == "shard 1 of policy/engine is being published: wait until that call has ended"
