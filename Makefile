@@ -101,7 +101,7 @@ cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, s
 partition: $(READY) ## SEEDS_CUT=3 hubs whose two hosts are cut apart and healed in mid-transfer; needs root
 	@$(BIN)/python -m tests.partition.partition --seeds $(SEEDS_CUT)
 
-mutants: $(READY) ## small changes to catalog, planner and transfer, or MODULES=catalog.rounds: does a test notice? Hours
+mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODULES=catalog.rounds: does a test notice?
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
