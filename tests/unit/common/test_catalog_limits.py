@@ -6,7 +6,7 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog import availability, membership
 from tensorhub_common.catalog.state import SHARDS_MAX, VERSIONS_KEPT_MAX
 from tensorhub_common.catalog.table import VersionState
-from tensorhub_common.wire.commands import Lead, Sender
+from tensorhub_common.wire.commands import VERSION_MAX, Lead, Sender
 from tensorhub_common.wire.events import VersionRetired
 
 
@@ -125,3 +125,9 @@ def test_what_a_registry_that_leads_says_wrongly_is_called_by_its_name() -> None
     assert said(Sender("agent", 1, 1)) == "only a registry may say that it leads"
     assert "registry" in said(Sender("_registry", 1, 1), registry="a.b").split("'a.b'")[0]
     assert said(Sender("_registry", 1, 1), term=-1).startswith("term -1 is out of range")
+
+
+@pytest.mark.parametrize(("number", "can_be"), [(-1, False), (0, True), (VERSION_MAX, True), (VERSION_MAX + 1, False)])
+def test_a_version_that_can_not_exist_is_not_waited_for(world: World, number: int, can_be: bool) -> None:  # noqa: FBT001
+    events = world.want("trainer", number)
+    assert kinds(events) == (["round.joined"] if can_be else ["command.rejected"])

@@ -164,3 +164,21 @@ def test_a_round_at_its_last_attempt_is_not_turned() -> None:
     assert not overtaken(world.publish("trainer", 2))
     current.attempt = ATTEMPTS_MAX - 1
     assert decided(drop(world)).attempt == ATTEMPTS_MAX
+
+
+def test_one_shard_that_knows_nothing_of_superseding_keeps_all_from_it() -> None:
+    """Whichever comes first: it would not understand that the round turns."""
+    for knows in ((True, False), (False, True)):
+        world = World()
+        for name, agents in (("trainer", "ab"), ("engine", "cd"), ("keeper", "ef")):
+            world.replica_of(name, *agents)
+        world.publish("trainer", 1)
+        world.fetch("keeper")
+        world.empty("trainer")
+        for shard, supersede in enumerate(knows):
+            by = world._shard_by("engine", shard)
+            world.say(Want(by=by, model=MODEL, replica="engine", shard=shard, want="latest", supersede=supersede))
+        for shard in (0, 1):
+            world.granted("engine", shard)
+        assert not overtaken(world.publish("trainer", 2))
+        refused(drop(world), "BadCommand")
