@@ -132,7 +132,7 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- agents
 
-    async def _on_beat(self, message: Message) -> None:
+    def _on_beat(self, message: Message) -> None:
         try:
             beat = msgspec.json.decode(message.data, type=Beat)
         except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -77,7 +77,7 @@ async def test_a_publication_from_join_to_version(watched: WatchedJob) -> None:
 async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched: WatchedJob) -> None:
     inbox = watched.bus.new_inbox()
     replies: asyncio.Queue[Message] = asyncio.Queue()
-    await watched.bus.subscribe(inbox, replies.put)
+    await watched.bus.subscribe(inbox, replies.put_nowait)
     seq = await watched.say(WISH, {"Tensorhub-Reply-To": inbox, "traceparent": TRACE})
     async with asyncio.timeout(5):
         reply = await replies.get()
@@ -128,7 +128,8 @@ async def test_poison_is_rejected_and_nothing_else_happens(watched: WatchedJob) 
         await watched.log.append(subject, body, f"poison-{number}")
     await watched.say(JOIN)
     await watched.wait_settled()
-    rejected, joined = watched.events[:-1], watched.events[-1]
+    # The registry's own word of who leads stands there too where the first poison was faster than the log's opening.
+    *rejected, joined = [event for event in watched.events if not isinstance(event, RegistryLeads)]
     assert len(rejected) == len(poison)
     assert isinstance(joined, AgentJoined)
 

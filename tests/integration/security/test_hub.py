@@ -77,10 +77,7 @@ async def test_a_reply_to_a_foreign_subject(hub: RunningHub, client: Bus) -> Non
         foreign = subjects.event(victim, "m", "version", "published")
         heard: list[Message] = []
 
-        async def hear(message: Message) -> None:
-            heard.append(message)
-
-        await admin.subscribe(f"{subjects.PREFIX}.{victim}.>", hear)
+        await admin.subscribe(f"{subjects.PREFIX}.{victim}.>", heard.append)
         log = JobLog(client, job)
         for number, wanted in enumerate(
             (foreign, subjects.cmd(victim, "publish"), "$JS.API.STREAM.DELETE.TENSORHUB_x")

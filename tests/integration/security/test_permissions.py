@@ -47,7 +47,7 @@ def hears(subject: str) -> Act:
     return lambda bus: bus.subscribe(subject, _ignore)
 
 
-async def _ignore(_: Message) -> None:
+def _ignore(_: Message) -> None:
     pass
 
 

@@ -23,7 +23,7 @@ async def test_a_flood_on_one_subject_leaves_room_for_others() -> None:
 
     answering = Answering(handle, respond, concurrent_max=4, pending_max=10)
     for subject in ["flood"] * 100 + ["quiet"] * 4:
-        await answering.take(Message(subject, "_INBOX.a", {}, b""))
+        answering.take(Message(subject, "_INBOX.a", {}, b""))
     await asyncio.sleep(0)
     assert begun == ["flood"] * 2 + ["quiet"] * 2
     assert busy == ["flood"] * 93
@@ -43,5 +43,5 @@ async def test_an_answer_goes_to_an_inbox_alone() -> None:
 
     answering = Answering(handle, respond, concurrent_max=1, pending_max=1)
     for reply in ("", "tensorhub.v1.j.cmd.publish", "$JS.API.STREAM.DELETE.x", "_INBOX", "_INBOX.>", "_INBOXES.a"):
-        await answering.take(Message("ask", reply, {}, b""))
+        answering.take(Message("ask", reply, {}, b""))
     await answering.stop()

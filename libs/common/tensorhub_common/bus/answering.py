@@ -3,8 +3,8 @@
 Always true: at most `concurrent_max` handlers run and at most `pending_max` questions wait, and of either one subject
 has at most half; what comes on top is told `Busy` at once. A subject names the job, or the agent that asks, so a flood
 from one leaves room for all others, and they take turns. Every question gets an answer (what the handler returned, or
-its error under the error's name), and no answer goes anywhere but to an inbox: a reply subject comes from outside, and
-this process may publish where the asker may not.
+its error under the error's name; none past `BUSY_MAX`), and no answer goes anywhere but to an inbox: a reply subject
+comes from outside, and this process may publish where the asker may not.
 """
 
 import asyncio
@@ -20,6 +20,8 @@ from tensorhub_common.subjects import is_inbox
 
 CONCURRENT_MAX: Final = 64
 PENDING_MAX: Final = 1024
+BUSY_MAX: Final = 256
+"""So many askers are being told `Busy`; while the socket takes not even that, others hear nothing and time out."""
 HANDLER_S_MAX: Final = 300.0
 """No question is worth more than this; whoever asks has given up long before."""
 
@@ -45,9 +47,10 @@ class Answering:
         self._pending: dict[str, deque[Message]] = {}
         """By subject; the one whose turn is next stands first."""
         self._pending_count = 0
+        self._refusing: set[asyncio.Task[None]] = set()
         self._foreign_replies = 0
 
-    async def take(self, question: Message) -> None:
+    def take(self, question: Message) -> None:
         """Start on a question, put it in the queue, or tell the asker that there is no room."""
         if not question.reply:
             return
@@ -60,15 +63,17 @@ class Answering:
         elif self._pending_count < self._pending_max and len(waiting) < _share(self._pending_max):
             self._pending.setdefault(question.subject, deque()).append(question)
             self._pending_count += 1
-        else:
+        elif len(self._refusing) < BUSY_MAX:
             busy = Busy(f"{question.subject} has {len(waiting)} questions waiting: ask again a little later")
-            await self._respond(question, str(busy).encode(), {ERROR_HEADER: busy.code})
+            task = asyncio.get_running_loop().create_task(self._refuse(question, busy))
+            self._refusing.add(task)
+            task.add_done_callback(self._refusing.discard)
 
     async def stop(self) -> None:
         """Cancel what runs and forget what waits."""
         self._pending.clear()
         self._pending_count = 0
-        running = list(self._running)
+        running = [*self._running, *self._refusing]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -121,6 +126,12 @@ class Answering:
             _log.exception("no answer to a question on %s", question.subject)
             fault = f"the answering process failed with {type(error).__name__}; its log says where"
             headers, body = {ERROR_HEADER: TensorHubError().code}, fault.encode()
+        await self._say(question, body, headers)
+
+    async def _refuse(self, question: Message, busy: Busy) -> None:
+        await self._say(question, str(busy).encode(), {ERROR_HEADER: busy.code})
+
+    async def _say(self, question: Message, body: bytes, headers: Mapping[str, str]) -> None:
         try:
             await self._respond(question, body, headers)
         except TensorHubError as error:

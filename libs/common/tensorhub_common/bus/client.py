@@ -1,17 +1,19 @@
 """nats-py's client, made robust and lean where the hub needs it.
 
-Two things are different. A message that is not well formed (a subject that is no UTF-8, a header block without line
-ends) is delivered as well as it can be read: nats-py's own reading loop dies of it, and since anybody may write such
-a message into a job's log, every follower would. And a message goes to its handler as soon as it is read, without a
-queue and a task in between: with thirty messages for each update of a replica, that is a good part of a process's
-work.
+Three things are different. A message that is not well formed (a subject that is no UTF-8, a header block without
+line ends) is delivered as well as it can be read: nats-py's own reading loop dies of it, and since anybody may write
+such a message into a job's log, every follower would. A message goes to its handler as soon as it comes, without a
+queue and tasks in between, and what is sent goes to the socket without one: with thirty messages for each update of a
+replica, that is a good part of a process's work. Handlers therefore don't wait; nothing is kept for them here.
 
-Always true: whatever comes over the wire, the reading loop goes on; a handler's exception ends neither it nor the
-handler.
+Always true: whatever comes over the wire, reading goes on, and messages are handled in the order in which they came; a
+handler's exception ends neither it nor the handler; while the socket takes nothing, nats-py's own bound on what waits
+to be sent holds.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -19,10 +21,11 @@ from nats.aio.transport import TcpTransport
 from nats.errors import SecureConnRequiredError
 
 from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.parsing import SlowParser, take_messages
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
-Handler = Callable[[Message], Awaitable[None]]
+Handler = Callable[[Message], None]
 
 _LINE: Final = b"NATS/1.0"
 _STATUS_DIGITS: Final = 3
@@ -84,7 +87,9 @@ class LeanClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
+        self._ps: SlowParser = SlowParser(self)
         self._handlers: dict[int, Handler] = {}
+        self._flushing: asyncio.Handle | None = None
 
     @property
     def server_info(self) -> Mapping[str, Any]:
@@ -124,7 +129,31 @@ class LeanClient(Client):
         """Handle nothing of this subscription any more."""
         self._handlers.pop(sid, None)
 
+    # -------------------------------------------------------------------------------------------- reading
+
+    async def _read_loop(self) -> None:
+        if isinstance(self._transport, TcpTransport) and (reader := self._transport._io_reader) is not None:  # noqa: SLF001
+            self._read_straight(reader)
+        await super()._read_loop()
+
+    def _read_straight(self, reader: asyncio.StreamReader) -> None:
+        """Read what comes where it comes; what is left, and all behind it, goes the long way until that is done."""
+        feed = reader.feed_data
+
+        def take(came: bytes) -> None:
+            at = 0
+            # What nats-py has not read yet comes before this; the handshake may have left something there.
+            if self._ps.is_idle and not reader._buffer:  # type: ignore[attr-defined]  # noqa: SLF001
+                at = take_messages(came, self._deliver)
+            if at < len(came):
+                feed(came[at:] if at else came)
+
+        reader.feed_data = take  # type: ignore[assignment, method-assign]
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self._deliver(sid, subject, reply, headers or b"", data)
+
+    def _deliver(self, sid: int, subject: bytes, reply: bytes, headers: bytes, data: bytes) -> None:
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         handler = self._handlers.get(sid)
@@ -134,10 +163,33 @@ class LeanClient(Client):
         message = Message(
             subject.decode(errors="replace"),
             reply.decode(errors="replace"),
-            Headers(bytes(headers)) if headers else NO_HEADERS,
-            bytes(data),
+            Headers(headers) if headers else NO_HEADERS,
+            data,
         )
         try:
-            await handler(message)
+            handler(message)
         except Exception:  # noqa: BLE001 (a fault in one handler must not silence all others)
             _log.exception("a message on %s could not be handled", message.subject)
+
+    # -------------------------------------------------------------------------------------------- sending
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 (nats-py's form)
+        if force_flush:
+            return await super()._flush_pending(force_flush)
+        if self._flushing is None:
+            # Once for all that is sent in this turn of the loop.
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        return None
+
+    def _flush(self) -> None:
+        self._flushing = None
+        if not self.is_connected:
+            return
+        writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None  # noqa: SLF001
+        if writer is not None and not writer.transport.get_write_buffer_size() and not writer.is_closing():
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            if pending:
+                writer.write(b"".join(pending))
+        elif self._flush_queue is not None and self._flush_queue.empty():
+            # The socket is slow, or is no TCP: nats-py's flusher waits until it has taken what it has.
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())

@@ -334,7 +334,7 @@ class Bus:
         for watcher in list(self._watchers):
             watcher(connected)
 
-    async def _take_answer(self, message: Message) -> None:
+    def _take_answer(self, message: Message) -> None:
         _, answer = self._waiting.get(message.subject.rpartition(".")[2], (None, None))
         if answer is not None and not answer.done():
             answer.set_result(message)

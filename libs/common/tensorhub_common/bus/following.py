@@ -261,7 +261,7 @@ class Following:
         else:
             self._watchdog = loop.call_at(due, self._look)
 
-    async def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if message.status != HEARTBEAT:
             self._arrived.append(message)
         self._rouse()

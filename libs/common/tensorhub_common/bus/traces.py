@@ -138,7 +138,7 @@ class _Gathering:
         self._nobody = False
         self._came = asyncio.Event()
 
-    async def take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
         """Take one answer; what can't be read is of another version of this program, and is left out."""
         if message.status == NO_RESPONDERS:
             self._nobody = True
