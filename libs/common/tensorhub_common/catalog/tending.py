@@ -52,8 +52,12 @@ def _settle(catalog: Catalog, model: Model, out: Out) -> None:
     for number in sorted(keep, reverse=True):
         if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
             copies.place(catalog, model, model.versions[number], out)
-    for replica in list(model.replicas.values()):
-        _release_held(catalog, model, replica, out)
+    told = -1
+    while told != len(out):
+        # Whoever goes on, or fails, may be what another one of them was waiting for.
+        told = len(out)
+        for replica in list(model.replicas.values()):
+            _release_held(catalog, model, replica, out)
     _tell_kept(model, keep, out)
     _forget_retired(model)
     retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
