@@ -23,6 +23,7 @@ from tensorhub_common.bus.failures import (
     WrongLastSequence,
 )
 from tensorhub_common.bus.joblog import JobLog, jobs, open_job
+from tensorhub_common.bus.message import Message
 from tensorhub_common.subjects import cmd, commands_of, event, events_of, log_stream
 
 
@@ -49,6 +50,13 @@ async def take(entries: AsyncGenerator[Entry, None], number: int, timeout_s: flo
     """Return the next entries."""
     async with asyncio.timeout(timeout_s):
         return [await anext(entries) for _ in range(number)]
+
+
+async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterator[Entry]:
+    async for entry in entries:
+        yield entry
+        if entry.seq == last:
+            return
 
 
 async def tried(work: Awaitable[int]) -> int | Exception:
@@ -376,6 +384,54 @@ class TestFollowing:
                 await asyncio.sleep(0.005)
         del reader._arrived[3]
         assert [each.seq for each in await take(entries, 8)] == list(range(3, 11))
+        await entries.aclose()
+
+    async def test_what_is_not_wanted_passes_by(self, log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It wakes nobody, and more is pulled all the same."""
+        monkeypatch.setattr(following, "BATCH", 8)
+        reader = following.Following(log._bus, log.job, 1, None, lambda body: body.startswith(b"wanted"))
+        entries = reader.entries()
+        first = asyncio.create_task(anext(entries))
+        async with asyncio.timeout(5.0):
+            while reader._wake is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        last, consumer = await fill(log, 5), reader._consumer
+        async with asyncio.timeout(5.0):
+            while reader._next_seq <= last:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert not first.done()
+        last = await fill(log, 1, "wanted")
+        assert (await asyncio.wait_for(first, 5.0)).seq == last
+        await fill(log, 30, "more")
+        last = await fill(log, 1, "wanted too")
+        async with asyncio.timeout(10.0):
+            seen = [each.seq async for each in _until(entries, last)]
+        assert len(seen) < 31, "whoever waits is woken by what is wanted, and where more is to be pulled"
+        assert reader._consumer == consumer
+        await entries.aclose()
+
+    async def test_what_was_wanted_and_lost_is_read_again(self, log: JobLog) -> None:
+        """What passes by shows the gap, too."""
+        commands = commands_of(log.job)
+        reader = following.Following(log._bus, log.job, 1, commands, lambda body: body.startswith(b"wanted"))
+        heard, hear = 0, reader._on_message
+
+        def lossy(message: Message) -> None:
+            nonlocal heard
+            heard += message.data.startswith(b"wanted")
+            if heard != 1 or not message.data.startswith(b"wanted"):
+                hear(message)
+
+        reader._on_message = lossy  # type: ignore[method-assign]
+        entries = reader.entries()
+        waiting = asyncio.create_task(anext(entries))
+        lost = await fill(log, 1, "wanted")
+        await fill(log, 3)
+        async with asyncio.timeout(5.0):
+            entry = await waiting
+            while not entry.data.startswith(b"wanted"):
+                entry = await anext(entries)
+        assert entry.seq == lost
         await entries.aclose()
 
     async def test_a_pull_that_expires_is_renewed(self, log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:

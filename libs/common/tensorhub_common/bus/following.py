@@ -4,7 +4,8 @@ It pulls from a consumer of its own that is kept in the server's memory and made
 on, whenever something is in doubt: after a reconnection, when heartbeats stay away, when a message was lost on the
 way. (Measured on one machine: push and pull deliver equally fast, in about 0.5 ms from publish; a pull bounds what is
 under way without flow control, and a consumer made anew at the reconnection resumes in some tens of ms where
-nats-py's own took 1 to 20 s.)
+nats-py's own took 1 to 20 s.) Whoever wants only some of the entries, by what stands in them, says so with `wanted`:
+what comes while its reader waits, and isn't wanted, is counted and wakes nobody.
 
 Always true: what is yielded has a higher sequence than all before, and without a filter exactly the next one; at most
 `BATCH` messages lie unread; a silent skip (a consumer that is asked for a purged sequence starts later) is an error.
@@ -14,7 +15,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from typing import Any, Final
 
@@ -55,17 +56,23 @@ PULL_ENDED: Final = frozenset({"404", "408"})
 _ACK_TOKENS: Final = 9
 _ACK_TOKENS_LONG: Final = 12
 
+Wanted = Callable[[bytes], bool]
+"""Tells by an entry's body whether it is wanted. It is asked while all entries before were taken and acted upon."""
+
 _log: Final = logging.getLogger(__name__)
 
 
 class Following:
     """One reader of one job's log. It is used once, through `entries`."""
 
-    def __init__(self, bus: Bus, job: str, start_seq: int, filter_subjects: Sequence[str]) -> None:
+    def __init__(
+        self, bus: Bus, job: str, start_seq: int, filter_subjects: Sequence[str], wanted: Wanted | None = None
+    ) -> None:
         self._bus = bus
         self._job = job
         self._stream = log_stream(job)
         self._filters = list(filter_subjects)
+        self._wanted = wanted
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
         self._looks = 0
@@ -79,7 +86,7 @@ class Following:
         self._arrived: deque[Message] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._in_doubt = True
-        self._waiting_since = 0.0
+        self._heard_at = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
 
     async def entries(self) -> AsyncGenerator[Entry, None]:
@@ -223,11 +230,9 @@ class Following:
             self._arrived.clear()
             self._in_doubt = True
             return None
-        if seq < self._next_seq or (not self._filters and seq != self._next_seq):
+        if not self._is_due(seq):
             raise self._gap(seq)
-        self._consumer_next += 1
-        self._next_seq = seq + 1
-        self._pulled -= 1
+        self._count(seq)
         if self._pulled == 0:
             await self._pull()
         relayed = jetstream.is_relayed(message.headers)
@@ -240,7 +245,7 @@ class Following:
             return
         loop = asyncio.get_running_loop()
         self._wake = loop.create_future()
-        self._waiting_since = loop.time()
+        self._heard_at = loop.time()
         if self._watchdog is None:
             self._watchdog = loop.call_later(HEARTBEAT_S * HEARTBEATS_MISSED_MAX, self._look)
         try:
@@ -254,7 +259,7 @@ class Following:
         if self._wake is None:
             return
         loop = asyncio.get_running_loop()
-        due = self._waiting_since + HEARTBEAT_S * HEARTBEATS_MISSED_MAX
+        due = self._heard_at + HEARTBEAT_S * HEARTBEATS_MISSED_MAX
         if loop.time() >= due:
             self._in_doubt = True
             self._rouse()
@@ -262,9 +267,33 @@ class Following:
             self._watchdog = loop.call_at(due, self._look)
 
     def _on_message(self, message: Message) -> None:
-        if message.status != HEARTBEAT:
+        self._heard_at = asyncio.get_running_loop().time()
+        if message.status != HEARTBEAT and not self._passes_over(message):
             self._arrived.append(message)
-        self._rouse()
+            self._rouse()
+
+    def _passes_over(self, message: Message) -> bool:
+        """Count an entry that is the next one and not wanted. Whatever else is to be done about one is the reader's."""
+        if self._wanted is None or self._arrived or self._wake is None or self._wake.done() or self._pulled <= 1:
+            return False
+        if message.status is not None or self._wanted(message.data):
+            return False
+        try:
+            seq, consumer_seq, _ = _numbers(message.reply)
+        except StreamFailure:
+            return False
+        if consumer_seq != self._consumer_next or not self._is_due(seq):
+            return False
+        self._count(seq)
+        return True
+
+    def _is_due(self, seq: int) -> bool:
+        return seq == self._next_seq or (bool(self._filters) and seq > self._next_seq)
+
+    def _count(self, seq: int) -> None:
+        self._consumer_next += 1
+        self._next_seq = seq + 1
+        self._pulled -= 1
 
     def _on_connection(self, connected: bool) -> None:  # noqa: FBT001 (the bus calls it so)
         if connected:

@@ -63,6 +63,17 @@ class Ack(msgspec.Struct, frozen=True):
     duplicate: bool = False
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """What JetStream answers to a message for a stream."""
+
+    seq: int | None = None
+    duplicate: bool = False
+    error: dict[str, Any] | None = None
+
+
+_answers: Final = msgspec.json.Decoder(_Answer)
+
+
 class Stored(msgspec.Struct, frozen=True):
     """One message as it stands in a stream. `time_ns` is the server's time of storing it, since the epoch."""
 
@@ -105,10 +116,12 @@ async def store(
     and `NoBus` it may stand there all the same. `NoResponder`: no stream takes the subject, or its leader is being
     elected.
     """
-    answer = json.loads(await bus.request(subject, body, timeout_s, headers))
-    if "error" in answer:
-        raise _failure(answer["error"], subject)
-    return Ack(int(answer["seq"]), bool(answer.get("duplicate", False)))
+    answer = _answers.decode(await bus.request(subject, body, timeout_s, headers))
+    if answer.error is not None:
+        raise _failure(answer.error, subject)
+    if answer.seq is None:
+        raise StreamFailure(f"JetStream's answer to a message on {subject} names no sequence")
+    return Ack(answer.seq, answer.duplicate)
 
 
 async def last_of(bus: Bus, stream: str, subject: str, timeout_s: float = REQUEST_TIMEOUT_S) -> Stored | None:

@@ -25,7 +25,7 @@ from tensorhub_common.bus.failures import (
     StreamFailure,
     WrongLastSequence,
 )
-from tensorhub_common.bus.following import Following
+from tensorhub_common.bus.following import Following, Wanted
 from tensorhub_common.subjects import (
     PREFIX,
     commands_of,
@@ -239,14 +239,16 @@ class JobLog:
             raise
         return None if stored is None else Entry.of(stored, self.job)
 
-    def follow(self, start_seq: int = 1, *filter_subjects: str) -> AsyncGenerator[Entry, None]:
+    def follow(
+        self, start_seq: int = 1, *filter_subjects: str, wanted: Wanted | None = None
+    ) -> AsyncGenerator[Entry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
 
         While NATS is away it waits. Raises `LogGap` where an entry is no longer there, `LogShorter` when the log ends
         before what was read or before `start_seq - 1`, `LogMissing` without a log. With filters only entries on these
-        subjects come. Close it (`aclose`) when done.
+        subjects come; with `wanted`, of those whose body isn't wanted, only some. Close it (`aclose`) when done.
         """
-        return Following(self._bus, self.job, start_seq, filter_subjects).entries()
+        return Following(self._bus, self.job, start_seq, filter_subjects, wanted).entries()
 
     async def _last(self, subject: str) -> Entry | None:
         try:
