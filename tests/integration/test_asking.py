@@ -1,5 +1,7 @@
 """Questions of the SDK to whoever leads: asked again where the one who took them has fallen silent."""
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -18,11 +20,14 @@ async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(
     monkeypatch.setattr(asking, "ATTEMPT_S", 0.2)
     asked = 0
 
-    async def silent_at_first(question: Message) -> None:
+    answers: list[asyncio.Task[None]] = []
+
+    def silent_at_first(question: Message) -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
-            await bus.publish(question.reply, msgspec.json.encode(Versions(versions=())))
+            answer = bus.publish(question.reply, msgspec.json.encode(Versions(versions=())))
+            answers.append(asyncio.ensure_future(answer))
 
     await bus.subscribe(subjects.ask(job, "versions"), silent_at_first)
     async with Registry(job, NatsAddress(bus.url)) as registry:

@@ -83,7 +83,7 @@ async def test_who_slept_for_longer_than_its_lease_answers_nothing_of_what_it_wa
     answers: list[str] = []
     inbox = own_bus.new_inbox()
 
-    async def take(message: Message) -> None:
+    def take(message: Message) -> None:
         answers.append(msgspec.json.decode(message.data, type=Status).registry)
 
     await own_bus.subscribe(inbox, take)
