@@ -250,3 +250,11 @@ def test_who_failed_is_not_suspected_and_who_was_forgiven_is_known() -> None:
     trust.suspect(source_id)
     assert trust.left_out() == (source_id,)
     assert not trust.forgive()
+
+
+def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> None:
+    late = source(1, rate=1.0, flying=1)
+    assert too_slow([late], 1000.0) is None
+    assert too_slow([late, source(2, rate=1e6, flying=1)], 1000.0) is None
+    assert too_slow([late, source(2)], 1000.0) is None
+    assert too_slow([late, source(2, rate=1e6)], 1000.0) is late

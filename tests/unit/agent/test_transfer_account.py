@@ -7,9 +7,10 @@ from tensorhub_agent import pace
 from tensorhub_agent.asking import PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.reading import SourcePhase
 from tensorhub_agent.sharing import SLOW_MIN_S
-from tensorhub_agent.transfer import SLOW_CLOSED_MAX, Phase
+from tensorhub_agent.transfer import SLOW_CLOSED_MAX, Phase, Transfer
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
-from tensorhub_common.wire.transfer import Range, Refusal
+from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 
@@ -275,3 +276,79 @@ def test_the_digests_that_count_are_those_of_the_pieces() -> None:
     todo = driven.done(number, batch, b"".join(reversed(RIGHT)))
     assert todo.proven == []
     assert driven.phase() is Phase.RUNNING
+
+
+def test_a_read_that_has_begun_waits_for_a_source_for_a_while() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.transfer.lost(number, "gone", driven.now)
+    driven.closed(number)
+    driven.transfer.planned(NOBODY, driven.now)
+    assert driven.phase() is Phase.RUNNING
+    began = driven.now
+    while driven.phase() is Phase.RUNNING:
+        driven.tick(0.1)
+        driven.transfer.planned(NOBODY, driven.now)
+    assert driven.now - began == pytest.approx(1.2)
+
+
+def test_a_source_that_has_given_its_word_is_asked_for_more() -> None:
+    driven, [one, two] = running(("a", ((0, 3),)), ("b", ((3, 3),)), verify=False)
+    batch = next(iter(driven.transfer.sources[one].flying))
+    assert driven.done(one, batch, b"").confirm == [one]
+    driven.transfer.confirmed(one, holds=True, now=driven.now)
+    driven.transfer.lost(two, "gone", driven.now)
+    driven.transfer.closed(two, driven.now)
+    driven.transfer.planned(NOBODY, driven.now)
+    assert [(number, ranges) for number, _, ranges in driven.take().post] == [(one, ((3, 3),))]
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_source_alone_has_the_whole_window_and_one_that_has_nothing_yet_has_no_part_of_it() -> None:
+    driven, _ = running(("a", ((0, PIECES),)), window_bytes=40, transport="ucxx")
+    assert [ranges for _, _, ranges in driven.todo.post] == [((0, 2),), ((2, 2),)]
+    driven = Driven(window_bytes=40, transport="ucxx")
+    driven.tick()
+    whole, half = driven.planned(("a", ((0, 5),)), ("b", ((5, 1),)))
+    driven.opened(whole)
+    driven.transfer.opened(half, LIST, driven.now, ())
+    driven.transfer.start(driven.now)
+    assert [ranges for _, _, ranges in driven.take().post] == [((0, 2),), ((2, 2),)]
+
+
+@pytest.mark.usefixtures("single_pieces")
+def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two_batches_each() -> None:
+    pieces, window_bytes = 60, 100
+    read = Transfer(
+        version=3,
+        root=NO_ROOT,
+        nbytes=[PIECE_BYTES] * pieces,
+        verify=False,
+        window_bytes=window_bytes,
+        stall_s=5.0,
+        sources_lost_s=1.0,
+        first_number=1,
+        now=0.0,
+    )
+    read.tick(0.0)
+    shares = tuple(
+        Share(source=source_id(name), transport="ucxx", pieces=((first, 20),), nbytes=0, why="")
+        for name, first in (("a", 0), ("b", 20), ("c", 40))
+    )
+    read.planned(Plan(version=3, shares=shares, why=""), 0.0)
+    one, two, late = read.sources
+    read.opened(one, b"", 0.0)
+    read.opened(two, b"", 0.0)
+    read.opened(late, b"", 0.0, ())
+    read.start(0.0)
+
+    def bring(number: int) -> None:
+        read.batch_done(number, next(iter(read.sources[number].flying)), b"", 0.001)
+
+    for number in (one, two, one, two):
+        bring(number)
+    assert [read.sources[number].flying_bytes for number in (one, two)] == [50, 50]
+    read.available(late, ((40, 20),), 0.001)
+    assert read.sources[late].flying_bytes == 2 * PIECE_BYTES
+    bring(late)
+    assert read.sources[late].flying_bytes == 2 * PIECE_BYTES
+    read.check()
