@@ -258,3 +258,10 @@ def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> No
     assert too_slow([late, source(2, rate=1e6, flying=1)], 1000.0) is None
     assert too_slow([late, source(2)], 1000.0) is None
     assert too_slow([late, source(2, rate=1e6)], 1000.0) is late
+
+
+def test_the_room_is_for_what_is_asked_for_now() -> None:
+    under_way = source(1, rate=1000.0 * MIB, queue=((0, 100),))
+    for batch in (1, 2):
+        under_way.flying[batch] = (((100 + batch, 1),), 8 * MIB)
+    assert filled(under_way, 32 * MIB, 20 * MIB) == [8, 8]

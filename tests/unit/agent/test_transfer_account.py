@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
 
-from tensorhub_agent import pace
-from tensorhub_agent.asking import PLAN_S_MAX, PLANS_MAX
+from tensorhub_agent import pace, transfer
+from tensorhub_agent.asking import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.reading import SourcePhase
 from tensorhub_agent.sharing import SLOW_MIN_S
 from tensorhub_agent.transfer import SLOW_CLOSED_MAX, Phase, Transfer
@@ -109,20 +109,20 @@ def test_when_things_happened_is_kept() -> None:
     driven.tick()
     driven.now = 0.5
     [number] = driven.planned(("a", ((0, PIECES),)))
-    transfer = driven.transfer
+    read = driven.transfer
     driven.now = 2.0
     driven.opened(number)
-    assert (transfer.began, transfer.planned_at, transfer.leased_at) == (0.0, 0.5, 2.0)
+    assert (read.began, read.planned_at, read.leased_at) == (0.0, 0.5, 2.0)
     driven.now = 3.0
-    transfer.start(driven.now)
+    read.start(driven.now)
     driven.now = 3.5
     driven.brings(number)
     driven.now = 4.0
     driven.brings(number)
-    assert (transfer.started, transfer.first_at, transfer.last_at) == (3.0, 3.5, 4.0)
+    assert (read.started, read.first_at, read.last_at) == (3.0, 3.5, 4.0)
     while driven.phase() is Phase.RUNNING:
         driven.brings(number)
-    assert transfer.ended == driven.now
+    assert read.ended == driven.now
 
 
 def test_a_plan_in_mid_read_is_not_the_one_that_the_read_began_with() -> None:
@@ -352,3 +352,47 @@ def test_all_sources_together_have_no_more_under_way_than_the_window_but_for_two
     bring(late)
     assert read.sources[late].flying_bytes == 2 * PIECE_BYTES
     read.check()
+
+
+def test_a_plan_that_gives_nothing_is_not_asked_for_again_at_once() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.transfer.lost(number, "gone", driven.now)
+    driven.closed(number)
+    asked = driven.transfer.asking.count
+    driven.planned(("a", ((0, PIECES),)))
+    assert driven.transfer.asking.count == asked
+    assert driven.tick(PLAN_AGAIN_S).plan is not None
+
+
+def test_a_read_has_so_many_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "SHARES_MAX", 2)
+    driven = Driven()
+    driven.tick()
+    assert len(driven.planned(("a", ((0, 2),)), ("b", ((2, 1),)), ("c", ((3, 3),)))) == 2
+    assert sorted(source.waiting for source in driven.transfer.sources.values()) == [2, 4]
+
+
+def test_a_pause_of_the_reader_is_not_what_a_half_filled_source_lacks() -> None:
+    driven, number = waiting_for_a_half_filled_one()
+    driven.now += 100.0
+    assert driven.tick().close == []
+    source = driven.transfer.sources[number]
+    assert source.fed > 90.0
+    assert source.since > 90.0
+
+
+def test_a_plan_that_nobody_asked_for_changes_nothing() -> None:
+    driven, [number] = running(("a", ((0, PIECES),)))
+    driven.transfer.lost(number, "gone", driven.now)
+    driven.take()
+    assert driven.planned(("b", ((0, PIECES),))) == [], "its pieces are not loose before it is closed"
+    assert list(driven.transfer.sources) == [number]
+
+
+def test_a_read_that_waits_for_the_others_leases_wants_no_time() -> None:
+    driven = Driven()
+    driven.tick()
+    [number] = driven.planned(("a", ((0, PIECES),)))
+    driven.opened(number)
+    assert driven.phase() is Phase.LEASED
+    assert driven.transfer.deadline() is None
