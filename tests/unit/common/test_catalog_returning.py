@@ -8,12 +8,14 @@ from tensorhub_common.wire.commands import (
     NO_ROOT,
     Holding,
     Join,
+    Rewind,
     Sender,
 )
 from tensorhub_common.wire.events import (
     AgentJoined,
     ReplicaLost,
     ReplicaReady,
+    VersionGone,
 )
 
 
@@ -158,3 +160,29 @@ def test_a_version_without_digests_is_believed_by_its_own_agent(one: World) -> N
     one.ready("trainer", 12, digest=NO_ROOT)
     one.join("a", holding(12, NO_ROOT))
     assert one.replica("trainer").version == 12
+
+
+def test_an_agent_that_returns_with_a_retired_version_is_not_believed() -> None:
+    world = World()
+    world.replica_of("trainer", "a")
+    world.replica_of("engine", "b")
+    world.publish("trainer", 8)
+    world.fetch("engine")
+    world.empty("trainer")
+    world.publish("trainer", 9)
+    world.say(Rewind(model=MODEL, to=8))
+    retired = world.holding("trainer")
+    assert retired.version == 9
+    world.join("a", retired)
+    assert world.states("trainer") == ["empty"]
+    assert 9 not in world.catalog.models[MODEL].versions
+
+
+def test_a_version_whose_holder_began_anew_without_it_is_lost() -> None:
+    """Not given up in good order: who reads it with "latest" must not go on as if it had been."""
+    world = World()
+    world.replica_of("trainer", "a")
+    world.publish("trainer", 8)
+    kept = Holding(model=MODEL, replica="trainer", shard=0)
+    gone = [event for event in world.join("a", kept) if isinstance(event, VersionGone)]
+    assert [(event.version, event.reason) for event in gone] == [(8, "lost")]
