@@ -6,7 +6,7 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog import availability, membership
 from tensorhub_common.catalog.state import SHARDS_MAX, VERSIONS_KEPT_MAX
 from tensorhub_common.catalog.table import VersionState
-from tensorhub_common.wire.commands import VERSION_MAX, Lead, Sender
+from tensorhub_common.wire.commands import VERSION_MAX, Expire, Lead, Sender
 from tensorhub_common.wire.events import VersionRetired
 
 
@@ -131,3 +131,11 @@ def test_what_a_registry_that_leads_says_wrongly_is_called_by_its_name() -> None
 def test_a_version_that_can_not_exist_is_not_waited_for(world: World, number: int, can_be: bool) -> None:  # noqa: FBT001
     events = world.want("trainer", number)
     assert kinds(events) == (["round.joined"] if can_be else ["command.rejected"])
+
+
+def test_an_expiry_that_is_said_wrongly_is_called_by_its_name(world: World) -> None:
+    def said(by: Sender, term: int = 1) -> str:
+        return refused(world.say(Expire(by=by, agent="a", incarnation=1, term=term))).message
+
+    assert said(Sender("a", 1, 99)) == "only a registry may say that an agent is lost"
+    assert said(Sender("_registry", 1, 1), term=-1).startswith("term -1 is out of range")
