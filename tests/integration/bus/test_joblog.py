@@ -389,7 +389,7 @@ class TestFollowing:
     async def test_what_is_not_wanted_passes_by(self, log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
         """It wakes nobody, and more is pulled all the same."""
         monkeypatch.setattr(following, "BATCH", 8)
-        reader = following.Following(log._bus, log.job, 1, None, lambda body: body.startswith(b"wanted"))
+        reader = following.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
         entries = reader.entries()
         first = asyncio.create_task(anext(entries))
         async with asyncio.timeout(5.0):
