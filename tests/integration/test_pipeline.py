@@ -104,7 +104,8 @@ async def test_without_pipelining_all_is_read_from_the_trainer(tmp_path: Path, _
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("_hosts", [UCXX])
-@pytest.mark.parametrize("blow", [pytest.param(kill, marks=pytest.mark.slow), stop])
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [kill, stop])
 async def test_readers_behind_a_middle_that_is_struck_move_on(tmp_path: Path, _hosts: int, blow: Blow) -> None:
     """Whoever can still end has the version, and has read nothing again but what was under way."""
     for attempt in range(ATTEMPTS_MAX):

@@ -120,7 +120,7 @@ async def moved(cluster: RunningCluster, bus: Bus, left: RunningNats) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 async def test_who_is_connected_goes_on_at_another_node(whole: RunningCluster, spread: Bus, number: int) -> None:
     async def answer(message: Message) -> bytes:
         return message.data
@@ -148,6 +148,7 @@ async def test_a_node_that_is_away_at_the_beginning_is_passed_over(whole: Runnin
             assert whole.node_of(bus) is not whole.nodes[1]
 
 
+@pytest.mark.slow
 async def test_what_was_acknowledged_outlives_the_streams_leader(whole: RunningCluster, spread: Bus, job: str) -> None:
     """Each entry stands in the log once, at the number that was told, though it was said again during the election."""
     log = await opened(spread, job)

@@ -25,6 +25,10 @@ from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
 
+ELECTION_S_MAX = 15.0
+"""The nodes of a cluster take so long, at most, to agree who answers for JetStream."""
+
+BACK_S_MAX = 30.0
 STUB = Path(__file__).with_name("stub_service.py")
 
 
@@ -41,10 +45,11 @@ def pids_of(hub: HubFile) -> dict[str, int]:
 
 async def until_back(directory: Path, before: HubFile, name: str) -> HubFile:
     """Return what hub.json says once it names another process, which answers."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(BACK_S_MAX):
         while pids_of(hub := hub_file.read(directory))[name] == pids_of(before)[name]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        async with await connect(hub.nats_all, name="test", credentials=hub.credentials) as bus:
+        bus = await connect(hub.nats_all, name="test", credentials=hub.credentials, timeout_s=ELECTION_S_MAX)
+        async with bus:
             for process in [each for each in pids_of(hub) if not each.startswith("nats")]:
                 while (pong := await ping(bus, process)) is None or pong.pid != pids_of(hub)[process]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -144,6 +149,7 @@ async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
             assert await log.append(cmd("job", "publish"), b"", f"m{seq}") == seq
 
 
+@pytest.mark.slow
 async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
     """Each is started again where it was, and the logs are not handed to another number of nodes."""
     async with Up(tmp_path, registries=2, nats_nodes=3, commands=stubs()) as up:
@@ -171,7 +177,9 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
         await Up(tmp_path, commands=stubs()).start()
     async with (
         Up(tmp_path, nats_nodes=3, commands=stubs()) as up,
-        await connect(up.hub.nats_all, name="test", credentials=admin(tmp_path)) as bus,
+        await connect(
+            up.hub.nats_all, name="test", credentials=admin(tmp_path), timeout_s=ELECTION_S_MAX
+        ) as bus,
     ):
         assert await JobLog(bus, "job").last_seq() == 1
 

@@ -213,16 +213,21 @@ class Snapshots:
         try:
             return await jetstream.insist(attempt, on_no_responder=on_no_responder)
         except NoResponder:
-            # Without a stream nobody answers, and the same is so while its leader is being elected.
-            await self._check_missing()
-            raise
+            # Without a stream nobody answers. The same is so while its leader is elected, or it was made just now.
+            if await self._is_missing():
+                raise
+        try:
+            return await jetstream.insist(attempt, on_no_responder=True)
+        except NoResponder:
+            why = f"the snapshots of job {self._job!r} have no leader now: try again later"
+            raise StreamFailure(why) from None
 
-    async def _check_missing(self) -> None:
-        """Return where there is no such stream; raise what JetStream says else."""
+    async def _is_missing(self) -> bool:
+        """Tell whether there is no such stream; raise what JetStream says else."""
         try:
             await jetstream.api(self._bus, f"STREAM.INFO.{self._stream}", None, ATTEMPT_S)
         except StreamFailure as failure:
             if failure.err_code == jetstream.STREAM_NOT_FOUND:
-                return
+                return True
             raise
-        raise StreamFailure(f"the snapshots of job {self._job!r} have no leader now: try again later")
+        return False
