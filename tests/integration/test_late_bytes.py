@@ -9,7 +9,7 @@ from tests.chaos.two_holders import two_holders
 from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 
 NBYTES = 256 * MIB
-ROUNDS = 2
+ROUNDS = 1
 
 
 @pytest.mark.timeout(120)

@@ -241,7 +241,7 @@ os._exit(0)
             await trainer.unpublish(timeout_s=WAIT_S)
 
 
-@pytest.mark.parametrize("install", ["in-place", "staged"])
+@pytest.mark.parametrize("install", ["in-place", pytest.param("staged", marks=pytest.mark.slow)])
 async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: str) -> None:
     """The holder's comes back knowing from the lock alone that its memory is mapped, and the reader's is not needed."""
     async with hub.connected() as (here, there):

@@ -80,6 +80,7 @@ def taken_from(reports: list[ReadReport], agent: str) -> int:
     return sum(source.nbytes for report in reports for source in report.sources if source.agent == agent)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("_hosts", [UCXX])
 async def test_four_readers_take_the_trainers_bytes_once(tmp_path: Path, _hosts: int) -> None:

@@ -412,7 +412,9 @@ class TestFollowing:
 
     async def test_what_was_wanted_and_lost_is_read_again(self, log: JobLog) -> None:
         """What passes by shows the gap, too."""
-        reader = following.Following(log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted"))
+        reader = following.Following(
+            log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted")
+        )
         heard, hear = 0, reader._on_message
 
         def lossy(message: Message) -> None:

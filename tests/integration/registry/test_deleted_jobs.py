@@ -64,7 +64,7 @@ async def wait_cleared(bus: Bus, watched: WatchedJob, deleted: int) -> None:
     await until(is_cleared, f"job {watched.name} is cleared up")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_the_next_registry_ends_what_one_began(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -89,6 +89,7 @@ async def test_the_next_registry_ends_what_one_began(
         await registry.kill()
 
 
+@pytest.mark.slow
 async def test_a_standby_follows_into_the_new_job(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

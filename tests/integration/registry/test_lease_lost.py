@@ -69,6 +69,7 @@ async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     assert all(registry.process.returncode is None for registry in pair)
 
 
+@pytest.mark.slow
 async def test_who_slept_for_longer_than_its_lease_answers_nothing_of_what_it_was_asked_meanwhile(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

@@ -195,6 +195,7 @@ async def test_our_own_pause_costs_no_agent_its_place(
     await watched.wait_settled()
 
 
+@pytest.mark.slow
 async def test_without_nats_it_waits_and_still_ends_in_time(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

@@ -119,6 +119,7 @@ async def test_registries_are_killed_among_snapshots(
     assert (await index_of(own_bus, watched)).older is not None
 
 
+@pytest.mark.slow
 async def test_a_standby_that_was_away_for_long_loads_a_snapshot(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

@@ -177,9 +177,7 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
         await Up(tmp_path, commands=stubs()).start()
     async with (
         Up(tmp_path, nats_nodes=3, commands=stubs()) as up,
-        await connect(
-            up.hub.nats_all, name="test", credentials=admin(tmp_path), timeout_s=ELECTION_S_MAX
-        ) as bus,
+        await connect(up.hub.nats_all, name="test", credentials=admin(tmp_path), timeout_s=ELECTION_S_MAX) as bus,
     ):
         assert await JobLog(bus, "job").last_seq() == 1
 

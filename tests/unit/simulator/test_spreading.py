@@ -1,5 +1,7 @@
 """Seeds on several cores come to what they come to on one."""
 
+import pytest
+
 from tensorhub_simulator.bugs import planted
 from tensorhub_simulator.running import Totals, run
 from tensorhub_simulator.spreading import CHUNK_SEEDS, spread
@@ -16,6 +18,7 @@ def test_the_lowest_seed_that_fails_is_told() -> None:
     assert (result.failure.seed, result.failure.what) == (alone.seed, alone.what)
 
 
+@pytest.mark.slow
 def test_totals_and_transitions_are_those_of_all_seeds() -> None:
     seeds = range(1, CHUNK_SEEDS + 3)
     totals = Totals()
