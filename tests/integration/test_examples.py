@@ -32,6 +32,7 @@ def started(hub: RunningHub, job: str, *arguments: str) -> Iterator["subprocess.
         process.communicate()
 
 
+@pytest.mark.slow
 async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
     job = new_job()
     with started(hub, job, "trainer.py", "--steps", "3") as trainer:

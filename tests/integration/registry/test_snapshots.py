@@ -92,7 +92,8 @@ async def test_a_restart_goes_on_from_the_snapshot(
         await anext(watched.log.follow(first - 1))
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_registries_are_killed_among_snapshots(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
