@@ -52,7 +52,7 @@ def test_what_is_done_later_counts_by_its_share_of_a_cycle() -> None:
     comparison = Comparison("what", [Pair(1.0, 1.0)] * 3, cycle=2.0, later=0.1)
     assert comparison.ratio() == pytest.approx(1.0)
     assert comparison.whole() == pytest.approx(1 / 1.05)
-    assert comparison.interval() == pytest.approx((1.0, 1.0))
+    assert comparison.interval() == pytest.approx((1 / 1.05, 1 / 1.05))
 
 
 def test_a_round_in_which_the_machine_did_something_else_changes_little() -> None:
