@@ -56,7 +56,8 @@ async def until(is_so: Callable[[], bool], what: str) -> None:
 
 def files_of(hub: RunningHub, job: str) -> list[Path]:
     """Return the manifests, in memory and on disk, that name the job: beside each stands what it is about."""
-    folders = [*hub.directory.glob("**/copies"), Path("/dev/shm")]  # noqa: S108 (where agents keep their segments)
+    disks = [hub.directory / "state" / agent.id / "copies" for agent in hub.file.agents]
+    folders = [*disks, Path("/dev/shm")]  # noqa: S108 (where agents keep their segments)
     found = [path for folder in folders for path in folder.glob("*.json")]
     return [path for path in found if _names(path, job)]
 
