@@ -197,6 +197,15 @@ async def test_workers_without_telemetry_are_left_out(hub: RunningHub, receiver:
     assert [each.name for each in spans if not each.parent] == ["publish"]
 
 
+async def test_of_a_version_that_is_not_sampled_nobody_makes_a_span(hub: RunningHub, receiver: Receiver) -> None:
+    """Its trainer's sampler has the word for all processes. A later version's spans come after what it would leave."""
+    unsampled, sampled = new_job(), new_job()
+    await one_version(hub, unsampled, 1, {**receiver.environ, "OTEL_TRACES_SAMPLER": "always_off"}, receiver.environ)
+    await one_version(hub, sampled, 1, receiver.environ, receiver.environ)
+    await spans_of(receiver, sampled, NAMES)
+    assert receiver.spans(unsampled) == []
+
+
 @pytest.mark.parametrize(
     ("traceparent", "parent"), [(f"00-{TRACE}-{SPAN}-01", SPAN), ("garbage-of-no-form", ""), (None, "")]
 )

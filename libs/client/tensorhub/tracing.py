@@ -24,9 +24,9 @@ from tensorhub.attachment import Attachment, Place
 from tensorhub.link import Broken
 from tensorhub_common import telemetry
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.span_keeper import of_record
+from tensorhub_common.span_lines import of_record
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
-from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, parse
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, finished, parse
 from tensorhub_common.wire.traces import Span
 from tensorhub_common.wire.worker import Traced
 
@@ -110,7 +110,7 @@ class Tracing:
             return
         record = self._record(call, attachment.place, place, above, ended_ns)
         maker.make(record)
-        self._made.append(of_record(record, SERVICE, str(os.getpid()), Span))
+        self._made.append(of_record(record, SERVICE, str(os.getpid())))
 
     def _hand_over_made(self) -> None:
         made, self._made = self._made, []
@@ -130,13 +130,12 @@ class Tracing:
         }
         if call.version is not None:
             attributes["tensorhub.version"] = call.version
-        return SpanRecord(
-            name=call.name,
-            context=place,
-            parent=parent,
-            start_ns=call.began_ns,
-            end_ns=ended_ns,
-            attributes=attributes,
+        return finished(
+            call.name,
+            place,
+            parent,
+            (call.began_ns, ended_ns),
+            attributes,
             links=() if call.active is None else (call.active,),
             error=call.error,
         )
@@ -144,7 +143,10 @@ class Tracing:
 
 def _active() -> TraceContext | None:
     span = trace.get_current_span().get_span_context()
-    return TraceContext(span.trace_id, span.span_id, span.trace_flags.sampled) if span.is_valid else None
+    if not span.is_valid:
+        return None
+    ids = trace.format_trace_id(span.trace_id), trace.format_span_id(span.span_id)
+    return TraceContext(*ids, span.trace_flags.sampled)
 
 
 # --------------------------------------------------------------------------------------------------- our own provider

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, MadeSpan, Span
+from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, Span
 
 NEW: Final = "spans.jsonl"
 OLD: Final = "spans.1.jsonl"
@@ -30,7 +30,6 @@ SPAN_BYTES_MAX: Final = 32 * 1024
 """A longer line is not kept: some attribute in it is no attribute."""
 
 _END: Final = b"\n"
-_encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Span).decode
 
 
@@ -42,12 +41,14 @@ class SpanFiles:
         self.directory = directory
         self._generation_bytes_max = bytes_max // 2
 
-    def append(self, spans: Iterable[MadeSpan]) -> int | None:
-        """Write spans and return how many were too long to be kept; None when the files are locked: try again later.
+    def append(self, spans: Iterable[bytes]) -> int | None:
+        """Write spans, each a line of JSON without its end, and return how many were too long to be kept.
+
+        None when the files are locked: try again later.
 
         Raises OSError when there is no room, or the directory can't be written.
         """
-        lines = [_encode(span) + _END for span in spans]
+        lines = [span + _END for span in spans]
         fitting = [line for line in lines if len(line) <= min(SPAN_BYTES_MAX, self._generation_bytes_max)]
         self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         locked = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -24,7 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
 from tensorhub_common.span_cost import SPANS
-from tensorhub_common.tracecontext import SpanRecord, TraceContext
+from tensorhub_common.tracecontext import HEX, SpanRecord, TraceContext
 
 NAME: Final = "tensorhub"
 """The name of our tracer."""
@@ -32,7 +32,7 @@ NAME: Final = "tensorhub"
 TRACE_ID_BITS: Final = 128
 SPAN_ID_BITS: Final = 64
 
-LATER_S: Final = 0.5
+LATER_S: Final = 2.0
 """So long after a story's end its spans are made, with those of all that have ended since: waking up for each story
 would cost more than its spans. Who asks a process for its spans gets them all the same (`flush_waiting`)."""
 
@@ -50,9 +50,9 @@ Story = Callable[[], None]
 _log: Final = logging.getLogger(__name__)
 
 
-def new_span_id() -> int:
+def new_span_id() -> str:
     """Return an id that no other span has."""
-    return getrandbits(SPAN_ID_BITS) or 1
+    return f"{getrandbits(SPAN_ID_BITS) or 1:016x}"
 
 
 class SpanMaker:
@@ -81,7 +81,7 @@ class SpanMaker:
         """Give out the place of a root span with this name; the provider's sampler decides about its trace."""
         trace_id = getrandbits(TRACE_ID_BITS) or 1
         decision = self._tracer.sampler.should_sample(None, trace_id, name).decision
-        return TraceContext(trace_id, new_span_id(), decision is Decision.RECORD_AND_SAMPLE)
+        return TraceContext(f"{trace_id:032x}", new_span_id(), decision is Decision.RECORD_AND_SAMPLE)
 
     def make_all(self, records: Iterable[SpanRecord]) -> None:
         """Make several."""
@@ -89,9 +89,7 @@ class SpanMaker:
             self.make(record)
 
     def make(self, record: SpanRecord) -> None:
-        """Make the span, which is over, and hand it over."""
-        if not record.context.sampled:
-            return
+        """Make the span, which is over, and hand it over. Of a trace that is not sampled nobody records anything."""
         if self._keep is not None:
             self._keep(record)
         if self._processor is not None:
@@ -100,15 +98,15 @@ class SpanMaker:
     def _readable(self, record: SpanRecord) -> ReadableSpan:
         return ReadableSpan(
             record.name,
-            context=_context(record.context, is_remote=False),
-            parent=None if record.parent is None else _context(record.parent, is_remote=True),
+            context=_context(record.trace, record.span, is_remote=False),
+            parent=None if record.parent is None else _context(record.trace, record.parent, is_remote=True),
             resource=self._tracer.resource,
             attributes=record.attributes,
-            links=[Link(_context(link, is_remote=True)) for link in record.links],
+            links=[Link(_context(link.trace_id, link.span_id, is_remote=True)) for link in record.links],
             instrumentation_scope=self._scope,
             status=_UNSET if record.error is None else Status(StatusCode.ERROR, record.error),
             start_time=record.start_ns,
-            end_time=max(record.end_ns, record.start_ns),
+            end_time=record.end_ns,
         )
 
 
@@ -175,5 +173,5 @@ class SpansLater:
 _UNSET: Final = Status(StatusCode.UNSET)
 
 
-def _context(place: TraceContext, *, is_remote: bool) -> SpanContext:
-    return SpanContext(place.trace_id, place.span_id, is_remote, TraceFlags(int(place.sampled)))
+def _context(trace_id: str, span_id: str, *, is_remote: bool) -> SpanContext:
+    return SpanContext(int(trace_id, HEX), int(span_id, HEX), is_remote, TraceFlags(TraceFlags.SAMPLED))

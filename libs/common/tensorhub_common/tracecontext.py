@@ -18,40 +18,75 @@ PUBLISH: Final = "tensorhub-publish"
 
 SAMPLED: Final = 1
 HEX: Final = 16
+NO_TRACE: Final = "0" * 32
+NO_SPAN: Final = "0" * 16
 
 _FORM: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 
 Value = str | int | float | bool | tuple[str, ...]
 
 
-class TraceContext(msgspec.Struct, frozen=True):
-    """A span's place: its trace and itself."""
+class TraceContext(
+    msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename={"trace_id": "trace", "span_id": "span"}
+):
+    """A span's place: its trace and itself, by ids of 32 and 16 lower-case hexadecimal digits.
 
-    trace_id: int
-    span_id: int
+    Ids are text from the beginning, since they are put into headers and lines of JSON and hardly anywhere else.
+    """
+
+    trace_id: str
+    span_id: str
     sampled: bool = True
 
     @property
     def traceparent(self) -> str:
         """Return the W3C header that names this span."""
-        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{'01' if self.sampled else '00'}"
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
-    def beside(self, span_id: int) -> "TraceContext":
+    def beside(self, span_id: str) -> "TraceContext":
         """Return the place of another span of this trace."""
         return TraceContext(self.trace_id, span_id, self.sampled)
 
 
 class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished span; times in ns since the epoch."""
+    """A finished span of this process; times in ns since the epoch. Its keys are those of `wire.traces.Span`."""
 
+    trace: str
+    span: str
+    parent: str | None
     name: str
-    context: TraceContext
-    parent: TraceContext | None
     start_ns: int
     end_ns: int
+    error: str | None
     attributes: Mapping[str, Value]
-    links: tuple[TraceContext, ...] = ()
-    error: str | None = None
+    links: tuple[TraceContext, ...]
+
+
+def finished(
+    name: str,
+    place: TraceContext,
+    parent: TraceContext | None,
+    times_ns: tuple[int, int],
+    attributes: Mapping[str, Value],
+    *,
+    links: tuple[TraceContext, ...] = (),
+    error: str | None = None,
+) -> SpanRecord:
+    """Return the record of a span that is over. It never ends before it begins, and its parent is of its trace."""
+    assert place.sampled, "of a trace that is not sampled nobody records anything"
+    assert parent is None or parent.trace_id == place.trace_id, "a span's parent is of the same trace"
+    start_ns, end_ns = times_ns
+    return SpanRecord(
+        trace=place.trace_id,
+        span=place.span_id,
+        parent=None if parent is None else parent.span_id,
+        name=name,
+        start_ns=start_ns,
+        end_ns=max(end_ns, start_ns),
+        error=error,
+        attributes=attributes,
+        links=links,
+    )
 
 
 def parse(traceparent: str | None) -> TraceContext | None:
@@ -60,9 +95,8 @@ def parse(traceparent: str | None) -> TraceContext | None:
     if found is None:
         return None
     form, trace_id, span_id, flags, more = found.groups()
-    place = TraceContext(int(trace_id, HEX), int(span_id, HEX), bool(int(flags, HEX) & SAMPLED))
-    is_known = form != "ff" and (form != "00" or more is None)
-    return place if is_known and place.trace_id and place.span_id else None
+    is_known = form != "ff" and (form != "00" or more is None) and trace_id != NO_TRACE and span_id != NO_SPAN
+    return TraceContext(trace_id, span_id, bool(int(flags, HEX) & SAMPLED)) if is_known else None
 
 
 def context_in(headers: Mapping[str, str], name: str = TRACEPARENT) -> TraceContext | None:

@@ -75,7 +75,7 @@ GIVEN_UP: Final = "given up"
 class Chronicle:
     """The stories of one agent in one job. `new_trace` and `new_span` give out ids, which come from outside."""
 
-    def __init__(self, new_trace: Callable[[str], TraceContext], new_span: Callable[[], int]) -> None:
+    def __init__(self, new_trace: Callable[[str], TraceContext], new_span: Callable[[], str]) -> None:
         """Begin with no story."""
         self._new_trace, self._new_span = new_trace, new_span
         self._calls: dict[int, Note] = {}

@@ -6,7 +6,7 @@ from typing import Final
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.notes import Note, PlanNote, PublishNote, ReadNote, SourceNote
-from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, finished
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Refusal
 
@@ -22,7 +22,7 @@ class Teller:
     job: str
     agent: str
     digests: bool
-    new_span: Callable[[], int]
+    new_span: Callable[[], str]
 
     def spans_of(self, note: Note) -> Iterator[SpanRecord]:
         """Yield the spans of a call that is over; none for a read that ended before a version was decided."""
@@ -48,25 +48,10 @@ class Teller:
     def _publication(self, note: PublishNote) -> Iterator[SpanRecord]:
         about = self._about(note.key, note.version)
         if note.is_ours:
-            yield SpanRecord(
-                name="publish",
-                context=note.place,
-                parent=note.parent,
-                start_ns=note.began,
-                end_ns=note.ended,
-                attributes=about,
-                error=note.error,
-            )
+            yield finished("publish", note.place, note.parent, (note.began, note.ended), about, error=note.error)
         mine = note.place.beside(self.new_span())
-        yield SpanRecord(
-            name="publish.agent",
-            context=mine,
-            parent=note.place,
-            start_ns=note.began,
-            end_ns=note.ended,
-            attributes={**about, "tensorhub.root": note.root},
-            error=note.error,
-        )
+        own: dict[str, Value] = {**about, "tensorhub.root": note.root}
+        yield finished("publish.agent", mine, note.place, (note.began, note.ended), own, error=note.error)
         if note.digested:
             digests = note.root not in ("", NO_ROOT)
             yield self._child(mine, "digest", note.digested_from, note.digested, {"tensorhub.digests": digests})
@@ -109,13 +94,12 @@ class Teller:
             "tensorhub.transports": tuple(sorted({str(source.share.transport) for source in note.sources.values()})),
             "tensorhub.verified_in_read": self.digests,
         }
-        return SpanRecord(
-            name="transfer",
-            context=note.place,
-            parent=note.parent,
-            start_ns=note.began,
-            end_ns=note.ended,
-            attributes=attributes,
+        return finished(
+            "transfer",
+            note.place,
+            note.parent,
+            (note.began, note.ended),
+            attributes,
             links=tuple(link for link in (note.published, note.engine) if link is not None),
             error=note.error,
         )
@@ -126,24 +110,22 @@ class Teller:
         attributes: dict[str, Value] = {}
         if answer is not None and not isinstance(answer, Refusal):
             attributes = {"tensorhub.sources": len(answer.shares), "tensorhub.why": answer.why}
-        return SpanRecord(
-            name="plan",
-            context=note.place.beside(plan.place.span_id),
-            parent=note.place,
-            start_ns=plan.asked,
-            end_ns=plan.came or note.ended,
-            attributes=attributes,
+        return finished(
+            "plan",
+            note.place.beside(plan.place.span_id),
+            note.place,
+            (plan.asked, plan.came or note.ended),
+            attributes,
             error=f"{answer.error}: {answer.reason}" if refused and isinstance(answer, Refusal) else None,
         )
 
     def _lease(self, note: ReadNote, source: SourceNote) -> SpanRecord:
-        return SpanRecord(
-            name="lease",
-            context=note.place.beside(source.lease.span_id),
-            parent=note.place,
-            start_ns=source.asked,
-            end_ns=source.opened or source.over or note.ended,
-            attributes=_source(source),
+        return finished(
+            "lease",
+            note.place.beside(source.lease.span_id),
+            note.place,
+            (source.asked, source.opened or source.over or note.ended),
+            _source(source),
             error=None if source.opened else _reason(source) or "not granted in time",
         )
 
@@ -152,13 +134,12 @@ class Teller:
         start = max(source.opened, note.started)
         end = (source.over if reason else source.last) or source.over or note.ended
         got = reading.got_bytes if reading is not None else 0
-        return SpanRecord(
-            name="read",
-            context=note.place.beside(source.read.span_id),
-            parent=note.place,
-            start_ns=start,
-            end_ns=end,
-            attributes={
+        return finished(
+            "read",
+            note.place.beside(source.read.span_id),
+            note.place,
+            (start, end),
+            {
                 **_source(source),
                 "tensorhub.bytes": got,
                 "tensorhub.pieces": reading.got_pieces if reading is not None else 0,
@@ -172,14 +153,7 @@ class Teller:
     def _child(
         self, parent: TraceContext, name: str, start: int, end: int, attributes: dict[str, Value] | None = None
     ) -> SpanRecord:
-        return SpanRecord(
-            name=name,
-            context=parent.beside(self.new_span()),
-            parent=parent,
-            start_ns=start,
-            end_ns=end,
-            attributes=attributes or {},
-        )
+        return finished(name, parent.beside(self.new_span()), parent, (start, end), attributes or {})
 
 
 def _source(source: SourceNote) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from tensorhub_agent.reading import Reading
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.stories import Teller
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
-from tensorhub_common.tracecontext import SpanRecord, TraceContext, context_in, parse
+from tensorhub_common.tracecontext import TraceContext, context_in, finished, parse
 from tensorhub_common.wire.events import AnyEvent
 from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal
 
@@ -82,15 +82,14 @@ class Tracing:
         self, ask: LeaseAsk, answer: LeaseAnswer, headers: Mapping[str, str], times_ns: tuple[int, int]
     ) -> None:
         cause = context_in(headers)
-        if cause is None or self._maker is None:
+        if cause is None or not cause.sampled or self._maker is None:
             return
-        record = SpanRecord(
-            name="lease.grant",
-            context=cause.beside(new_span_id()),
-            parent=cause,
-            start_ns=times_ns[0],
-            end_ns=times_ns[1],
-            attributes={
+        record = finished(
+            "lease.grant",
+            cause.beside(new_span_id()),
+            cause,
+            times_ns,
+            {
                 "tensorhub.job": self._job,
                 "tensorhub.model": ask.model,
                 "tensorhub.version": ask.version,

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from opentelemetry import trace
+import structlog
 
 from tensorhub_common import telemetry
 from tensorhub_common.bus.message import Message
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.subjects import AskSubject, parse
-from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, context_in
+from tensorhub_common.tracecontext import TraceContext, Value, context_in, finished
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 
@@ -46,19 +46,15 @@ class Tracing:
             yield asked
             return
         try:
-            with trace.use_span(_remote(cause)):
+            with structlog.contextvars.bound_contextvars(trace_id=cause.trace_id, span_id=cause.span_id):
                 yield asked
         finally:
-            self._later.add(partial(_tell, self._maker, asked, cause, time.time_ns()))
+            if cause.sampled:
+                self._later.add(partial(_tell, self._maker, asked, cause, time.time_ns()))
 
     def close(self) -> None:
         """Make what is left."""
         self._later.flush()
-
-
-def _remote(place: TraceContext) -> trace.Span:
-    flags = trace.TraceFlags(int(place.sampled))
-    return trace.NonRecordingSpan(trace.SpanContext(place.trace_id, place.span_id, is_remote=True, trace_flags=flags))
 
 
 def _tell(maker: SpanMaker, asked: Asked, cause: TraceContext, ended_ns: int) -> None:
@@ -80,13 +76,5 @@ def _tell(maker: SpanMaker, asked: Asked, cause: TraceContext, ended_ns: int) ->
             error = f"{refused.error}: {refused.message}"
         case None:
             error = "it was not answered"
-    record = SpanRecord(
-        name="planner.plan",
-        context=cause.beside(new_span_id()),
-        parent=cause,
-        start_ns=asked.began_ns,
-        end_ns=ended_ns,
-        attributes=attributes,
-        error=error,
-    )
-    maker.make(record)
+    place, times_ns = cause.beside(new_span_id()), (asked.began_ns, ended_ns)
+    maker.make(finished("planner.plan", place, cause, times_ns, attributes, error=error))

@@ -10,7 +10,7 @@ from typing import Final
 
 from tensorhub_common import telemetry
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
-from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value
+from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, finished
 from tensorhub_common.wire.events import VersionPublished, kind_of
 from tensorhub_registry.causes import Cause
 
@@ -36,7 +36,9 @@ class Tracing:
         self._later.flush()
 
     def _tell(self, maker: SpanMaker, causes: tuple[Cause, ...], ended_ns: int) -> None:
-        maker.make_all(self._record(each, each.parent, ended_ns) for each in causes if each.parent is not None)
+        for each in causes:
+            if each.parent is not None and each.parent.sampled:
+                maker.make(self._record(each, each.parent, ended_ns))
 
     def _record(self, cause: Cause, parent: TraceContext, ended_ns: int) -> SpanRecord:
         event = cause.event
@@ -49,12 +51,6 @@ class Tracing:
         }
         if not isinstance(event, VersionPublished):
             attributes |= {"tensorhub.round": event.round, "tensorhub.attempt": event.attempt}
-        return SpanRecord(
-            name=kind_of(event),
-            context=parent.beside(new_span_id()),
-            parent=parent,
-            start_ns=int(event.time * NS_PER_S),
-            end_ns=ended_ns,
-            attributes=attributes,
-            links=cause.links,
-        )
+        times_ns = (int(event.time * NS_PER_S), ended_ns)
+        place = parent.beside(new_span_id())
+        return finished(kind_of(event), place, parent, times_ns, attributes, links=cause.links)

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.unit.agent.told_agent import BEGAN, NS, VERSION, WORKER, ToldAgent, check_tree, names, one
+from tests.unit.span_places import place_at
 
 from tensorhub_agent.chronicle import WISHES_MAX
 from tensorhub_agent.effects import SiblingsChecked
@@ -9,7 +10,7 @@ from tensorhub_common.tracecontext import TRACEPARENT, TraceContext
 from tensorhub_common.wire.commands import Publish
 from tensorhub_common.wire.events import PublishWished
 
-CLIENT = TraceContext(0xDDDD, 0xD1)
+CLIENT = place_at(0xDDDD, 0xD1)
 
 
 def test_a_publication_stands_below_its_workers_span() -> None:
@@ -25,7 +26,7 @@ def test_a_publication_stands_below_its_workers_span() -> None:
     check_tree(spans, WORKER)
     whole = one(spans, "publish.agent")
     assert whole.attributes["tensorhub.version"] == 7
-    assert (whole.parent, whole.error) == (WORKER, None)
+    assert (whole.trace, whole.parent, whole.error) == (WORKER.trace_id, WORKER.span_id, None)
     assert one(spans, "log").end_ns == BEGAN + NS
     assert agent.causes["Answer"] == WORKER, "the worker learns where its version was published"
 
@@ -56,7 +57,10 @@ def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
     agent.log()
     first, last = agent.finished()
     spans = [span for note in (first, last) for span in agent.teller.spans_of(note)]
-    assert [span.parent for span in spans if span.name == "publish.agent"] == [VERSION.beside(WORKER.span_id), VERSION]
+    assert [(span.trace, span.parent) for span in spans if span.name == "publish.agent"] == [
+        (VERSION.trace_id, WORKER.span_id),
+        (VERSION.trace_id, VERSION.span_id),
+    ]
     assert agent.causes["Answer"] == VERSION
     check_tree(spans, WORKER, VERSION)
 
@@ -87,7 +91,9 @@ def test_a_wish_from_outside_stands_below_its_clients_span(cause: TraceContext |
     agent.log()
     spans = [span for span in agent.spans() if span.error is None]
     assert names(spans) == ["publish", "publish.agent", "digest", "log"]
-    assert one(spans, "publish").parent == cause
+    publish = one(spans, "publish")
+    assert publish.parent == (None if cause is None else cause.span_id)
+    assert cause is None or publish.trace == cause.trace_id
     assert one(spans, "publish").attributes["tensorhub.version"] == 3
     check_tree(spans, CLIENT)
 

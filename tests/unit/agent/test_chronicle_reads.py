@@ -3,6 +3,7 @@
 from tests.unit.agent.one_agent import digests_of
 from tests.unit.agent.told_agent import NS, VERSION, ToldAgent, check_tree, names, one
 from tests.unit.agent.told_reads import ENGINE, decided, read_whole
+from tests.unit.span_places import place_of
 
 from tensorhub_agent.chronicle import SOURCES_NOTED_MAX
 from tensorhub_agent.effects import (
@@ -27,14 +28,14 @@ def test_a_read_stands_in_the_trace_of_its_version() -> None:
     assert names(spans) == ["transfer", "round", "plan", "lease", "read", "verify", "ready"]
     check_tree(spans, VERSION)
     whole = one(spans, "transfer")
-    assert whole.parent == VERSION
+    assert (whole.trace, whole.parent) == (VERSION.trace_id, VERSION.span_id)
     assert whole.links == (ENGINE,)
-    assert agent.causes["Answer"] == whole.context, "the worker's own span belongs to the transfer"
+    assert agent.causes["Answer"] == place_of(whole), "the worker's own span belongs to the transfer"
     assert agent.causes["Want"] is not None
-    assert agent.causes["Want"].span_id == whole.context.span_id, "what was said before is right up to its trace"
-    assert agent.causes["Filled"] == whole.context
-    assert agent.causes["AskPlan"] == one(spans, "plan").context
-    assert agent.causes["OpenSource"] == one(spans, "lease").context
+    assert agent.causes["Want"].span_id == whole.span, "what was said before is right up to its trace"
+    assert agent.causes["Filled"] == place_of(whole)
+    assert agent.causes["AskPlan"] == place_of(one(spans, "plan"))
+    assert agent.causes["OpenSource"] == place_of(one(spans, "lease"))
     seconds = {span.name: (span.end_ns - span.start_ns) / NS for span in spans}
     assert seconds == {"transfer": 5, "round": 1, "plan": 1, "lease": 1, "read": 1, "verify": 0, "ready": 1}
 
@@ -128,7 +129,7 @@ def test_a_failed_read_says_why_and_how_far_it_got() -> None:
     whole = one(spans, "transfer")
     assert whole.error is not None
     assert whole.error.startswith("RoundTimeout: ")
-    assert agent.causes["Raise"] == whole.context, "the worker's failed call is told below it"
+    assert agent.causes["Raise"] == place_of(whole), "the worker's failed call is told below it"
 
 
 def test_a_source_that_grants_no_lease_has_no_read() -> None:

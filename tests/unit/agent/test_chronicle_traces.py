@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.agent.told_agent import VERSION, WORKER, ToldAgent, check_tree, names, one
 from tests.unit.agent.told_reads import ENGINE, decided, read_whole, reader
+from tests.unit.span_places import place_at, place_of
 
 from tensorhub_agent.notes import ReadNote
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
@@ -20,7 +21,7 @@ def test_without_a_readable_cause_a_read_has_a_trace_of_its_own(garbage: str) ->
     spans = agent.spans()
     check_tree(spans)
     assert one(spans, "transfer").parent is None
-    assert one(spans, "transfer").context == own
+    assert place_of(one(spans, "transfer")) == own
 
 
 def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_it() -> None:
@@ -31,7 +32,7 @@ def test_long_after_the_publication_a_read_has_a_trace_of_its_own_and_links_to_i
     agent.log()
     read_whole(agent, key)
     whole = one(agent.spans(), "transfer")
-    assert (whole.context, whole.parent) == (own, None)
+    assert (place_of(whole), whole.parent) == (own, None)
     assert whole.links == (VERSION, ENGINE)
 
 
@@ -42,7 +43,7 @@ def test_another_version_is_another_story() -> None:
     agent.plan(key)
     note = agent.chronicle._now[key]
     assert isinstance(note, ReadNote)
-    other = TraceContext(0xEEEE, 0xE1)
+    other = place_at(0xEEEE, 0xE1)
     again = RoundDecided(
         model=key.model, replica=key.replica, round=note.round or 0, attempt=2, version=2, roots=("r",), held=()
     )

@@ -5,6 +5,7 @@ from itertools import count
 from typing import Any, Final
 
 from tests.unit.agent.one_agent import SESSION, OneAgent
+from tests.unit.span_places import place_at
 
 from tensorhub_agent.chronicle import Chronicle
 from tensorhub_agent.effects import AnyEffect, CallPublish, CallRead, Key, OpenSource, Say, ShardNews
@@ -18,9 +19,9 @@ from tensorhub_common.wire.events import AnyEvent, kind_of
 
 NS: Final = 1_000_000_000
 BEGAN: Final = 1000 * NS
-WORKER = TraceContext(0xAAAA, 0xA1)
+WORKER = place_at(0xAAAA, 0xA1)
 """The publish span of a worker."""
-VERSION = TraceContext(0xBBBB, 0xB1)
+VERSION = place_at(0xBBBB, 0xB1)
 """The publish span of a version that somebody else has published."""
 
 
@@ -30,8 +31,8 @@ class ToldAgent(OneAgent):
     def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
         super().__init__(name, digests=digests, catalog=catalog)
         ids = count(1)
-        self.chronicle = Chronicle(lambda _: TraceContext(0xF000 + next(ids), next(ids)), lambda: next(ids))
-        self.teller = Teller("run-7", name, digests, lambda: next(ids))
+        self.chronicle = Chronicle(lambda _: place_at(0xF000 + next(ids), next(ids)), lambda: f"{next(ids):016x}")
+        self.teller = Teller("run-7", name, digests, lambda: f"{next(ids):016x}")
         self.headers: dict[str, Mapping[str, str]] = {}
         self.causes: dict[str, TraceContext | None] = {}
         self.core = _Noted(self)  # type: ignore[assignment]  # It stands in for the core that it wraps.
@@ -117,17 +118,16 @@ def one(spans: list[SpanRecord], name: str) -> SpanRecord:
 
 def check_tree(spans: list[SpanRecord], *outside: TraceContext) -> None:
     """Raise unless all stand in one trace, each within the time of one that is there, or below one of those outside."""
-    ids = {span.context.span_id: span for span in spans}
+    ids = {span.span: span for span in spans}
     assert len(ids) == len(spans), "two spans have one id"
-    assert len({span.context.trace_id for span in spans}) == 1
+    assert len({span.trace for span in spans}) == 1
     for span in spans:
         assert span.start_ns <= span.end_ns, span.name
         if span.parent is None:
             continue
-        assert span.parent.trace_id == span.context.trace_id, span.name
-        above = ids.get(span.parent.span_id)
+        above = ids.get(span.parent)
         if above is None:
-            assert span.parent.span_id in {place.span_id for place in outside}, f"nothing is above {span.name}"
+            assert span.parent in {place.span_id for place in outside}, f"nothing is above {span.name}"
         else:
             assert above.start_ns <= span.start_ns, f"{span.name} begins before {above.name}"
             assert span.end_ns <= above.end_ns, f"{span.name} ends after {above.name}"

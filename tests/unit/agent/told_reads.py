@@ -1,12 +1,12 @@
 """Reads of a told agent: of a version that a trainer elsewhere has published, step by step or whole."""
 
 from tests.unit.agent.told_agent import VERSION, ToldAgent
+from tests.unit.span_places import place_at
 
 from tensorhub_agent.effects import Key
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.tracecontext import TraceContext
 
-ENGINE = TraceContext(0xCCCC, 0xC1)
+ENGINE = place_at(0xCCCC, 0xC1)
 """The update span of a worker that reads."""
 
 

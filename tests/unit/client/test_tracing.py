@@ -11,15 +11,16 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 from tests.unit.client.given import engine, trainer, until
+from tests.unit.span_places import place_at
 
 from tensorhub import AsyncHub, tracing
 from tensorhub_common.errors import NotFilled
-from tensorhub_common.tracecontext import TraceContext, parse
+from tensorhub_common.tracecontext import parse
 from tensorhub_common.wire import worker as w
 from tensorhub_common.wire.traces import Span
 
-VERSION = TraceContext(0xBBBB, 0xB1)
-TRANSFER = TraceContext(0xBBBB, 0xB2)
+VERSION = place_at(0xBBBB, 0xB1)
+TRANSFER = place_at(0xBBBB, 0xB2)
 
 
 def traced(agent: FakeAgent) -> list[Span]:
@@ -67,7 +68,7 @@ async def test_a_publication_is_a_root_that_its_agent_was_told_of(agent: FakeAge
     (call,) = agent.calls(w.PublishCall)
     place = parse(call.traceparent)
     assert place is not None
-    assert (span.trace, span.span, span.parent) == (f"{place.trace_id:032x}", f"{place.span_id:016x}", None)
+    assert (span.trace, span.span, span.parent) == (place.trace_id, place.span_id, None)
     assert (span.name, span.service, span.error) == ("publish", "tensorhub-sdk", None)
     assert span.attributes["tensorhub.version"] == 3
     assert span.attributes["tensorhub.replica"] == "trainer"
@@ -84,8 +85,8 @@ async def test_a_shard_whose_word_was_not_the_last_stands_below_the_one_whose_wa
     (call,) = agent.calls(w.PublishCall)
     place = parse(call.traceparent)
     assert place is not None
-    assert (span.trace, span.parent) == (f"{VERSION.trace_id:032x}", f"{VERSION.span_id:016x}")
-    assert span.span == f"{place.span_id:016x}", "its agent's spans stand below this id"
+    assert (span.trace, span.parent) == (VERSION.trace_id, VERSION.span_id)
+    assert span.span == place.span_id, "its agent's spans stand below this id"
 
 
 @pytest.mark.parametrize("name", ["update", "replicate"])
@@ -94,7 +95,7 @@ async def test_a_read_stands_below_its_transfer(agent: FakeAgent, hub: AsyncHub,
     agent.hook = answering(TRANSFER.traceparent)
     await getattr(reader, name)()
     (span,) = await spans(agent, 1)
-    assert (span.name, span.trace, span.parent) == (name, f"{TRANSFER.trace_id:032x}", f"{TRANSFER.span_id:016x}")
+    assert (span.name, span.trace, span.parent) == (name, TRANSFER.trace_id, TRANSFER.span_id)
 
 
 @pytest.mark.parametrize("garbage", [None, "", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
@@ -151,7 +152,9 @@ async def test_an_applications_own_provider_gets_the_spans_and_its_active_span_i
     (read,) = agent.calls(w.ReadCall)
     engines = parse(read.traceparent)
     assert engines is not None
-    assert engines.span_id == step.get_span_context().span_id, "so the transfer is linked to it as well"
+    assert engines.span_id == trace.format_span_id(step.get_span_context().span_id), (
+        "so the transfer is linked to it as well"
+    )
 
 
 async def test_spans_come_after_the_answer_and_their_agent_may_be_away(

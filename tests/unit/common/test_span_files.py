@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tensorhub_common.span_files import DIRECTORY_MODE, MODE, NEW, OLD, SPAN_BYTES_MAX, SpanFiles
@@ -29,6 +30,10 @@ def span(number: int, name: str = "transfer", text: str = "") -> Span:
     )
 
 
+def line(number: int, name: str = "transfer", text: str = "") -> bytes:
+    return msgspec.json.encode(span(number, name, text))
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> SpanFiles:
     return SpanFiles(tmp_path / "state" / "spans", BYTES_MAX)
@@ -39,28 +44,28 @@ def found(files: SpanFiles, count_max: int = 10_000) -> list[int]:
 
 
 def test_what_was_appended_is_found_newest_first(files: SpanFiles) -> None:
-    assert files.append([span(1), span(2)]) == 0
-    assert files.append([span(3, "read")]) == 0
+    assert files.append([line(1), line(2)]) == 0
+    assert files.append([line(3, "read")]) == 0
     assert found(files) == [2, 1]
     assert files.newest(b"read", lambda each: each.name == "read", 9) == ([span(3, "read")], 0)
 
 
 def test_nobody_else_may_read_them(files: SpanFiles) -> None:
-    files.append([span(1)])
+    files.append([line(1)])
     assert files.directory.stat().st_mode & 0o777 == DIRECTORY_MODE
     assert (files.directory / NEW).stat().st_mode & 0o777 == MODE
 
 
 def test_another_process_of_the_name_finds_what_an_earlier_one_kept(files: SpanFiles) -> None:
-    files.append([span(1)])
+    files.append([line(1)])
     again = SpanFiles(files.directory, BYTES_MAX)
-    again.append([span(2)])
+    again.append([line(2)])
     assert found(again) == [2, 1]
 
 
 def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
     for number in range(2_000):
-        files.append([span(number)])
+        files.append([line(number)])
         total = sum(path.stat().st_size for path in files.directory.iterdir())
         assert total <= BYTES_MAX
     kept = found(files)
@@ -69,38 +74,38 @@ def test_only_the_newest_are_kept_within_the_bound(files: SpanFiles) -> None:
 
 
 def test_a_batch_larger_than_a_generation_is_cut_and_its_end_kept(files: SpanFiles) -> None:
-    assert files.append([span(number) for number in range(2_000)]) == 0
+    assert files.append([line(number) for number in range(2_000)]) == 0
     assert sum(path.stat().st_size for path in files.directory.iterdir()) <= BYTES_MAX
     assert found(files)[0] == 1999
 
 
 def test_a_span_that_is_too_long_is_not_kept_and_the_others_are(files: SpanFiles) -> None:
-    assert files.append([span(1), span(2, text="x" * SPAN_BYTES_MAX), span(3)]) == 1
+    assert files.append([line(1), line(2, text="x" * SPAN_BYTES_MAX), line(3)]) == 1
     assert found(files) == [3, 1]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 100])
 def test_a_torn_last_line_costs_that_line_alone(files: SpanFiles, cut: int) -> None:
-    files.append([span(1), span(2)])
+    files.append([line(1), line(2)])
     path = files.directory / NEW
     os.truncate(path, path.stat().st_size - cut)
     # Without its line end alone the last one is still whole.
     assert found(files) == ([2, 1] if cut == 1 else [1])
-    files.append([span(3)])
+    files.append([line(3)])
     assert found(files) == ([3, 2, 1] if cut == 1 else [3, 1])
 
 
 def test_garbage_in_the_files_is_passed_over(files: SpanFiles) -> None:
-    files.append([span(1)])
+    files.append([line(1)])
     with (files.directory / NEW).open("ab") as file:
         file.write(b'\xff\x00transfer\n{"trace": "transfer"}\n[[[[transfer\n' + b"[" * 100_000 + b"transfer\n")
-    files.append([span(2)])
+    files.append([line(2)])
     assert found(files) == [2, 1]
 
 
 def test_what_is_too_much_for_one_answer_is_left_out_and_counted(tmp_path: Path) -> None:
     files = SpanFiles(tmp_path, 16 << 20)
-    files.append([span(number, text="x" * 1_000) for number in range(2_000)])
+    files.append([line(number, text="x" * 1_000) for number in range(2_000)])
     spans, left_out = files.newest(b"transfer", lambda _: True, 10_000)
     assert len(spans) + left_out == 2_000
     assert 0 < len(spans) * 1_000 < ANSWER_BYTES_MAX
@@ -112,18 +117,19 @@ def test_a_directory_that_is_not_there_holds_nothing(files: SpanFiles) -> None:
 
 
 def test_while_another_process_writes_it_is_to_be_tried_again(files: SpanFiles) -> None:
-    files.append([span(1)])
+    files.append([line(1)])
     other = os.open(files.directory, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    assert files.append([span(2)]) is None
+    assert files.append([line(2)]) is None
     assert found(files) == [1]
     os.close(other)
-    assert files.append([span(2)]) == 0
+    assert files.append([line(2)]) == 0
 
 
 WRITER = """
 import sys
 from pathlib import Path
+import msgspec
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.wire.traces import Span
 
@@ -132,7 +138,7 @@ first = int(sys.argv[3])
 for number in range(first, first + int(sys.argv[4])):
     one = Span(trace="0af7651916cd43dd8448eb211c80319c", span=f"{number:016x}", name="transfer", service="s",
                instance=sys.argv[3], start_ns=number, end_ns=number + 1)
-    while files.append([one]) is None:
+    while files.append([msgspec.json.encode(one)]) is None:
         pass
     print(number, flush=True)
 """
@@ -173,5 +179,5 @@ def test_what_a_killed_process_has_written_stands_there(tmp_path: Path) -> None:
     kept = found(SpanFiles(tmp_path, 64 << 20))
     assert set(range(51)) <= set(kept)
     files = SpanFiles(tmp_path, 64 << 20)
-    files.append([span(999_999)])
+    files.append([line(999_999)])
     assert found(files)[0] == 999_999

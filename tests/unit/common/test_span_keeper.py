@@ -12,11 +12,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util.types import AnyValue
+from tests.unit.span_places import place_at
 
 from tensorhub_common.span_files import SpanFiles
-from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, TEXT_CHARS_MAX, SpanKeeper
+from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, SpanKeeper
+from tensorhub_common.span_lines import TEXT_CHARS_MAX
 from tensorhub_common.spanmaker import SpanMaker
-from tensorhub_common.tracecontext import SpanRecord, TraceContext
+from tensorhub_common.tracecontext import finished
 from tensorhub_common.wire.traces import Link, Span
 
 RESOURCE = Resource.create({"service.name": "tensorhub-agent", "service.instance.id": "agent-0"})
@@ -62,14 +64,13 @@ def provider_of(keeper: SpanKeeper) -> TracerProvider:
 
 def test_a_record_is_found_as_the_span_that_others_would_make_of_it(tmp_path: Path) -> None:
     keeper = SpanKeeper(SpanFiles(tmp_path / "spans", 1 << 20), "agent", "a-0")
-    record = SpanRecord(
-        name="read",
-        context=TraceContext(0xA, 0xB),
-        parent=TraceContext(0xA, 0xC),
-        start_ns=5,
-        end_ns=4,
-        attributes={"tensorhub.bytes": 7, "tensorhub.transports": ("local", "ucxx"), "long": "x" * 5_000},
-        links=(TraceContext(0xD, 0xE),),
+    record = finished(
+        "read",
+        place_at(0xA, 0xB),
+        place_at(0xA, 0xC),
+        (5, 4),
+        {"tensorhub.bytes": 7, "tensorhub.transports": ("local", "ucxx"), "long": "x" * 5_000},
+        links=(place_at(0xD, 0xE),),
         error="lost: " + "x" * 5_000,
     )
     maker = SpanMaker.own(TracerProvider(resource=RESOURCE, shutdown_on_exit=False), keeper, keeper.take)
@@ -157,6 +158,7 @@ def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp
     assert files.writers <= {"span-keeper"}
     files.go.set()
     keeper.shutdown()
+    keeper._thread.join(20)
     assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 10
 
 

@@ -12,10 +12,10 @@ def test_what_is_written_is_read() -> None:
     place = parse(GOOD)
     assert place is not None
     assert place.traceparent == GOOD
-    assert (f"{place.trace_id:x}", f"{place.span_id:x}", place.sampled) == (TRACE.lstrip("0"), SPAN, True)
+    assert (place.trace_id, place.span_id, place.sampled) == (TRACE, SPAN, True)
     unsampled = TraceContext(place.trace_id, place.span_id, sampled=False)
     assert parse(unsampled.traceparent) == unsampled
-    assert place.beside(5) == TraceContext(place.trace_id, 5)
+    assert place.beside("5" * 16) == TraceContext(place.trace_id, "5" * 16)
 
 
 @pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])

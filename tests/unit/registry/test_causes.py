@@ -2,13 +2,14 @@
 
 import msgspec
 import pytest
+from tests.unit.span_places import place_at
 
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
 from tensorhub_common.wire.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
 from tensorhub_registry.causes import ONE_TRACE_S_MAX, ROUNDS_MAX, VERSIONS_MAX, Cause, Causes
 
-PUBLICATION = TraceContext(0xA, 0xA1)
-TRANSFER = TraceContext(0xB, 0xB1)
+PUBLICATION = place_at(0xA, 0xA1)
+TRANSFER = place_at(0xB, 0xB1)
 
 
 def headers(place: TraceContext) -> dict[str, str]:
@@ -48,7 +49,7 @@ def test_a_version_stands_below_the_word_that_completed_it() -> None:
 
 
 def test_a_decision_names_the_publication_whoever_triggered_it() -> None:
-    cause = one(told(), decided(), TraceContext(0xC, 0xC1))
+    cause = one(told(), decided(), place_at(0xC, 0xC1))
     assert dict(cause.headers) == headers(PUBLICATION)
     assert cause.parent == PUBLICATION.beside(TRANSFER.span_id), "it is a part of the transfer, in the version's trace"
     assert one(told(join=False), decided()).parent == PUBLICATION

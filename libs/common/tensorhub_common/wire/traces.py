@@ -32,8 +32,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     span: str
 
 
-class MadeSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """A span of this process's own making: it is written as it is, and checked where it is read, as a `Span`."""
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished span. Times are nanoseconds since 1970; ids are lower-case hexadecimal, as in `traceparent`."""
 
     trace: str
     span: str
@@ -47,10 +47,6 @@ class MadeSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """What the span failed with; None where it ended well or did not say."""
     attributes: dict[str, Attribute] = {}
     links: tuple[Link, ...] = ()
-
-
-class Span(MadeSpan, frozen=True, kw_only=True, omit_defaults=False):
-    """A finished span. Times are nanoseconds since 1970; ids are lower-case hexadecimal, as in `traceparent`."""
 
     def __post_init__(self) -> None:
         """Refuse what can't be a span, whoever sends it. Raises ValueError."""
