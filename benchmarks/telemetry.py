@@ -8,7 +8,7 @@ sampled, or not. Of a version that isn't sampled no process notes, makes, hands 
 A pair is two rounds in a row, in an order drawn by lot. Its ratio is off's time over on's, so 1 means that telemetry
 costs nothing; all pairs' is the mean of the logarithms without the tenth at either end, and its interval a bootstrap.
 
-That shows what telemetry costs while somebody waits. Spans are made and kept up to a second or two later, in rounds of
+That shows what telemetry costs while somebody waits. Spans are made and kept some seconds later, in rounds of
 either kind. So every process counts the processor time that this takes it. The sum falls anywhere into a traced round's
 cycle, from one `publish` to the next, and a round gets its share of it, as if there were no other core to do it on.
 """

@@ -37,7 +37,7 @@ from tensorhub_common.wire.commands import (
 Pick = Callable[[Sequence[Any]], Any]
 
 AGENTS = ("a", "b", "c")
-SHARDS = {"trainer": 2, "engine": 2, "copy": 1}
+SHARDS = {"trainer": 2, "engine": 2, "copy": 1, "view": 1}
 KEYS = tuple((replica, shard) for replica, shards in SHARDS.items() for shard in range(shards))
 NONSENSE_NUMBERS = (-1, 0, 2**31, VERSION_MAX, VERSION_MAX + 1, 10**40)
 NONSENSE_WORDS = ("", "_hub", "a.b", "x" * 300, "ü", "\x00", "nobody", "*")
@@ -103,7 +103,7 @@ class Chance:
         if current is not None and shard.index in current.wants:
             choices = {
                 RoundState.JOINING: ("want", "settle", "give_up", "publish"),
-                RoundState.DECIDED: (*["granted"] * 6, "replan", "give_up"),
+                RoundState.DECIDED: (*["granted"] * 6, "filled", "replan", "give_up"),
                 RoundState.STARTED: ("filled", "filled", "give_up"),
             }[current.state]
             return str(self.pick(choices))
@@ -205,6 +205,7 @@ class Chance:
             spot=self.often(about["replica"] == "copy", about["replica"] != "copy"),
             layout=self.often(layout, "K", "", "x" * 500),
             nbytes=self.often(64, *NONSENSE_NUMBERS),
+            mapped=self.often(about["replica"] == "view", about["replica"] != "view"),
         )
 
     def _ready(self) -> Ready:
@@ -220,13 +221,14 @@ class Chance:
 
     def _filled(self) -> Filled:
         about, shard = self._shard()
-        number, _, version = self._round(about)
+        number, attempt, version = self._round(about)
         return Filled(
             **about,
             round=self.often(number, 0, *NONSENSE_NUMBERS),
             version=self.often(version, *NONSENSE_NUMBERS),
             root=self._digest(version, shard, about["shard"]),
             waits=self.pick((True, False)),
+            attempt=self.pick((None, attempt, attempt, attempt - 1)),
         )
 
     def _granted(self) -> Granted:

@@ -1,7 +1,8 @@
 """Reading a version into one shard, as one shard of its replica's round. Pure.
 
 join the round -> the log decides a version -> plan and lease -> every shard has its leases -> drain and write -> verify
--> every shard is filled. Nothing is overwritten before the log says `round.started`, and no call is answered before the
+-> every shard is filled. Nothing is overwritten before the log says `round.started` (a mapped shard overwrites
+nothing, and doesn't wait for that where it is the last that is missing), and no call is answered before the
 read is quiet: whatever was asked for has come or can come no more.
 """
 
@@ -73,6 +74,8 @@ class ReadOperation:
         self._missing: tuple[int, ...] = ()
         self._settled = False
         self._deadline = call.deadline
+        self._at_once = False
+        """The last shard that is missing only maps what others hold: it need not wait for `round.started`."""
         self._replan_at: float | None = None
         self._dry_since: float | None = None
         self._drain_until = 0.0
@@ -209,6 +212,7 @@ class ReadOperation:
         if core.key.shard in event.held:
             self.stage = Stage.GRANTED
             return
+        self._at_once = core.place.mapped and len(event.held) + 1 == len(event.roots)
         self._carrier.begin(event.version, event.roots[core.key.shard], Turn(event.cmd, event.round), now)
         self._drive(now)
 
@@ -249,13 +253,20 @@ class ReadOperation:
         elif self._carrier.abandoned:
             self._follow_decision(now)
         elif transfer.phase is Phase.LEASED and self.stage is Stage.LEASING:
-            self.stage = Stage.GRANTED
             self._dry_since = None
-            self._voice.granted()
+            self._granted(now)
         elif transfer.phase is Phase.FAILED and transfer.quiet:
             self._transfer_failed(transfer, now)
         elif transfer.phase is Phase.DONE and transfer.quiet and self.stage is Stage.FILLING:
             self._all_here(transfer, now)
+
+    def _granted(self, now: float) -> None:
+        """All leases are there."""
+        self.stage = Stage.GRANTED
+        if self._at_once:
+            self._vacate(now)
+        else:
+            self._voice.granted()
 
     def _follow_decision(self, now: float) -> None:
         """The abandoned transfer may be quiet by now; then the decision that waited for that is followed."""
@@ -343,7 +354,7 @@ class ReadOperation:
     def _all_here(self, transfer: Transfer, now: float) -> None:
         self.stage = Stage.FILLED
         self._report = report_of(transfer, self.core.place.nbytes, now - self._began)
-        self._voice.filled(transfer.version, transfer.root)
+        self._voice.filled(transfer.version, transfer.root, at_once=self._at_once)
 
     # The end.
 

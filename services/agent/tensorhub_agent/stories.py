@@ -68,7 +68,7 @@ class Teller:
             yield self._plan(note, plan)
         for source in note.sources.values():
             yield self._lease(note, source)
-            if source.opened and note.started:
+            if source.opened and (note.started or source.last):
                 yield self._read(note, source)
         if note.filled:
             last = max((source.last for source in note.sources.values()), default=0)

@@ -78,8 +78,8 @@ class Voice:
             Drop(model=key.model, replica=key.replica, shard=key.shard, round=self.round, attempt=self.attempt)
         )
 
-    def filled(self, version: int, root: str | None) -> None:
-        """All bytes are there and verified."""
+    def filled(self, version: int, root: str | None, *, at_once: bool) -> None:
+        """All bytes are there and verified. `at_once`: the log has not been told of the leases."""
         key = self._core.key
         assert self.round is not None
         self.filled_by = self._core.say(
@@ -91,6 +91,7 @@ class Voice:
                 version=version,
                 root=root or NO_ROOT,
                 waits=True,
+                attempt=self.attempt if at_once else None,
             )
         )
 

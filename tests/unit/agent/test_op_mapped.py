@@ -3,11 +3,23 @@
 import pytest
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.effects import BatchDone, Duplicate, Duplicated, Key, LetGo, Post, Probe, Save, Say
+from tensorhub_agent.effects import (
+    BatchDone,
+    Duplicate,
+    Duplicated,
+    Key,
+    LetGo,
+    Post,
+    Probe,
+    Save,
+    Say,
+    SiblingsChecked,
+)
 from tensorhub_agent.shard import Held, Memory, Place
 from tensorhub_agent.vacancy import PROBE_AGAIN_S
 from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Drained, Filled, Register, Unpublish
+from tensorhub_common.wire.commands import Drained, Filled, Register, ShardCommand, Unpublish
+from tensorhub_common.wire.events import kind_of
 from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal
 
 ROOT = root_digest(digests_of("one"))
@@ -297,6 +309,52 @@ def test_it_counts_once_its_source_says_that_the_lease_still_holds() -> None:
     agent.log()
     assert agent.error_of(call) is None
     assert agent.end_of(call) is not None
+
+
+def said_of(agent: OneAgent, key: Key) -> list[str]:
+    """The words about the rollout that the log has not taken yet."""
+    words = [each for each in agent.unsaid if isinstance(each, ShardCommand) and each.replica == key.replica]
+    return [type(each).__name__ for each in words]
+
+
+def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
+    agent, key = mapped()
+    call = agent.read(key)
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, "one")
+    assert said_of(agent, key) == []
+    assert isinstance(agent.last(Post), Post), "nothing is overwritten, so it maps at once"
+    agent.brought(key, "one")
+    agent.confirmed(key)
+    agent.closed(key)
+    assert said_of(agent, key) == ["Filled"]
+    assert [kind_of(event) for event in agent.log()] == ["shard.filled", "replica.ready"]
+    assert agent.error_of(call) is None
+
+
+def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> Key:
+    key = agent.register(replica, shard, 2, mapped=mapped)
+    if shard > 0:
+        agent.do(agent.core.on_news(SiblingsChecked(key, None), agent.now))
+    return key
+
+
+def test_where_a_sibling_is_missing_it_waits_for_the_start() -> None:
+    agent = OneAgent()
+    agent.join()
+    trainer = [register_one_of_two(agent, "trainer", index) for index in (0, 1)]
+    for key in trainer:
+        agent.publish(key, "one", 1)
+    agent.log()
+    rollout = [register_one_of_two(agent, "rollout", index, mapped=True) for index in (0, 1)]
+    for key in rollout:
+        agent.read(key)
+    agent.log()
+    agent.plan(rollout[1])
+    agent.opened(rollout[1], "one")
+    assert said_of(agent, rollout[1]) == ["Granted"]
+    assert agent.last(Post) is None
 
 
 def test_a_read_that_ends_without_a_swap_lets_go() -> None:

@@ -187,12 +187,21 @@ class World:
         layout: str = "L",
         model: str = MODEL,
         spot: bool = False,
+        mapped: bool = False,
     ) -> tuple[Event, ...]:
         """Let a worker bring a shard to an agent."""
         by = self._shard_by(replica, shard, model, agent)
         return self.say(
             Register(
-                by=by, model=model, replica=replica, shard=shard, shards=shards, spot=spot, layout=layout, nbytes=64
+                by=by,
+                model=model,
+                replica=replica,
+                shard=shard,
+                shards=shards,
+                spot=spot,
+                layout=layout,
+                nbytes=64,
+                mapped=mapped,
             )
         )
 
@@ -280,12 +289,21 @@ class World:
         digest: str | None = None,
         number: int | None = None,
         waits: bool = True,
+        attempt: int | None = None,
     ) -> tuple[Event, ...]:
         by, which = self._shard_by(replica, shard), self.round(replica) if number is None else number
         said = root(version, shard) if digest is None else digest
         return self.say(
             Filled(
-                by=by, model=MODEL, replica=replica, shard=shard, round=which, version=version, root=said, waits=waits
+                by=by,
+                model=MODEL,
+                replica=replica,
+                shard=shard,
+                round=which,
+                version=version,
+                root=said,
+                waits=waits,
+                attempt=attempt,
             )
         )
 

@@ -15,6 +15,7 @@ from tensorhub_common.catalog.state import (
     Model,
     Replica,
     Round,
+    Shard,
     holds,
     is_retired,
     known_root,
@@ -370,7 +371,8 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     """Count one shard as ready; when all are, the replica holds the version."""
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
-    if current.state is not RoundState.STARTED or command.version != current.version:
+    at_once = _is_at_once(replica, current, shard, command)
+    if (current.state is not RoundState.STARTED and not at_once) or command.version != current.version:
         raise Refused(BadCommand, f"round {current.number} is not filling version {command.version}")
     staged = shard.index in current.staged and shard.index not in current.filled
     if shard.state is not ShardState.FILLING and not staged:
@@ -383,6 +385,8 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
             IntegrityError,
             f"shard {shard.index} of {model.name}/{replica.name} has root {command.root}, and the log keeps {known}",
         )
+    if at_once:
+        current.state = move(ROUND_MOVES, current.state, RoundMove.STARTED)
     record.roots.setdefault(root_key(replica.shards, shard.index, shard.layout), command.root)
     if staged:
         current.staged[shard.index] = command.root
@@ -406,6 +410,14 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
         _hold_back(catalog, model, replica, current, out)
     else:
         _complete(model, replica, current, command.version, out)
+
+
+def _is_at_once(replica: Replica, current: Round, shard: Shard, command: Filled) -> bool:
+    """Tell whether the round begins and ends with this command: nothing was to be overwritten for it."""
+    if command.attempt is None or current.state is not RoundState.DECIDED or command.attempt != current.attempt:
+        return False
+    others = set(range(replica.shards)) - {shard.index}
+    return replica.mapped and shard.index in current.staged and current.filled == others
 
 
 def interrupt(model: Model, replica: Replica, why: str, out: Out) -> None:

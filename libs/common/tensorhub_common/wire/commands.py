@@ -260,12 +260,16 @@ class Filled(ShardCommand, frozen=True, kw_only=True, tag="filled"):
 
     `waits`: a replica that would swap, and holds the last copy of a retained version, may be held back until another
     copy counts. Where a shard of an older release completes the round, it swaps as it did then.
+
+    `attempt`: of a mapped shard, the last one that was missing. No byte is moved and nothing is overwritten, so nobody
+    has to wait for the round's start: that its leases of this attempt were granted is said with this command.
     """
 
     round: int
     version: int
     root: str
     waits: bool = False
+    attempt: int | None = None
 
 
 AnyCommand = (

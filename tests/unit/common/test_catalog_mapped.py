@@ -1,0 +1,89 @@
+"""Rounds of mapped replicas: the last shard that is missing says with one word that it has leases and version."""
+
+import pytest
+from tests.unit.common.catalog_world import World, kinds, refused
+
+from tensorhub_common.wire.events import ReplicaReady
+
+
+def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:
+    """A rollout that is to show version 12 of a trainer, which is decided."""
+    world = World()
+    agents = ["c", "d"][:shards]
+    world.replica_of("trainer", *["a", "b"][:shards])
+    for index, agent in enumerate(agents):
+        world.join(agent)
+        world.register(agent, "rollout", index, shards, mapped=mapped)
+    world.publish("trainer", 12)
+    for index in range(shards):
+        world.want("rollout", "latest", index, staged=staged)
+    return world
+
+
+def test_a_round_begins_and_ends_with_one_word() -> None:
+    world = mapping()
+    events = world.filled("rollout", 12, attempt=1)
+    assert kinds(events) == ["shard.filled", "replica.ready"]
+    assert isinstance(events[1], ReplicaReady)
+    assert world.replica("rollout").version == 12
+    assert world.replica("rollout").round is None
+
+
+def test_the_longer_way_is_still_there() -> None:
+    world = mapping()
+    assert kinds(world.granted("rollout")) == ["round.started"]
+    assert kinds(world.filled("rollout", 12)) == ["shard.filled", "replica.ready"]
+
+
+def test_after_the_start_the_attempt_says_nothing_more() -> None:
+    world = mapping()
+    world.granted("rollout")
+    assert kinds(world.filled("rollout", 12, attempt=1)) == ["shard.filled", "replica.ready"]
+
+
+def test_without_the_word_of_its_leases_a_round_that_was_not_started_is_not_filled() -> None:
+    refused(mapping().filled("rollout", 12), "BadCommand")
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_leases_of_another_attempt_are_no_leases(attempt: int) -> None:
+    refused(mapping().filled("rollout", 12, attempt=attempt), "BadCommand")
+
+
+def test_what_was_decided_again_meanwhile_is_not_ended_by_the_old_word() -> None:
+    world = mapping()
+    world.replan("rollout")
+    refused(world.filled("rollout", 12, attempt=1), "BadCommand")
+    assert kinds(world.filled("rollout", 12, attempt=2)) == ["shard.filled", "replica.ready"]
+
+
+def test_what_is_overtaken_meanwhile_is_shown_whole() -> None:
+    world = mapping()
+    world.replica_of("other", "e")
+    world.publish("other", 13)
+    assert kinds(world.filled("rollout", 12, attempt=1)) == ["shard.filled", "replica.ready"]
+    world.want("rollout", "newer", staged=True)
+    assert kinds(world.filled("rollout", 13, attempt=1)) == ["shard.filled", "replica.ready"]
+
+
+def test_another_version_or_root_is_refused_as_ever() -> None:
+    world = mapping()
+    refused(world.filled("rollout", 11, attempt=1), "BadCommand")
+    refused(world.filled("rollout", 12, attempt=1, digest="another"), "IntegrityError")
+    assert kinds(world.granted("rollout")) == ["round.started"], "nothing was begun by what was refused"
+
+
+def test_while_a_sibling_is_missing_the_round_is_not_begun() -> None:
+    world = mapping(2)
+    refused(world.filled("rollout", 12, 0, attempt=1), "BadCommand")
+    world.granted("rollout", 0)
+    world.granted("rollout", 1)
+    world.filled("rollout", 12, 0)
+    assert kinds(world.filled("rollout", 12, 1)) == ["shard.filled", "replica.ready"]
+
+
+@pytest.mark.parametrize(("staged", "mapped"), [(True, False), (False, True), (False, False)])
+def test_who_moves_bytes_waits_for_the_start(staged: bool, mapped: bool) -> None:  # noqa: FBT001 (pytest's own form)
+    """A retained last copy may have to stay, and others must hear that a round reads: for a newer version's sake."""
+    world = mapping(staged=staged, mapped=mapped)
+    refused(world.filled("rollout", 12, attempt=1), "BadCommand")
