@@ -152,11 +152,12 @@ def retained_by_rule(model: Model) -> set[int]:
 
 
 def safe_copies(catalog: Catalog, model: Model, version: int) -> list[str]:
-    """Name the replicas that hold all of the version, ready, on agents that live, and are not spot."""
+    """Name the replicas that hold all of the version, ready, on agents that live, and are neither spot nor mapped."""
     return [
         replica.name
         for replica in model.replicas.values()
         if not replica.spot
+        and not replica.mapped
         and len(replica.members) == replica.shards
         and all(
             shard.state is ShardState.READY
