@@ -158,10 +158,10 @@ def _outcome_twice() -> list[Replacement]:
             self._knows_end = True
             self._speak()
 
-    def requests(self: Any, publication: Any, life: int) -> Any:
+    def requests(self: Any, publication: Any, life: int, *, as_batch: bool) -> Any:
         if self.life > 1:
-            publication = msgspec.structs.replace(publication, expected=None, ahead=None)
-        return request(self, publication, life)
+            publication = msgspec.structs.replace(publication, expected=None)
+        return request(self, publication, life, as_batch=as_batch or self.life > 1)
 
     return [(RegistryNode, "_learn_end", learn_end), (RegistryNode, "_requests", requests)]
 

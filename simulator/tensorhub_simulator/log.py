@@ -55,8 +55,13 @@ class ModelLog:
         self.followers: list[Follower] = []
         self._ids: dict[str, tuple[float, int]] = {}
 
-    def append(self, subject: str, data: bytes, msg_id: str, expected: int | None = None) -> int:
-        """Store an entry unless its id is known; returns its number. Raises `WrongLast`."""
+    def append(
+        self, subject: str, data: bytes, msg_id: str, expected: int | None = None, behind: str | None = None
+    ) -> int:
+        """Store an entry unless its id is known; returns its number. Raises `WrongLast`.
+
+        `behind`: the id that the last entry must have.
+        """
         # The server compares with what it still has.
         standing = self.last_event_seq if self.last_event_seq >= self.first else 0
         if expected is not None and expected != standing:
@@ -67,6 +72,8 @@ class ModelLog:
         known = self._ids.get(msg_id)
         if known is not None and self.clock.now - known[0] <= self.window_s:
             return known[1]
+        if behind is not None and (not self.entries or self.entries[-1].msg_id != behind):
+            raise WrongLast
         event = decode_event(data) if ".event." in subject else None
         entry = Entry(len(self.entries) + 1, EPOCH_S + self.clock.now + self.skew_s, subject, data, msg_id, event)
         self.entries.append(entry)

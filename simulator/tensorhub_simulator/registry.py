@@ -45,7 +45,7 @@ LOOK_S: Final = 0.4
 ANSWER_S: Final = 0.7
 BATCH_MIN: Final = 3
 BATCH_MAX: Final = 20
-PAIR: Final = 2
+CHAIN_MAX: Final = 5
 
 Become = Callable[[Acknowledged | Refused | Unanswered], None]
 Store = Callable[[], Acknowledged | Refused | None]
@@ -281,7 +281,7 @@ class RegistryNode(Node):
         if self.term is None or not self._knows_end:
             return
         many = self.fold.unpublished >= BATCH_MIN and self.clock.chance(0.5)
-        publication = self.fold.to_publish(BATCH_MAX if many else PAIR)
+        publication = self.fold.to_publish(BATCH_MAX if many else CHAIN_MAX)
         if publication is None:
             return
         answered: list[bool] = []
@@ -295,7 +295,7 @@ class RegistryNode(Node):
             self.clock.after(0.0 if isinstance(what, Acknowledged) else self.clock.lag(), self, self._speak)
 
         life = self.life
-        for arrive in self._requests(publication, life):
+        for arrive in self._requests(publication, life, as_batch=many):
             if not self.world.net_loses(self):
                 self.clock.after(self.clock.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
         self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
@@ -306,33 +306,40 @@ class RegistryNode(Node):
         if answer is not None and not self.world.net_loses(self):
             self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
 
-    def _requests(self, publication: Publication, life: int) -> list[Store]:
-        """Return the requests of a publication: one for an event or a batch, two for a pair, in any order."""
+    def _requests(self, publication: Publication, life: int, *, as_batch: bool) -> list[Store]:
+        """Return the requests of a publication, which arrive in any order: one for a batch, else one for each event."""
         events = publication.events
-        if len(events) != PAIR:
+        if as_batch or len(events) == 1:
             return [lambda: self._store(publication.events, publication.expected, life)]
-        got: list[int] = []
+        got: dict[int, int] = {}
 
-        def first() -> Acknowledged | Refused | None:
-            answer = self._store(events[:1], publication.expected, life)
-            if isinstance(answer, Acknowledged):
-                got.append(answer.seq)
-            return answer
+        def store(number: int) -> Acknowledged | Refused | None:
+            event = events[number : number + 1]
+            if number == 0:
+                answer = self._store(event, publication.expected, life)
+            else:
+                behind = self._id_of(events[number - 1], life)
+                answer = self._store(event, publication.ahead + number - 1, life, behind)
+            if isinstance(answer, Refused):
+                return answer if number == 0 else None
+            got[number] = answer.seq
+            # The sender waits for the answers in their order, and counts up to the first that is missing.
+            count = next(each for each in range(len(events) + 1) if each not in got)
+            return Acknowledged(count, got[count - 1]) if count else None
 
-        def second() -> Acknowledged | None:
-            answer = self._store(events[1:], publication.ahead, life)
-            # The sender waits for the first one's answer, and counts the second only behind it.
-            return Acknowledged(2, answer.seq) if got and isinstance(answer, Acknowledged) else None
+        return [partial(store, number) for number in range(len(events))]
 
-        return [first, second]
+    def _id_of(self, outgoing: Outgoing, life: int) -> str:
+        return f"{self.name}.{life}.{outgoing.event.cmd}.{outgoing.event.i}"
 
-    def _store(self, events: tuple[Outgoing, ...], expected: int | None, life: int) -> Acknowledged | Refused:
+    def _store(
+        self, events: tuple[Outgoing, ...], expected: int | None, life: int, behind: str | None = None
+    ) -> Acknowledged | Refused:
         """Store events, all or none, as an atomic batch does."""
         log, seq = self.world.log, 0
         for outgoing in events:
-            event = outgoing.event
             try:
-                seq = log.append(outgoing.subject, outgoing.body, f"{self.name}.{life}.{event.cmd}.{event.i}", expected)
+                seq = log.append(outgoing.subject, outgoing.body, self._id_of(outgoing, life), expected, behind)
             except WrongLast:
                 return Refused()
             if expected is not None:

@@ -54,7 +54,7 @@ from tensorhub_registry.steps import (
     Stands,
     Unanswered,
 )
-from tensorhub_registry.storing import PAIR, Storing
+from tensorhub_registry.storing import CHAIN_EVENTS_MAX, Storing
 from tensorhub_registry.tracing import Tracing
 
 FOLD_BURST: Final = 8
@@ -316,7 +316,7 @@ class Job:
             while True:
                 waiting = self.fold.unpublished
                 many = self._storing.batches.allowed and waiting >= BATCH_EVENTS_MIN
-                publication = self.fold.to_publish(self._batch_max if many else PAIR)
+                publication = self.fold.to_publish(self._batch_max if many else self._storing.chain_max)
                 if publication is None:
                     await self._wake.wait()
                     self._wake.clear()
@@ -367,7 +367,7 @@ class Job:
             became, pause_s = Refused(), 0.0
         except LogFull as why:
             pause_s = FULL_RETRY_S
-            self._batch_max = max(PAIR, self._batch_max // 2)
+            self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
             self._note_full(str(why))
         except (LogMissing, MessageTooLarge):
             raise

@@ -76,10 +76,10 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Publication(msgspec.Struct, frozen=True):
     """The next events, to be published in this order if the log's last event has the sequence `expected` (0: none).
 
-    The second may be sent before the first is acknowledged, expecting `ahead`: the sequence that the first one has if
-    nobody else writes meanwhile. That is safe at any time: all before `ahead` is known, so an event at `ahead` can only
-    be the next one after the last, and that is the first of these, whoever published it. A third one would not be safe:
-    with a command at `ahead`, the first event would stand where the third one expects the second.
+    The others may be sent before the first is acknowledged, each to be stored right behind the one before it and
+    nowhere else: behind its id, and at the sequence that it has if nobody else writes meanwhile, which for the first is
+    `ahead`. The sequence alone would not do for a third one: with a command at `ahead`, the first event would stand
+    where the third one expects the second.
     """
 
     expected: int

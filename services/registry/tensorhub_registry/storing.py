@@ -1,6 +1,11 @@
-"""Writing a publication into the log: one event, two under way at once, or a batch."""
+"""Writing a publication into the log: one event, some under way at once, or a batch.
+
+Several events are sent without a wait between them, as a chain: each is stored right behind the one before it, or not
+at all. So of a chain always a beginning is stored, and the log reads as if they had been sent one by one.
+"""
 
 import asyncio
+from itertools import pairwise
 from secrets import token_hex
 from typing import Final
 
@@ -12,8 +17,11 @@ from tensorhub_common.subjects import events_of
 from tensorhub_registry.batches import Batches
 from tensorhub_registry.steps import Acknowledged, Outgoing, Publication
 
-PAIR: Final = 2
-"""So many events are sent at once, where it is not a batch."""
+CHAIN_EVENTS_MAX: Final = 8
+"""So many events are sent at once, where it is not a batch: what one publication says to seven waiting replicas."""
+CHAIN_EVENTS_MIN: Final = 2
+"""A chain is never tried with fewer. It is short where others write in between, and in a cluster, whose leader refuses
+what is behind an event that the other nodes don't have yet."""
 
 
 class Storing:
@@ -25,24 +33,39 @@ class Storing:
         self._events = events_of(log.job)
         self.batches = Batches(bus, log.job)
         self._life = token_hex(6)
+        self.chain_max = CHAIN_EVENTS_MAX
+        """As many events were stored of a chain of late, and as many again."""
 
     async def store(self, publication: Publication) -> Acknowledged:
         """Write it, or a beginning of it. Raises as `JobLog.append` and `Batches.store` do."""
         events = publication.events
-        if len(events) > PAIR:
+        if len(events) > CHAIN_EVENTS_MAX:
             return Acknowledged(len(events), await self.batches.store(publication))
         if len(events) == 1:
             return Acknowledged(1, await self._store_one(events[0], publication.expected))
-        # Both requests are on their way before the first answer is awaited, in this order.
+        return await self._store_chain(publication)
+
+    async def _store_chain(self, publication: Publication) -> Acknowledged:
+        events = publication.events
+        # All requests are on their way before the first answer is awaited, in this order.
         first = asyncio.create_task(self._store_one(events[0], publication.expected))
-        second = asyncio.create_task(self._store_ahead(events[1], publication.ahead, self._id_of(events[0])))
+        behind = [
+            asyncio.create_task(self._store_behind(before, event, publication.ahead + number))
+            for number, (before, event) in enumerate(pairwise(events))
+        ]
         try:
-            seq = await first
-            seq_ahead = await second
+            seqs = [await first]
+            for each in behind:
+                seq = await each
+                if seq is None:
+                    break
+                seqs.append(seq)
         finally:
             first.cancel()
-            second.cancel()
-        return Acknowledged(1, seq) if seq_ahead is None else Acknowledged(2, seq_ahead)
+            for each in behind:
+                each.cancel()
+        self.chain_max = max(CHAIN_EVENTS_MIN, min(CHAIN_EVENTS_MAX, 2 * len(seqs)))
+        return Acknowledged(len(seqs), seqs[-1])
 
     async def _store_one(self, outgoing: Outgoing, expected: int) -> int:
         return await self._log.append(outgoing.subject, outgoing.body, self._id_of(outgoing), outgoing.trace, expected)
@@ -51,14 +74,15 @@ class Storing:
         """Return an id that nobody else can have used, or JetStream would take the event for a repeat."""
         return f"{self._life}.{outgoing.event.cmd}.{outgoing.event.i}"
 
-    async def _store_ahead(self, outgoing: Outgoing, expected: int, behind: str) -> int | None:
-        """Store the second of two events, unless somebody wrote in between; if in doubt, the next attempt will tell."""
+    async def _store_behind(self, before: Outgoing, outgoing: Outgoing, expected: int) -> int | None:
+        """Store an event right behind another one; if that is in doubt, the next attempt will tell."""
         headers = {
             **outgoing.trace,
+            jetstream.MSG_ID: self._id_of(outgoing),
             jetstream.EXPECTED_LAST: str(expected),
             jetstream.EXPECTED_LAST_OF: self._events,
-            # What is nobody's event may stand at the number that the first one was to have.
-            jetstream.EXPECTED_LAST_ID: behind,
+            # What is nobody's event, or an event that is another one, may stand at the number that it was to have.
+            jetstream.EXPECTED_LAST_ID: self._id_of(before),
         }
         try:
             return (await jetstream.store(self._bus, outgoing.subject, outgoing.body, headers)).seq

@@ -223,6 +223,22 @@ def test_a_command_in_between_refuses_the_second_event_alone(log: ModelledLog) -
     assert log.events() == decided(log.entries)
 
 
+def test_behind_a_command_the_third_event_of_a_chain_takes_nobodys_place(log: ModelledLog) -> None:
+    """The first stands where the third one's sequence says that the second should: only its id tells them apart."""
+    log.say(JOIN)
+    for _ in range(2):
+        log.say(LOOSE_WISH)
+    fold = fold_of(log)
+    publication = fold.to_publish(3)
+    assert publication is not None
+    first, second, third = publication.events
+    log.say(LOOSE_WISH)
+    assert log.publish(publication.expected, [first]) == publication.ahead + 1
+    assert log.publish(publication.ahead, [second], first.body) is None
+    assert log.publish(publication.ahead + 1, [third], second.body) is None
+    assert log.publish(publication.ahead + 1, [third]) is not None, "so it would be, were the sequence all"
+
+
 def test_a_gap_is_reported_and_nothing_is_folded(log: ModelledLog) -> None:
     log.say(JOIN)
     log.say(LOOSE_WISH)

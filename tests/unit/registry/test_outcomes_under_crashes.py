@@ -7,6 +7,7 @@ snapshots at any entry; the log is trimmed behind one, and who comes up begins w
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,7 +87,7 @@ class Message:
 
 @dataclass
 class Registry:
-    """One that publishes in the manner of `Job`: in one piece, or two events the second of which is sent ahead."""
+    """One that publishes in the manner of `Job`: in one piece, or as a chain of events one behind the other."""
 
     fold: JobFold = field(default_factory=lambda: JobFold(JOB, unpublished_max=UNPUBLISHED_MAX, unseen_max=UNSEEN_MAX))
     sent: list[Message] = field(default_factory=list)
@@ -117,27 +118,29 @@ class Registry:
             self.take([*self.fold.handle(last, 0.0)])
 
     def send(self, count_max: int, *, ahead: bool) -> list[Message]:
-        publication = self.fold.to_publish(2 if ahead else count_max)
+        publication = self.fold.to_publish(count_max)
         if publication is None:
             return []
-        if ahead and len(publication.events) > 1:
-            first, second = publication.events
-            self.sent = [Message(publication.expected, (first,)), Message(publication.ahead, (second,), first.body)]
+        events = publication.events
+        if ahead:
+            behind = [
+                Message(publication.ahead + number, (event,), before.body)
+                for number, (before, event) in enumerate(pairwise(events))
+            ]
+            self.sent = [Message(publication.expected, events[:1]), *behind]
         else:
-            self.sent = [Message(publication.expected, publication.events)]
+            self.sent = [Message(publication.expected, events)]
         return list(self.sent)
 
     def hear(self) -> None:
         """Take the answers to what was sent."""
-        answers = [message.answer for message in self.sent]
-        counts = [len(message.events) for message in self.sent]
+        stored = list(takewhile(lambda message: message.answer is not None, self.sent))
         self.sent = []
-        if answers[0] is None:
+        if not stored or stored[-1].answer is None:
             self.take([*self.fold.handle(Refused(), 0.0)])
-        elif len(answers) > 1 and answers[1] is not None:
-            self.take([*self.fold.handle(Acknowledged(sum(counts), answers[1]), 0.0)])
         else:
-            self.take([*self.fold.handle(Acknowledged(counts[0], answers[0]), 0.0)])
+            count = sum(len(message.events) for message in stored)
+            self.take([*self.fold.handle(Acknowledged(count, stored[-1].answer), 0.0)])
 
 
 def events_in(snapshot: Snapshot) -> tuple[object, ...]:
