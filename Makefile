@@ -67,7 +67,7 @@ bugs: $(READY) ## each planted bug in turn: which of SEEDS=500 seeds finds it, a
 	@$(BIN)/python -m tensorhub_simulator --bugs --seeds $(SEEDS)
 
 compose: $(READY) ## docker-compose.yml in the Docker engine of this machine: built, up, the demo, down and up again
-	@$(BIN)/python -m pytest tests/deployment/test_compose.py -s
+	@$(BIN)/python -m pytest tests/deployment/test_compose.py tests/deployment/test_compose_cluster.py -s
 
 systemd: $(READY) ## the units in a booted copy of this machine: killed, hung, stopped during a read (as root)
 	@$(BIN)/python -m pytest tests/deployment/test_systemd.py -s
