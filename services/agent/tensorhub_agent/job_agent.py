@@ -6,14 +6,12 @@ All decisions are the core's. This file carries out its effects in their order a
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
 import msgspec
 
 from tensorhub_agent.alarm import Alarm
-from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
@@ -50,43 +48,32 @@ from tensorhub_agent.effects import (
     SiblingsChecked,
 )
 from tensorhub_agent.lanes import Lanes
+from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.postponed import Postponed
-from tensorhub_agent.serving import Lease, LeaseMove
+from tensorhub_agent.questions import Questions
 from tensorhub_agent.shard import Held, Memory, Place
-from tensorhub_agent.shelf import Shelf, ShelfPlace
+from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
-from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
-from tensorhub_common.layout import Layout, shared_mismatch
-from tensorhub_common.subjects import ask, events_of
+from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
+from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
-from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events import AgentJoined, Sibling
-from tensorhub_common.wire.transfer import Demand, LeaseAnswer, LeaseAsk, LeaseRefusal, PlanAnswer, Refusal, SourceId
+from tensorhub_common.wire.transfer import SourceId
 
-OPEN_ASK_S: Final = 5.0
 JOIN_S_MAX: Final = 10.0
 """How long a worker's first call waits for the agent to have joined the job."""
-
-PLAN_ASK_S: Final = 0.9
-"""A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
-
-LEASE_HOLD_S: Final = 1.0
-"""A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
 
 FOLLOW_AGAIN_S: Final = 0.2
 
 _log: Final = logging.getLogger(__name__)
-_opened: Final[msgspec.json.Decoder[JobOpened | Error]] = msgspec.json.Decoder(JobOpened | Error)
-_plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
 
 
 class JobAgent:
@@ -103,7 +90,8 @@ class JobAgent:
         self.core = AgentCore(around.agent, around.limits)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
-        self._lanes = Lanes(self._joblog, self._open_job)
+        self._questions = Questions(job, around.bus, around.blobs)
+        self._lanes = Lanes(self._joblog, self._questions.open_job)
         self.sources = Sources(job, around.bus, around.transports, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
@@ -111,6 +99,9 @@ class JobAgent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()
         self._postponed = Postponed()
+        self.lending = Lending(
+            self.core, self.shelf, around.transports, self._tracing, self._alarm, self._postponed, self.carry_out
+        )
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
         # And that all of it is over.
@@ -135,16 +126,10 @@ class JobAgent:
         if self.core.deleted is not None:
             raise JobGone(self.core.deleted)
 
-    async def _open_job(self) -> None:
-        """Have a registry make the job's log if there is none. Raises `JobGone`."""
-        answer = _opened.decode(await self._around.bus.request(ask(self.job, "open"), b"", OPEN_ASK_S))
-        if isinstance(answer, Error):
-            raise from_code(answer.error, answer.message)
-
     async def _follow(self) -> None:
         while True:
             try:
-                await self._open_job()
+                await self._questions.open_job()
                 start = await self._joblog.last_seq() + 1
                 self.rejoin(self._around.incarnation.number)
                 follow = self._joblog.follow(start, events_of(self.job), wanted=self._is_concerned)
@@ -350,34 +335,12 @@ class JobAgent:
             self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
     async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
-        mine = self.shelf.places[key].layout
-        mismatch = None
-        for sibling in siblings:
-            try:
-                data = await self._around.blobs.get(self.job, sibling.layout)
-                other = msgspec.msgpack.decode(data, type=Layout)
-            except (TensorHubError, msgspec.MsgspecError) as why:
-                _log.warning("the layout of sibling %d can't be compared: %s", sibling.shard, why)
-                continue
-            mismatch = await asyncio.to_thread(shared_mismatch, mine, other)
-            if mismatch is not None:
-                break
+        mismatch = await self._questions.mismatch(self.shelf.places[key].layout, siblings)
         self._news(SiblingsChecked(key, mismatch))
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
-        answer = await self._ask_plan(effect.demand, headers_of(cause))
+        answer = await self._questions.plan(effect.demand, headers_of(cause))
         self._news(PlanCame(effect.key, effect.number, answer))
-
-    async def _ask_plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
-        question = msgspec.json.encode(demand)
-        try:
-            body = await self._around.bus.request(ask(self.job, "plan"), question, PLAN_ASK_S, headers)
-            answer = _plans.decode(body)
-        except (TensorHubError, msgspec.MsgspecError) as why:
-            return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
-        if isinstance(answer, Error):
-            return Refusal(error=answer.error, reason=answer.message)
-        return answer
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""
@@ -398,63 +361,6 @@ class JobAgent:
     def worker_gone(self, worker: Worker) -> None:
         """A worker's connection ended."""
         self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
-
-    # Readers.
-
-    async def lease_asked(
-        self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
-    ) -> LeaseAnswer:
-        """Answer a reader's agent."""
-        began_ns = time.time_ns()
-        held = LeaseRefusal(reason="the shard is not being filled with this version yet")
-        answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
-        self._tracing.lease_asked(question, answer, headers, began_ns)
-        self._alarm.set(self.core.deadline())
-        return answer
-
-    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
-        transports = self._around.transports
-        endpoint = transports.endpoint(question.transport)
-        if endpoint is None:
-            return LeaseRefusal(reason=transports.lack(question.transport))
-        if question.mapped and not self._can_be_lent(question):
-            return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
-        return self.core.lease_asked(question, name, ticket, endpoint, self._loop.time())
-
-    def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
-        """Take a ticket from the transport, once, of the agent that it was given to."""
-        if not self.core.table.is_for(ticket, reader):
-            return None
-        lease = self.core.redeemed(ticket, self._loop.time())
-        self._alarm.set(self.core.deadline())
-        if lease is None:
-            return None
-        place, pieces, table = self.shelf.places[lease.key], lease.pieces(), self.core.table
-        if pieces is None:
-            return self._lent(lease, place) if lease.is_mapped else LeaseOpened(lease.name, place.segment)
-
-        def lacks(origin: int, nbytes: int) -> bool:
-            at = place.table.piece_at
-            return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
-
-        return LeaseOpened(lease.name, place.segment, pieces, lacks)
-
-    def _can_be_lent(self, question: LeaseAsk) -> bool:
-        place = self.shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
-        return place is None or place.segment.origin == 0
-
-    def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
-        """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
-        try:
-            return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
-        except OSError as why:
-            _log.warning("%s can't be lent: %s", place.segment.name, why)
-            self.lease_ended(lease.name, LeaseMove.READER_GONE)
-            return None
-
-    def lease_ended(self, lease: str, how: LeaseMove) -> None:
-        """A reader is done, or gone."""
-        self.carry_out(self.core.lease_ended(lease, how, self._loop.time()))
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""

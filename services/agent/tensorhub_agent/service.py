@@ -268,7 +268,7 @@ class AgentService:
         answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
         if job is not None:
             name = f"{ask.job}:{secrets.token_hex(8)}"
-            answer = await job.lease_asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
+            answer = await job.lending.asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
         return msgspec.msgpack.encode(answer)
 
     async def _on_digests_ask(self, message: Message) -> bytes:
@@ -283,7 +283,7 @@ class AgentService:
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         """Take a ticket that a reader showed to the transport."""
         job = self._jobs.get(_job_of(ticket))
-        opened = job.redeem(ticket, reader) if job is not None else None
+        opened = job.lending.redeem(ticket, reader) if job is not None else None
         if opened is not None:
             return opened
         REFUSED.note(Kind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's")
@@ -306,7 +306,7 @@ class AgentService:
         """Note that a reader is done, or gone."""
         job = self._jobs.get(_job_of(lease))
         if job is not None:
-            job.lease_ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
+            job.lending.ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
 
 
 def _absolute(path: Path | None) -> str | None:

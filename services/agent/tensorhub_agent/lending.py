@@ -1,0 +1,100 @@
+"""Serves one job's readers: answers who asks for a lease, opens memory to who shows its ticket, notes who is done.
+
+The core decides who gets a lease. Always true: a ticket opens memory once, and only to the agent that it was given to;
+a question whose answer is known soon waits for it, at most `LEASE_HOLD_S`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tensorhub_agent.alarm import Alarm
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import AnyEffect, Key
+from tensorhub_agent.postponed import Postponed
+from tensorhub_agent.serving import Lease, LeaseMove
+from tensorhub_agent.shelf import Shelf, ShelfPlace
+from tensorhub_agent.tracing import NO_HEADERS, Tracing
+from tensorhub_agent.transport import LeaseOpened
+from tensorhub_agent.transports import Transports
+from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal
+
+LEASE_HOLD_S: Final = 1.0
+"""A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Lending:
+    """One job's readers, and the memory that they read."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        shelf: Shelf,
+        transports: Transports,
+        tracing: Tracing,
+        alarm: Alarm,
+        postponed: Postponed,
+        carry_out: Callable[[list[AnyEffect]], None],
+    ) -> None:
+        """`carry_out` does what the core wants, and then has the `postponed` asked again."""
+        self._core, self._shelf, self._transports = core, shelf, transports
+        self._tracing, self._alarm, self._postponed, self._carry_out = tracing, alarm, postponed, carry_out
+        self._loop = asyncio.get_running_loop()
+
+    async def asked(
+        self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> LeaseAnswer:
+        """Answer a reader's agent."""
+        began_ns = time.time_ns()
+        held = LeaseRefusal(reason="the shard is not being filled with this version yet")
+        answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
+        self._tracing.lease_asked(question, answer, headers, began_ns)
+        self._alarm.set(self._core.deadline())
+        return answer
+
+    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
+        endpoint = self._transports.endpoint(question.transport)
+        if endpoint is None:
+            return LeaseRefusal(reason=self._transports.lack(question.transport))
+        if question.mapped and not self._can_be_lent(question):
+            return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
+        return self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+
+    def _can_be_lent(self, question: LeaseAsk) -> bool:
+        place = self._shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
+        return place is None or place.segment.origin == 0
+
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
+        """Take a ticket from the transport, once, of the agent that it was given to."""
+        if not self._core.table.is_for(ticket, reader):
+            return None
+        lease = self._core.redeemed(ticket, self._loop.time())
+        self._alarm.set(self._core.deadline())
+        if lease is None:
+            return None
+        place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.table
+        if pieces is None:
+            return self._lent(lease, place) if lease.is_mapped else LeaseOpened(lease.name, place.segment)
+
+        def lacks(origin: int, nbytes: int) -> bool:
+            at = place.table.piece_at
+            return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
+
+        return LeaseOpened(lease.name, place.segment, pieces, lacks)
+
+    def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
+        """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
+        try:
+            return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
+        except OSError as why:
+            _log.warning("%s can't be lent: %s", place.segment.name, why)
+            self.ended(lease.name, LeaseMove.READER_GONE)
+            return None
+
+    def ended(self, lease: str, how: LeaseMove) -> None:
+        """Note that a reader is done, or gone."""
+        self._carry_out(self._core.lease_ended(lease, how, self._loop.time()))

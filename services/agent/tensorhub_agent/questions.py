@@ -1,0 +1,70 @@
+"""What the agent asks others for one job: a registry to open it, a planner for plans, the blobs for siblings' layouts.
+
+Always true: nothing waits longer than its bound, and a planner's silence is an answer. Nothing is decided here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.asking import NO_ANSWER
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.errors import TensorHubError, from_code
+from tensorhub_common.layout import Layout, shared_mismatch
+from tensorhub_common.subjects import ask
+from tensorhub_common.wire.asks import Error, JobOpened
+from tensorhub_common.wire.events import Sibling
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+
+OPEN_ASK_S: Final = 5.0
+
+PLAN_ASK_S: Final = 0.9
+"""A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
+
+_log: Final = logging.getLogger(__name__)
+_opened: Final[msgspec.json.Decoder[JobOpened | Error]] = msgspec.json.Decoder(JobOpened | Error)
+_plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
+
+
+class Questions:
+    """One job's questions."""
+
+    def __init__(self, job: str, bus: Bus, blobs: Blobs) -> None:
+        """Ask nothing yet."""
+        self._job, self._bus, self._blobs = job, bus, blobs
+
+    async def open_job(self) -> None:
+        """Have a registry make the job's log if there is none. Raises `JobGone`."""
+        answer = _opened.decode(await self._bus.request(ask(self._job, "open"), b"", OPEN_ASK_S))
+        if isinstance(answer, Error):
+            raise from_code(answer.error, answer.message)
+
+    async def plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
+        """Ask a planner who brings which piece."""
+        question = msgspec.json.encode(demand)
+        try:
+            body = await self._bus.request(ask(self._job, "plan"), question, PLAN_ASK_S, headers)
+            answer = _plans.decode(body)
+        except (TensorHubError, msgspec.MsgspecError) as why:
+            return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
+        if isinstance(answer, Error):
+            return Refusal(error=answer.error, reason=answer.message)
+        return answer
+
+    async def mismatch(self, mine: Layout, siblings: Iterable[Sibling]) -> str | None:
+        """Return how a layout clashes with that of the first sibling which it clashes with."""
+        for sibling in siblings:
+            try:
+                data = await self._blobs.get(self._job, sibling.layout)
+                other = msgspec.msgpack.decode(data, type=Layout)
+            except (TensorHubError, msgspec.MsgspecError) as why:
+                _log.warning("the layout of sibling %d can't be compared: %s", sibling.shard, why)
+                continue
+            mismatch = await asyncio.to_thread(shared_mismatch, mine, other)
+            if mismatch is not None:
+                return mismatch
+        return None
