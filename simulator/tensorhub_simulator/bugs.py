@@ -170,7 +170,8 @@ def _swap_per_shard() -> list[Replacement]:
     """A staged shard swaps when it is filled itself, and does not wait for its siblings."""
 
     def on_filled(self: Any, event: Any) -> None:
-        self._stand(event.version, event.root, swap=self.core.place.staged)
+        digests = self._carrier.digests
+        self._destination.stand(event.version, event.root, digests, swap=self.core.place.staged)
 
     return [(ReadOperation, "_on_filled", on_filled)]
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import Key
-from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.transfer import Transfer
@@ -112,14 +112,15 @@ def ready_before_all() -> list["Replacement"]:
 
 def filled_forgotten() -> list["Replacement"]:
     """A shard that was filled forgets that when its round fails, though the log goes on counting it as ready."""
-    vacant = ReadOperation._when_vacant  # noqa: SLF001
+    take = Destination._take  # noqa: SLF001
 
-    def when_vacant(self: Any, now: float) -> None:
+    def forget(self: Any) -> bool:
         before = self._vacated
-        vacant(self, now)
+        taken = take(self)
         self._vacated = before
+        return taken
 
-    return [(ReadOperation, "_when_vacant", when_vacant)]
+    return [(Destination, "_take", forget)]
 
 
 def turns_forgotten() -> list["Replacement"]:

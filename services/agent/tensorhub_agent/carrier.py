@@ -142,6 +142,11 @@ class Carrier:
             self.transfer, self.abandoned = None, False
 
     @property
+    def digests(self) -> bytes:
+        """What every piece hashes to, as far as the log's root has vouched for that; empty without digests."""
+        return (self.transfer.proof.digests if self.transfer is not None else None) or b""
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing can be written into the destination any more."""
         return self.transfer is None or self.transfer.quiet

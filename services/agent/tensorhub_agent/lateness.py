@@ -1,7 +1,7 @@
 """What a read that ran out of time tells its caller: what was missing, and what to do. Pure."""
 
 from tensorhub_agent.effects import Key
-from tensorhub_common.errors import RoundTimeout, VersionUnavailable
+from tensorhub_common.errors import DrainTimeout, RoundTimeout, VersionUnavailable
 from tensorhub_common.wire.commands import Wish
 
 
@@ -22,3 +22,10 @@ def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: b
         VersionUnavailable.__name__,
         f"{wish} of model {key.model!r} has no live holder within the bound: has a trainer published it?",
     )
+
+
+def still_mapped(key: Key) -> tuple[str, str]:
+    """The same where somebody maps the memory that would have been overwritten."""
+    where = f"shard {key.shard} of {key.model}/{key.replica}"
+    message = f"the memory that {where} would be filled in is still mapped by a reader of this host: call again"
+    return DrainTimeout.__name__, message

@@ -11,17 +11,16 @@ from enum import StrEnum
 import msgspec
 
 from tensorhub_agent.carrier import Carrier
+from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import CallRead, ShardNews
-from tensorhub_agent.lateness import not_in_time
+from tensorhub_agent.lateness import not_in_time, still_mapped
 from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_agent.voice import Voice
 from tensorhub_common.errors import (
     AgentUnavailable,
-    DrainTimeout,
     RegistryUnavailable,
     ReplicaConflict,
     RoundTimeout,
@@ -70,7 +69,7 @@ class ReadOperation:
         """Take the call."""
         self.core, self.call = core, call
         self.stage = Stage.JOINING
-        self._voice, self._carrier = Voice(core), Carrier(core)
+        self._voice, self._carrier, self._destination = Voice(core), Carrier(core), Destination(core)
         self._missing: tuple[int, ...] = ()
         self._settled = False
         self._deadline = call.deadline
@@ -78,18 +77,11 @@ class ReadOperation:
         """The last shard that is missing only maps what others hold: it need not wait for `round.started`."""
         self._replan_at: float | None = None
         self._dry_since: float | None = None
-        self._drain_until = 0.0
         self._fills_since = 0.0
         self._began = 0.0
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
-        self._vacancy: Vacancy | None = None
-        """While the memory that is to be written may be mapped by somebody."""
-        self._vacated = False
-        """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
         self._decision: RoundDecided | None = None
-        self._beside: ShardFilled | None = None
-        """What stands whole in the spare memory of a staged shard."""
         self._answer: int | None = None
         """What the call returns when it was not what it has read."""
 
@@ -149,21 +141,7 @@ class ReadOperation:
             self._end(error, message, now)
 
     def _on_filled(self, event: ShardFilled) -> None:
-        """The log counts this shard as ready, so others may read it; a staged one only with its whole replica."""
-        if not self.core.place.swaps:
-            self._stand(event.version, event.root)
-            return
-        self._beside = event
-
-    def _stand(self, version: int, root: str, *, swap: bool = False) -> None:
-        """Let others read what was filled; with `swap` in place of what stood here, whose readers are told."""
-        core, transfer = self.core, self.transfer
-        digests = (transfer.proof.digests if transfer is not None else None) or b""
-        if swap:
-            core.break_readers("the shard has swapped to another version")
-        core.become(Memory.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
-        if not core.place.mapped:
-            core.table.offer(core.key, version, root, digests)
+        self._destination.filled(event, self._carrier.digests)
 
     def _on_round(self, event: RoundEvent, now: float) -> None:
         match event:
@@ -193,7 +171,7 @@ class ReadOperation:
 
     def _begin_anew(self) -> None:
         """What this shard gave up the log took up again, so the call's own bound counts once more."""
-        self._beside = self._vacancy = None
+        self._destination.begin_anew()
         self._carrier.abandon()
         self._voice.begin_anew()
         self._deadline = self.call.deadline
@@ -217,8 +195,7 @@ class ReadOperation:
         self._drive(now)
 
     def _on_ready(self, event: ReplicaReady, now: float) -> None:
-        if self._beside is not None and self._beside.version == event.version:
-            self._stand(self._beside.version, self._beside.root, swap=True)
+        self._destination.swap(event.version, self._carrier.digests)
         self.core.hold(event.version)
         self._verdict = None
         if self.transfer is not None and self.transfer.version != event.version:
@@ -235,9 +212,8 @@ class ReadOperation:
 
     def on_news(self, news: ShardNews, now: float) -> None:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
-        if self._vacancy is not None:
-            self._vacancy.on_news(news, now)
-            self._when_vacant(now)
+        if self._destination.on_news(news, now):
+            self._write(now)
         if self.transfer is not None:
             self._carrier.tell(news, now)
             self._drive(now)
@@ -288,48 +264,15 @@ class ReadOperation:
 
     def _vacate(self, now: float) -> None:
         """Every shard has its leases: stop serving what stands here, then write."""
-        core = self.core
         if self.transfer is None:
             # This shard holds the version already; it waits for its siblings.
             return
         if self.transfer.phase is Phase.FAILED:
             # Its sources went after they had granted: what stands here is better than nothing.
             return
-        if core.place.swaps:
-            # The bytes go to the spare memory, and what stands here goes on being served.
-            core.held.kept = None
-            self._vacancy = Vacancy(core, Where.SPARE)
-            self.stage = Stage.DRAINING
-            self._when_vacant(now)
-            return
-        core.hold(None)
-        core.table.stop(core.key)
-        self._vacated = True
         self.stage = Stage.DRAINING
-        self._drain_until = now + core.limits.refill_drain_s
-        self._when_read_out(now)
-
-    def _when_read_out(self, now: float) -> None:
-        core = self.core
-        if core.table.reading(core.key) > 0 and now < self._drain_until:
-            return
-        core.break_readers("the shard is being filled with another version")
-        self._vacancy = self._vacancy or Vacancy(core, Where.OWN)
-        self._when_vacant(now)
-
-    def _when_vacant(self, now: float) -> None:
-        """Nobody has a lease on what is to be overwritten; write once nobody maps it either."""
-        core, vacancy = self.core, self._vacancy
-        if vacancy is None:
-            return
-        vacancy.seek()
-        if not vacancy.is_found:
-            return
-        self._vacancy = None
-        self._vacated = False
-        if not core.place.swaps:
-            core.become(Memory.FILLING, partial=True, kept=None)
-        self._write(now)
+        if self._destination.vacate(now):
+            self._write(now)
 
     def _write(self, now: float) -> None:
         self.stage = Stage.FILLING
@@ -339,17 +282,10 @@ class ReadOperation:
             self.transfer.start(now)
             self._drive(now)
 
-    def _go_on_draining(self, now: float) -> None:
-        if self._vacancy is not None:
-            self._vacancy.tick(now)
-            self._when_vacant(now)
-        elif now >= self._drain_until:
-            self._when_read_out(now)
-
     def on_readers_gone(self, now: float) -> None:
         """The last reader of what stood here went."""
-        if self.stage is Stage.DRAINING and self._vacancy is None:
-            self._when_read_out(now)
+        if self.stage is Stage.DRAINING and self._destination.on_readers_gone(now):
+            self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
         self.stage = Stage.FILLED
@@ -366,16 +302,16 @@ class ReadOperation:
         if not self._settled and now >= self.call.patience and self._voice.round is not None:
             self._settled = True
             self._voice.settle()
-        if self.stage is Stage.DRAINING:
-            self._go_on_draining(now)
+        if self.stage is Stage.DRAINING and self._destination.tick(now):
+            self._write(now)
         if self.transfer is not None:
             self._drive(now)
         if not self._is_over() and now >= self._deadline and self.stage is not Stage.ENDING:
             self._out_of_time(now)
 
     def _out_of_time(self, now: float) -> None:
-        if self._voice.give_up_by is None and self._vacancy is not None and self._vacancy.is_blocked:
-            self._give_up(DrainTimeout.__name__, self._still_mapped(), now)
+        if self._voice.give_up_by is None and self._destination.is_blocked:
+            self._give_up(*still_mapped(self.core.key), now)
             return
         if self._voice.give_up_by is None:
             self._give_up(RoundTimeout.__name__, self._not_in_time(self._missing)[1], now)
@@ -386,11 +322,6 @@ class ReadOperation:
             f"the registry did not say what became of the read of {self.core.where}; it is given up: see 'tensorhub "
             "status', then call again",
             now,
-        )
-
-    def _still_mapped(self) -> str:
-        return (
-            f"the memory that {self.core.where} would be filled in is still mapped by a reader of this host: call again"
         )
 
     def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
@@ -412,16 +343,8 @@ class ReadOperation:
         core = self.core
         if self._verdict is None or not self._carrier.is_quiet:
             return
-        if core.held.memory is Memory.FILLING:
-            # The memory stays as it is: a part of a version.
-            self._carrier.remember()
-            core.become(Memory.EMPTY, partial=True)
-        elif core.place.staged:
-            self._carrier.remember()
-        elif self._vacated and core.held.memory is Memory.READY:
-            # The log counts it as given up, and nobody has written yet.
-            core.break_readers("the shard was to be filled with another version")
-            core.become(Memory.EMPTY)
+        self._carrier.remember()
+        self._destination.leave()
         error, message = self._verdict
         if error:
             core.fail(error, message)
@@ -436,7 +359,7 @@ class ReadOperation:
         if not self._settled and self._voice.round is not None:
             times.append(self.call.patience)
         if self.stage is Stage.DRAINING:
-            again = self._drain_until if self._vacancy is None else self._vacancy.deadline()
+            again = self._destination.deadline()
             times += [again] if again is not None else []
         if self.transfer is not None:
             when = self.transfer.deadline()
