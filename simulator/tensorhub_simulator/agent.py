@@ -42,9 +42,10 @@ from tensorhub_agent.effects import (
     Show,
     SiblingsChecked,
 )
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
-from tensorhub_agent.shard import Held, Memory, Place, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_common.wire.transfer import PlanAnswer, Refusal

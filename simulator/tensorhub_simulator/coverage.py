@@ -15,8 +15,8 @@ from types import MemberDescriptorType, ModuleType
 from typing import Any, Final, cast
 
 from tensorhub_agent import serving
+from tensorhub_agent.memory import Held, Memory
 from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.shard import Held, Memory
 from tensorhub_agent.trial import Trial, TrialState
 from tensorhub_common.catalog import availability, membership, rounds, ruling
 from tensorhub_registry import leader

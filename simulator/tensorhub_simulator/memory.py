@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tensorhub_agent.effects import Save
-from tensorhub_agent.shard import Place
+from tensorhub_agent.memory import Place
 from tensorhub_common.digests import piece_digest
 
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
-from tensorhub_agent.shard import Limits
+from tensorhub_agent.limits import Limits
 from tensorhub_planner.limits import Limits as PlannerLimits
 from tensorhub_planner.limits import Rates
 

@@ -19,7 +19,7 @@ from tensorhub_agent.effects import (
     Key,
     Raise,
 )
-from tensorhub_agent.shard import Memory
+from tensorhub_agent.memory import Memory
 from tensorhub_common.wire.commands import Wish
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.memory import Segment, Violation

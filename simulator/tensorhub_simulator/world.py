@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.memory import Memory, Place
 from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.shard import Memory, Place, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.catalog.state import root_key
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_simulator.agent import AgentNode

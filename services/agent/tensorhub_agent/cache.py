@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorhub_agent.effects import Answer, CallRead, CallRelease, Key, MakeCopy, Raise
-from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.names import cached_version
 from tensorhub_common.wire.events import CopyPlaced
 

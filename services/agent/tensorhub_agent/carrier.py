@@ -23,8 +23,9 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import marked
-from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Todo, Transfer
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Range, SourceId, Turn

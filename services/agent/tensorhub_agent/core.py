@@ -24,11 +24,13 @@ from tensorhub_agent.effects import (
     Say,
     ShardNews,
 )
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
-from tensorhub_agent.shard import Held, Limits, Memory, Place, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events import (

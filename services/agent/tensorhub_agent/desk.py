@@ -11,7 +11,7 @@ from tensorhub_agent.callers import Waiting
 from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister, CallRelease, CallUnpublish, Key
 from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent
 from tensorhub_agent.manifest import unpack_layout
-from tensorhub_agent.shard import Place
+from tensorhub_agent.memory import Place
 from tensorhub_agent.workers import Worker
 from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
 from tensorhub_common.layout import Layout, difference, layout_digest

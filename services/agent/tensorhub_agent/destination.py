@@ -6,7 +6,8 @@ and others may read what was filled only once the log counts it.
 """
 
 from tensorhub_agent.effects import ShardNews
-from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_common.wire.events import ShardFilled
 

@@ -50,9 +50,9 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.questions import Questions
-from tensorhub_agent.shard import Held, Memory, Place
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings

@@ -5,7 +5,8 @@ are granted at once to readers that name the same root, which they can only have
 """
 
 from tensorhub_agent.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
-from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,

@@ -14,8 +14,9 @@ from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import CallRead, ShardNews
 from tensorhub_agent.lateness import not_in_time, still_mapped
+from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, stages_of
-from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
+from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice

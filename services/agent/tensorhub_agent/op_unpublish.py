@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
-from tensorhub_agent.shard import OUTCOME_S_MAX, Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_common.errors import (
     AgentUnavailable,

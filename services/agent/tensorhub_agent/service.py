@@ -21,10 +21,10 @@ from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.limits import Limits
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.serving import LeaseMove
-from tensorhub_agent.shard import Limits
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused

@@ -4,9 +4,7 @@ The log decides what exists; this core decides what may be done to the memory. A
 memory that is offered to readers, and no call is answered while anything can still be written into the memory for it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -20,12 +18,13 @@ from tensorhub_agent.effects import (
     CallRegister,
     Free,
     Hold,
-    Key,
     Raise,
     Save,
     Say,
     ShardNews,
 )
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op import Operation
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.errors import (
@@ -48,71 +47,6 @@ OUTCOME_S_MAX: Final = 2.0
 
 NOBODY: Final = 0
 """The number of a call that nobody waits for: a publication wished for from outside."""
-
-
-class Memory(StrEnum):
-    """What the segment is, as the agent knows it."""
-
-    EMPTY = "empty"
-    FILLING = "filling"
-    READY = "ready"
-    DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The settings that the core works under."""
-
-    digests: bool = True
-    window_bytes: int = 128 * 1024 * 1024
-    stall_s: float = 5.0
-    sources_lost_s: float = 1.2
-    refill_drain_s: float = 0.0
-    cache_bytes: int = 0
-    """So many bytes of copies of retained versions this agent takes in."""
-
-
-@dataclass(slots=True)
-class Held:
-    """What stands in the memory."""
-
-    memory: Memory = Memory.EMPTY
-    partial: bool = False
-    version: int | None = None
-    root: str | None = None
-    digests: bytes = b""
-    kept: tuple[int, str, bytearray, bytes] | None = None
-    """Of a read that failed: its version and root, the pieces that are verified, and all digests."""
-    lent: bool = False
-    """Somebody may have the memory mapped: it must not be written before a probe has found that nobody does."""
-    spare_lent: bool = False
-    """The same of a staged shard's spare memory."""
-
-
-@dataclass(slots=True)
-class Place:
-    """Where a shard belongs; what does not change while it is registered."""
-
-    key: Key
-    shards: int
-    spot: bool
-    layout: str
-    nbytes: Sequence[int]
-    """Bytes of each canonical piece."""
-    staged: bool = False
-    """It has spare memory of the same size. Reads go there, and what stands here is untouched until the swap."""
-    mapped: bool = False
-    """It has no memory: its worker maps a holder's, and shows the next version's only when all shards have theirs."""
-
-    @property
-    def swaps(self) -> bool:
-        """Whether what it holds stands until all shards of its replica can swap to the next version."""
-        return self.staged or self.mapped
-
-    @property
-    def install(self) -> str:
-        """How its worker has called that."""
-        return "mapped" if self.mapped else "staged" if self.staged else "in-place"
 
 
 Begin = Callable[["ShardCore", AnyCall], Operation]

@@ -7,7 +7,7 @@ from tensorhub_agent.cache_making import CopyMaker
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key
 from tensorhub_agent.incarnation import Incarnation
-from tensorhub_agent.shard import Limits
+from tensorhub_agent.limits import Limits
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.effects import Duplicate, Duplicated, Probe, Probed, ShardNews
-from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import ShardCore
 
 PROBE_AGAIN_S: Final = 0.02
 """So often it is asked whether mapped memory is free. It costs three system calls."""

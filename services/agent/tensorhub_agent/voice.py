@@ -1,6 +1,7 @@
 """What one read says to the log about its replica's round, and which answers are to it. Pure."""
 
-from tensorhub_agent.shard import Memory, ShardCore
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.errors import RoundTimeout
 from tensorhub_common.wire.commands import NO_ROOT, Drop, Filled, GiveUp, Granted, Replan, Sender, Settle, Want, Wish
 

@@ -5,7 +5,9 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 from tensorhub_agent.cache import AGAIN_S, TRIES_MAX
 from tensorhub_agent.effects import Answer, CopyMade, Free, MakeCopy, SourceLost
 from tensorhub_agent.effects import Key as AgentKey
-from tensorhub_agent.shard import OUTCOME_S_MAX, Held, Limits, Memory, Place
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.memory import Held, Memory, Place
+from tensorhub_agent.shard import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Release, Retain, Stay
 

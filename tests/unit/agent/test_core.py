@@ -3,7 +3,7 @@
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Rejoin
-from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Expire, Join, Sender
 

@@ -3,7 +3,8 @@
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
 from tensorhub_agent.effects import BreakLease, CallRead, CallRegister, CopyMade, Free, MakeCopy, Raise
-from tensorhub_agent.shard import Held, Limits, Memory, Place
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import DeleteJob, Retain
 from tensorhub_common.wire.events import CommandRejected

@@ -15,7 +15,7 @@ from tensorhub_agent.effects import (
     Say,
     SiblingsChecked,
 )
-from tensorhub_agent.shard import Held, Memory, Place
+from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.vacancy import PROBE_AGAIN_S
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, Filled, Register, ShardCommand, Unpublish

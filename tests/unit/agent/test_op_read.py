@@ -4,8 +4,9 @@ from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, SiblingsChecked, SourceLost
+from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import REPLAN_S
-from tensorhub_agent.shard import OUTCOME_S_MAX, Memory
+from tensorhub_agent.shard import OUTCOME_S_MAX
 from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish

@@ -3,7 +3,7 @@
 from tests.unit.agent.one_agent import NBYTES, OneAgent
 
 from tensorhub_agent.effects import Answer, CallRegister, CheckSiblings, Free, SiblingsChecked
-from tensorhub_agent.shard import Place
+from tensorhub_agent.memory import Place
 
 
 def joined() -> OneAgent:

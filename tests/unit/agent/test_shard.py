@@ -3,7 +3,8 @@
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, CallRead, CallUnpublish, Digest, Digested, Save
-from tensorhub_agent.shard import WISH_S_MAX, Memory
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import WISH_S_MAX
 from tensorhub_common.wire.commands import Publish
 from tensorhub_common.wire.events import PublishDeclined
 

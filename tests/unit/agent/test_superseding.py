@@ -4,7 +4,7 @@ import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, Key
-from tensorhub_agent.shard import Memory
+from tensorhub_agent.memory import Memory
 from tensorhub_agent.superseding import FINISH_S, is_better_dropped
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drop, Join, Ready, Register, Sender

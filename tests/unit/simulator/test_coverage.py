@@ -1,6 +1,6 @@
 """Transitions are counted where production makes them, and a move that no table has is told."""
 
-from tensorhub_agent.shard import Held, Memory
+from tensorhub_agent.memory import Held, Memory
 from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.table import ShardMove, ShardState, move
 from tensorhub_simulator.coverage import UNREACHABLE, counted

@@ -1,0 +1,16 @@
+"""The settings that an agent's cores work under. Pure: whoever starts the agent has read them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that the core works under."""
+
+    digests: bool = True
+    window_bytes: int = 128 * 1024 * 1024
+    stall_s: float = 5.0
+    sources_lost_s: float = 1.2
+    refill_drain_s: float = 0.0
+    cache_bytes: int = 0
+    """So many bytes of copies of retained versions this agent takes in."""
