@@ -5,7 +5,6 @@ only carry out what comes back. Each method takes what happened and the time, an
 """
 
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -31,6 +30,7 @@ from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
 from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.speech import SHARDS_MAX, Speech
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events import (
@@ -44,9 +44,6 @@ from tensorhub_common.wire.events import (
 )
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
-SHARDS_MAX: Final = 1000
-"""An agent holds at most so many shards of one job; each has a lane of its own in the log."""
-
 
 class AgentCore:
     """One agent's decisions in one job."""
@@ -54,15 +51,10 @@ class AgentCore:
     def __init__(self, agent: str, limits: Limits) -> None:
         """Begin with nothing; `adopt` what was found, then `join`."""
         self.agent, self.limits = agent, limits
-        self.incarnation = 0
         self.joined = False
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
-        self._lanes: dict[Key, int] = {}
-        """A shard that comes back has the lane that it had, so what it says stands behind what it said before."""
-        self._said: dict[int, int] = {}
-        self._heard: dict[str, tuple[int, int]] = {}
-        """By lane the last answered command: its number, and where it stood in the log."""
+        self._speech = Speech(agent)
         self._stated: dict[Key, ShardCore] = {}
         """What the present incarnation has stated that it has."""
         self._unsaid: list[AnyEffect] = []
@@ -74,6 +66,11 @@ class AgentCore:
 
     # Standing in the log.
 
+    @property
+    def incarnation(self) -> int:
+        """Under which this agent speaks; 0 before the first `join`."""
+        return self._speech.incarnation
+
     def adopt(self, place: Place, held: Held) -> None:
         """Take a shard that an earlier process of this agent left behind, before joining."""
         self._add(place, held)
@@ -82,16 +79,15 @@ class AgentCore:
     def join(self, incarnation: int, host: str, site: str, now: float) -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
         again = self.incarnation > 0
-        self.incarnation, self.joined = incarnation, False
+        self._speech.begin(incarnation)
+        self.joined = False
         self._host, self._site = host, site
-        self._said.clear()
-        self._heard.clear()
         self._unsaid.clear()
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
         effects: list[AnyEffect] = [
-            Say(Join(by=self._sender(0), host=host, site=site, holds=holds, cache_bytes=self.limits.cache_bytes))
+            Say(Join(by=self._speech.sender(0), host=host, site=site, holds=holds, cache_bytes=self.limits.cache_bytes))
         ]
         if again:
             for core in list(self.shards.values()):
@@ -112,7 +108,7 @@ class AgentCore:
 
     def on_event(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Take the next event of the job's log."""
-        if self._is_repeat(event):
+        if self._speech.is_repeat(event):
             return []
         effects: list[AnyEffect] = []
         if self.deleted is not None:
@@ -173,7 +169,7 @@ class AgentCore:
 
     def _say_for(self, key: Key, command: Release) -> AnyEffect:
         """Say something about a shard that does not stand here."""
-        return Say(msgspec.structs.replace(command, by=self._sender(self._lane_of(key))))
+        return Say(msgspec.structs.replace(command, by=self._speech.sender(self._speech.lane_of(key, self.shards))))
 
     def _tend_copies(self, now: float) -> list[AnyEffect]:
         effects: list[AnyEffect] = []
@@ -194,23 +190,7 @@ class AgentCore:
         if isinstance(event, AgentLost):
             return (event.agent, event.incarnation) == (self.agent, self.incarnation)
         refused = isinstance(event, CommandRejected) and event.error == StaleSender.__name__
-        return refused and self._said_here(event)
-
-    def _said_here(self, event: AnyEvent) -> bool:
-        """Tell whether an event answers this incarnation."""
-        by = event.by
-        return by is not None and (by.process, by.incarnation) == (self.agent, self.incarnation)
-
-    def _is_repeat(self, event: AnyEvent) -> bool:
-        """Tell whether the log answers a command that came twice: only its first answer is what became of it."""
-        by = event.by
-        if by is None or not self._said_here(event):
-            return False
-        number, at = self._heard.get(by.lane, (0, 0))
-        if by.n < number or (by.n == number and event.cmd != at):
-            return True
-        self._heard[by.lane] = (by.n, event.cmd)
-        return False
+        return refused and self._speech.is_answered_by(event)
 
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
@@ -242,7 +222,7 @@ class AgentCore:
         model, replica = getattr(event, "model", None), getattr(event, "replica", None)
         if event.by is not None and event.by.process == self.agent and "/" in event.by.lane:
             lane = int(event.by.lane.partition("/")[2])
-            speaker = [core for key, core in self.shards.items() if self._lanes[key] == lane]
+            speaker = [core for key, core in self.shards.items() if self._speech.lanes[key] == lane]
         else:
             speaker = []
         if replica is None:
@@ -390,26 +370,11 @@ class AgentCore:
     # How.
 
     def _add(self, place: Place, held: Held | None) -> ShardCore:
-        lane = self._lane_of(place.key)
-        sender: Callable[[], Sender] = lambda: self._sender(lane)  # noqa: E731 (one line says it)
+        lane = self._speech.lane_of(place.key, self.shards)
+        sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
         core = ShardCore(place, self.table, self.limits, sender, begin, held)
         self.shards[place.key] = core
         return core
-
-    def _lane_of(self, key: Key) -> int:
-        lane = self._lanes.pop(key, None)
-        if lane is None and len(self._lanes) >= SHARDS_MAX:
-            # The lane of the shard that has been gone for longest.
-            lane = self._lanes.pop(next(old for old in self._lanes if old not in self.shards))
-        if lane is None:
-            lane = len(self._lanes) + 1
-        self._lanes[key] = lane
-        return lane
-
-    def _sender(self, lane: int) -> Sender:
-        self._said[lane] = self._said.get(lane, 0) + 1
-        name = f"{self.agent}/{lane}" if lane else self.agent
-        return Sender(lane=name, incarnation=self.incarnation, n=self._said[lane])
 
     def _take(self, core: ShardCore) -> list[AnyEffect]:
         """Take a core's effects, and forget the core if it is gone."""
