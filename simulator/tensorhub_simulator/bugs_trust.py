@@ -11,7 +11,7 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.transfer import Transfer
-from tensorhub_common.catalog import apply, availability, lookup, membership, rounds
+from tensorhub_common.catalog import apply, availability, filling, lookup, membership, rounds
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import Catalog, known_root
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardMove, ShardState
@@ -91,7 +91,7 @@ def ready_before_all() -> list["Replacement"]:
     """A replica is ready, and its calls return, as soon as its first shard is filled."""
 
     def filled(catalog: Catalog, command: Filled, out: Any) -> None:
-        rounds.filled(catalog, command, out)
+        filling.filled(catalog, command, out)
         model = catalog.models[command.model]
         replica = model.replicas[command.replica]
         current = replica.round
@@ -104,7 +104,7 @@ def ready_before_all() -> list["Replacement"]:
                     availability.shift(shard, ShardMove.FILLED, command.version, root)
                 else:
                     current.staged[index] = root
-        rounds._complete(model, replica, current, command.version, out)  # noqa: SLF001
+        rounds.complete(model, replica, current, command.version, out)
 
     handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
     return [(apply, "_HANDLERS", handlers)]

@@ -18,7 +18,7 @@ from tensorhub_agent import serving
 from tensorhub_agent.memory import Held, Memory
 from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_agent.trial import Trial, TrialState
-from tensorhub_common.catalog import availability, membership, rounds, ruling
+from tensorhub_common.catalog import availability, filling, membership, rounds, ruling
 from tensorhub_registry import leader
 
 Move = tuple[str, str]
@@ -27,7 +27,7 @@ Move = tuple[str, str]
 LOOKED_UP: Final[tuple[tuple[str, tuple[ModuleType, ...], str], ...]] = (
     ("shard", (availability,), "SHARD_MOVES"),
     ("version", (availability, ruling), "VERSION_MOVES"),
-    ("round", (rounds,), "ROUND_MOVES"),
+    ("round", (rounds, filling), "ROUND_MOVES"),
     ("agent", (membership,), "AGENT_MOVES"),
     ("lease", (serving,), "LEASE_MOVES"),
     ("leader", (leader,), "LEADER_MOVES"),

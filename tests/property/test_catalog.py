@@ -10,7 +10,7 @@ from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, liv
 from tests.property.catalog_watcher import Watcher
 from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
 
-from tensorhub_common.catalog import availability, membership, rounds, ruling
+from tensorhub_common.catalog import availability, filling, membership, rounds, ruling
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import (
@@ -65,7 +65,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         made.add((repr(state), repr(what)))
         return move(table, state, what)
 
-    for module in (availability, membership, rounds, ruling):
+    for module in (availability, filling, membership, rounds, ruling):
         monkeypatch.setattr(module, "move", recording)
     monkeypatch.setattr(availability, "VERSIONS_KEPT_MAX", 2)
     return made

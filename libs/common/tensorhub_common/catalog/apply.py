@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.catalog import membership, publishing, rounds, ruling, superseding, tending
+from tensorhub_common.catalog import filling, membership, publishing, rounds, ruling, superseding, tending
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
@@ -60,10 +60,10 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Want: rounds.want,
     Settle: rounds.settle,
     GiveUp: rounds.give_up,
-    Granted: rounds.granted,
+    Granted: filling.granted,
     Replan: rounds.replan,
     Drop: superseding.drop,
-    Filled: rounds.filled,
+    Filled: filling.filled,
     Join: membership.join,
     Register: membership.register,
     Release: membership.release,

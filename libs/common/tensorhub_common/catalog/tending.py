@@ -4,7 +4,7 @@
 nothing is retained, rewound or drained it does nothing, and an old log folds as it always did.
 """
 
-from tensorhub_common.catalog import copies, retention, rounds
+from tensorhub_common.catalog import copies, filling, retention, rounds
 from tensorhub_common.catalog.availability import Out
 from tensorhub_common.catalog.publishing import drain
 from tensorhub_common.catalog.state import Catalog, Model, Replica
@@ -91,7 +91,7 @@ def _release_held(catalog: Catalog, model: Model, replica: Replica, out: Out) ->
     for shard in leaving:
         drain(model, replica, shard, out)
     if current is not None:
-        rounds.begin(catalog, model, replica, current, out)
+        filling.begin(catalog, model, replica, current, out)
 
 
 def _stays(model: Model, replica: Replica, shard: int, version: int, why: str) -> ShardStays:
