@@ -86,6 +86,8 @@ def _survivors(verdict: Verdict) -> str:
 
 
 def _code(line: str) -> str:
-    """Return a line of code that may stand in a table's cell."""
+    """Return a line of code that may stand in a table's cell; a mutant may lack the line."""
+    if not line:
+        return "(left out)"
     escaped = line.replace("|", "\\|")
     return f"`` {escaped} ``" if "`" in line else f"`{escaped}`"

@@ -125,7 +125,7 @@ def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges,
         if offer.pieces == wanted:
             whole += 1
             if whole > stripes_max:
-                # It would stand behind so many others in every group that it can't be chosen.
+                # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
                 continue
         divided: list[tuple[Ranges, _Tier]] = []
         for pieces, able in groups:

@@ -34,12 +34,13 @@ def test_an_explanation_of_what_did_not_survive_is_told() -> None:
 
 
 def test_the_page_names_counts_and_survivors_and_keeps_the_rest() -> None:
-    verdict = judged([survivor("a <= b"), survivor("a | b")], explanations(KNOWN))
+    verdict = judged([survivor("a <= b"), survivor("a | b"), survivor("")], explanations(KNOWN))
     written = page(PAGE, {"tensorhub_common.catalog.rounds": Counter(killed=3, survived=2, timeout=1)}, verdict)
     assert "| common.catalog.rounds | 6 | 3 | 0 | 1 | 2 | 0 |" in written
     assert "| **all** | 6 | 3 | 0 | 1 | 2 | 0 |" in written
     assert "| catalog.rounds.want | `a < b` | `a <= b` | They are never equal. |" in written
     assert "`a \\| b` | **not explained yet** |" in written
+    assert "| `a < b` | (left out) | **not explained yet** |" in written
     assert "old" not in written
     assert "\ntext\n" in written
     assert page(written, {}, Verdict([], [], [])).count("<!-- end -->") == 2

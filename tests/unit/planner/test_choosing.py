@@ -80,6 +80,19 @@ def test_a_ready_one_on_the_readers_host_leaves_no_room_for_half_filled_ones() -
     assert list(chosen(near, offer("half", distance=Distance.AGENT, depth=1))[0]) == ["near"]
 
 
+def test_a_ready_one_comes_first_where_a_half_filled_one_is_as_soon() -> None:
+    """As where a hop costs nothing: by no measure does a chain gain anything then."""
+    found, _ = chosen(offer("ready", lot=2), offer("half", depth=1, lot=1), limits=Limits(hop_bytes=0))
+    assert list(found) == ["ready"]
+
+
+def test_a_half_filled_one_in_the_site_spares_the_link_until_the_link_is_faster() -> None:
+    """Over the link 1 GiB takes 1.17 s, its setup included: as long as from a source with 26 readers in the site."""
+    ready = offer("ready", distance=Distance.WAN)
+    for readers, best in ((26, "half"), (27, "ready")):
+        assert list(chosen(ready, offer("half", depth=1, readers=readers))[0]) == [best]
+
+
 def test_a_host_and_a_site_take_the_bytes_once() -> None:
     """A half-filled one that is nearer than every ready one gives them to its neighbours."""
     for far, near in ((Distance.SITE, Distance.HOST), (Distance.WAN, Distance.SITE)):
@@ -101,6 +114,47 @@ def test_parts_together_make_a_whole() -> None:
     assert not missing
 
 
+def test_shared_pieces_come_from_whoever_has_less_to_do() -> None:
+    """In whichever order the two stand by load, and with the readers that each has."""
+    found, _ = chosen(offer("a", ((0, 192),)), offer("b", ((128, 128),)))
+    assert found == {"a": ((0, 128),), "b": ((128, 128),)}
+    found, _ = chosen(offer("a", ((0, 11),), readers=1), offer("b", ((10, 19),)), wanted=((0, 29),))
+    assert found == {"a": ((0, 10),), "b": ((10, 19),)}, "10 pieces at half the speed take longer than 18"
+
+
+def test_sources_end_together_with_all_that_they_give() -> None:
+    """What only `a` has counts when the rest is divided: half of the whole from each, as both have one reader."""
+    found, _ = chosen(offer("a", readers=1), offer("b", ((64, 192),), readers=1))
+    assert {agent: SIZES.of(pieces) for agent, pieces in found.items()} == {"a": 512 * MIB, "b": 512 * MIB}
+
+
+def test_on_one_host_whoever_is_read_already_gives_the_rest_too() -> None:
+    """The reader's copying is the bound there, so asking one more costs its setup and gains nothing."""
+    first = offer("first", ((10, 10),), distance=Distance.HOST, lot=1)
+    second = offer("second", ((10, 20),), distance=Distance.HOST, lot=2)
+    found, _ = chosen(first, second, wanted=((10, 20),))
+    assert found == {"second": ((10, 20),)}
+
+
+def test_groups_with_equally_many_holders_are_settled_in_the_order_of_their_pieces() -> None:
+    """And so told and read in that order, whoever of them has more to do."""
+    assert list(chosen(offer("a", ((128, 128),)), offer("b", ((0, 128),), readers=1))[0]) == ["b", "a"]
+
+
+def test_more_holders_of_parts_than_stripes_give_all_that_they_have() -> None:
+    parts = [offer(f"agent-{n:02}", ((n, 1),)) for n in range(20)]
+    found, missing = chosen(*parts, wanted=((0, 20),), limits=Limits(stripes_max=16))
+    assert len(found) == 20
+    assert not missing
+
+
+def test_of_those_that_have_everything_only_as_many_are_looked_at_as_may_be_striped() -> None:
+    """So that a plan among thousands of replicas costs what one among a few does. A part is looked at all the same."""
+    whole = [offer("a", lot=1), offer("b", lot=2)]
+    found, _ = chosen(*whole, offer("part", ((0, 64),), lot=3), limits=Limits(stripes_max=1))
+    assert found == {"a": ((64, 192),), "part": ((0, 64),)}
+
+
 def test_what_nobody_has_is_missing() -> None:
     found, missing = chosen(offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=Distance.WAN))
     assert found == {"a": ((0, 4),), "far": ((4, 2),)}
@@ -113,6 +167,12 @@ def test_a_plan_has_a_limit_on_sources() -> None:
     found, missing = chosen(*fifths, wanted=((0, 255),), limits=Limits(shares_max=3))
     assert len(found) == 3
     assert missing == ((153, 102),)
+
+
+def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
+    """Of `a`, `b` and `c` only `a` may be read: what it shares with `c` comes from it, though `b`'s are missing."""
+    parts = (offer("a", ((0, 20),)), offer("b", ((20, 10),)), offer("c", ((10, 10),)))
+    assert chosen(*parts, wanted=((0, 30),), limits=Limits(shares_max=1)) == ({"a": ((0, 20),)}, ((20, 10),))
 
 
 def test_no_more_stripes_than_allowed() -> None:

@@ -10,7 +10,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire import codec
-from tensorhub_common.wire.commands import Join, Publish, Sender, Unreadable
+from tensorhub_common.wire.commands import Join, Publish, Retain, Sender, Unreadable
 from tensorhub_common.wire.events import AgentJoined, CommandRejected
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.deciding import Question, found_in
@@ -70,20 +70,21 @@ def test_only_the_next_entry_is_taken(fold: Fold, seq: int) -> None:
 
 
 def test_a_whole_story_gives_the_registrys_catalog() -> None:
-    """Commands as they stand in the log, with events between them."""
+    """Commands as they stand in the log, with events between them; some name no sender, as those from outside."""
     world = World()
     world.replica_of("trainer", "a")
     world.replica_of("rollout", "b")
     world.publish("trainer", 1)
     world.fetch("rollout")
+    world.say(Retain(model=MODEL, last=2))
     fold = Fold(Catalog(world.catalog.job))
     for seq, time, command in world.log:
         while fold.position < seq - 1:
             fold.take(Entry(fold.position + 1, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))
         assert not isinstance(command, Unreadable)
-        assert command.by is not None
         verb = str(command.__struct_config__.tag)
-        fold.take(Entry(seq, subjects.cmd("run-7", verb, command.by.process), codec.encode(command), time))
+        process = None if command.by is None else command.by.process
+        fold.take(Entry(seq, subjects.cmd("run-7", verb, process), codec.encode(command), time))
     assert fold.catalog == world.catalog
 
 

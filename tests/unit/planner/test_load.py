@@ -71,6 +71,27 @@ def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
     assert ledger.at(1) == {}
 
 
+def test_what_was_reserved_goes_when_its_reader_asks(ledger: Ledger) -> None:
+    """Else a read would count twice. What it asked for by itself stays."""
+    ledger.assign(ONE, of(share("a", 5)), 0, reserved=True)
+    ledger.assign(ONE, of(share("b", 5)), 1)
+    assert ledger.at(1) == {("b", "ucxx"): Busy(1, 5)}
+    ledger.assign(ONE, of(share("b", 1)), 2)
+    assert ledger.at(2) == {("b", "ucxx"): Busy(1, 6)}
+
+
+def test_a_chain_is_as_deep_as_its_longest_way(ledger: Ledger) -> None:
+    """One reads from a ready shard, the next from that, and the last from the second and a ready one."""
+    first, second, last = (Reader(JOB, "policy", f"on-{agent}", 0) for agent in "abc")
+    assert ledger.depth(first) == 1, "of whom nothing is known, a reader of a ready one at best"
+    ledger.assign(first, of(share("ready", 5)), 0)
+    assert ledger.depth(first) == 1
+    ledger.assign(second, of(share("a", 5)), 1)
+    assert ledger.depth(second) == 2
+    ledger.assign(last, of(share("b", 5), share("ready", 5)), 2)
+    assert ledger.depth(last) == 3
+
+
 def test_a_read_that_never_ends_is_forgotten(ledger: Ledger) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
     ledger.assign(TWO, of(share("a", 5)), 4)

@@ -1,11 +1,12 @@
 """What a reader that maps is told: the memory of one ready holder on its own host, or why there is none."""
 
 import msgspec
-from tests.unit.planner.given import LAYOUT, SIZES, agents, answer, demand, holder, planned, refused, source
+from tests.unit.planner.given import LAYOUT, SIZES, TOPOLOGY, agents, answer, demand, holder, planned, refused, source
 
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.transfer import Demand
 from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.topology import Topology
 
 
 def mapped(*avoid: str) -> Demand:
@@ -26,6 +27,11 @@ def test_the_nearest_comes_first_and_then_who_has_fewest_readers() -> None:
     assert agents(planned(holder("beside"), own, wants=mapped())) == ["me"]
     load: Load = {("me", "local"): Busy(readers=5, nbytes=0)}
     assert agents(planned(holder("beside"), own, wants=mapped(), load=load)) == ["me"]
+    there = Topology({**TOPOLOGY.places, "neighbour": TOPOLOGY.places["me"]})
+    for busy, idle in (("beside", "neighbour"), ("neighbour", "beside")):
+        load = {(busy, "local"): Busy(readers=1, nbytes=0)}
+        found = planned(holder("beside"), holder("neighbour"), wants=mapped(), load=load, topology=there)
+        assert agents(found) == [idle]
 
 
 def test_no_memory_of_another_host_and_none_that_is_being_filled_is_mapped() -> None:

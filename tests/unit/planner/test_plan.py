@@ -117,7 +117,7 @@ def test_nobody_is_left() -> None:
 def test_nobody_at_all() -> None:
     found = refused(answer())
     assert found.error == "VersionUnavailable"
-    assert "nobody else has registered" in found.reason
+    assert "(nobody else has registered)" in found.reason
 
 
 def test_an_empty_demand_needs_a_holder_too() -> None:
@@ -195,3 +195,17 @@ def test_planning_is_fast() -> None:
         planned(*holders, sizes=sizes)
         best = min(best, time.perf_counter() - begun)
     assert best < 0.001
+
+
+def test_a_part_may_begin_with_the_first_piece_and_have_as_many_ranges_as_are_allowed() -> None:
+    assert planned(holder("a"), wants=demand(pieces=((0, 1),))).shares[0].pieces == ((0, 1),)
+    assert planned(holder("a"), wants=demand(pieces=((0, 1),) * RANGES_MAX)).shares[0].pieces == ((0, 1),)
+
+
+def test_the_reader_and_who_has_none_of_the_pieces_are_left_out_and_told() -> None:
+    own = msgspec.structs.replace(holder("me"), source=SEAT.me)
+    found = planned(own, holder("a"), holder("b", pieces=((0, 4),)), wants=demand(pieces=((8, 4),)))
+    assert agents(found) == ["a"]
+    assert found.why.endswith(
+        "; left out: rollout/0 on me is the reader itself, on-b/0 on b has none of the wanted pieces"
+    )

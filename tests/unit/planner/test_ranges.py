@@ -1,9 +1,9 @@
 """Sets of pieces as ranges, against Python's own sets."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.planner.given import pieces_of
 
@@ -35,17 +35,22 @@ def test_ranges_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]
 
 
 @given(some_sizes, some_pieces, st.lists(st.floats(0, 200), min_size=1, max_size=6))
+@example(Sizes([2] * PIECES), [(0, PIECES)], [2.5, 0.0])
+@example(Sizes([2] * PIECES), [(0, 2), (5, 2)], [3.5, 0.0])
 def test_cut_gives_each_piece_to_one_run(sizes: Sizes, pieces: list[tuple[int, int]], targets: list[float]) -> None:
-    """The runs follow each other, are all of it together, and each ends within half a piece of its target."""
+    """The runs follow each other, are all of it together, and each ends at the edge that is nearest to its target."""
     whole = normal(pieces)
     runs = cut(whole, sizes, targets)
     assert len(runs) == len(targets)
     assert normal(r for run in runs for r in run) == whole
     assert sum(map(count_of, runs)) == count_of(whole)
+    assert all(is_normal(run) for run in runs)
+    edges = list(accumulate((sizes.of(((piece, 1),)) for piece in sorted(pieces_of(whole))), initial=0))
     goal, end = 0.0, 0
     for run, target in zip(runs[:-1], targets[:-1], strict=True):
         goal, end = goal + target, end + sizes.of(run)
-        assert abs(end - min(goal, sizes.of(whole))) <= 9 / 2
+        assert end in edges
+        assert abs(end - goal) <= min(abs(edge - goal) for edge in edges) + 1e-9
 
 
 def test_sizes() -> None:
@@ -54,7 +59,7 @@ def test_sizes() -> None:
     assert len(sizes) == 3
     assert sizes.all() == ((0, 3),)
     assert sizes.of(((0, 1), (2, 1))) == 40
-    assert [sizes.fitting(0, 3, nbytes) for nbytes in (0, 4, 6, 19, 21, 1000)] == [0, 0, 1, 1, 2, 3]
+    assert [sizes.fitting(0, 3, nbytes) for nbytes in (0, 4, 6, 19, 21, 31, 46, 1000)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert Sizes([]).all() == NOTHING
 
 
@@ -63,6 +68,7 @@ def test_sizes() -> None:
     [
         ((), ""),
         (((3, 1), (5, 2)), "3, 5-6"),
+        (tuple((i, 1) for i in range(0, 8, 2)), "0, 2, 4, 6"),
         (tuple((i, 1) for i in range(0, 12, 2)), "0, 2, 4, 6 and 2 more ranges"),
     ],
 )

@@ -1,8 +1,8 @@
 """The sentences that go with plans and refusals."""
 
-from tests.unit.planner.given import SIZES, TOPOLOGY, answer, demand, holder, planned, refused
+from tests.unit.planner.given import MIB, SIZES, TOPOLOGY, answer, demand, holder, planned, refused
 
-from tensorhub_planner.load import Busy
+from tensorhub_planner.load import Busy, Load
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import CHOICES_TOLD_MAX, why_refusal
 from tensorhub_planner.sources import ABSENT_MAX, Holders
@@ -27,12 +27,29 @@ def test_small_things_are_told_in_bytes() -> None:
     found = planned(holder("a"), sizes=Sizes([7]), load={("a", "ucxx"): Busy(1, 2048)})
     assert "1 piece (7 B)" in found.why
     assert "1 reader, 2 KiB assigned" in found.shares[0].why
+    assert "(3 MiB)" in planned(holder("a"), sizes=Sizes([3 * MIB])).why
+
+
+def test_why_so_many_sources() -> None:
+    """Of two with one reader each: in milliseconds, which 1 GiB takes from both and would take from one."""
+    load: Load = {(agent, "ucxx"): Busy(1, 1) for agent in "ab"}
+    assert planned(holder("a"), holder("b"), load=load).why == (
+        "256 pieces (1 GiB); 2 of 2 sources on the same site, which by the model takes 44.9 ms instead of 86.9 from one"
+    )
+
+
+def test_who_was_left_out_is_all_that_is_told_of_it() -> None:
+    found = planned(holder("a"), holder("b"), wants=demand(avoid=["b"]))
+    assert found.why == "256 pieces (1 GiB); 1 of 1 source on the same site; left out: on-b/0 on b failed this read"
 
 
 def test_many_choices_are_cut_short() -> None:
     parts = [holder(name, pieces=((n * 10, 10),)) for n, name in enumerate("abcde")]
     found = planned(*parts, holder("far"), sizes=SIZES)
     assert f"and {6 - CHOICES_TOLD_MAX} more groups of pieces" in found.why
+    all_told = planned(*parts[: CHOICES_TOLD_MAX - 1], holder("far"), sizes=SIZES)
+    assert all_told.why.count("; ") == CHOICES_TOLD_MAX
+    assert "more groups" not in all_told.why
 
 
 def test_many_reasons_are_counted() -> None:

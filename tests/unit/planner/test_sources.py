@@ -134,6 +134,33 @@ def test_a_draining_shard_is_none(world: World) -> None:
     assert found(world).holders.absent == ("trainer/0 on a is draining version 12",)
 
 
+def test_a_draining_shard_of_the_version_is_told_apart_from_any_other_that_is_absent(world: World) -> None:
+    """While it drains, those that read from it go on, so chains still end there: of this version, and of no other."""
+    world.replica_of("second", "b")
+    assert not found(world).holders.draining
+    world.publish("second", 13)
+    world.unpublish("trainer")
+    assert found(world).holders.draining
+    assert not found(world, demand(version=13)).holders.draining
+    world.drained("trainer")
+    assert not found(world).holders.draining
+
+
+def test_who_is_lost_is_not_draining(world: World) -> None:
+    world.expire("a")
+    assert not found(world).holders.draining
+
+
+def test_a_replica_that_maps_is_neither_a_holder_nor_absent(world: World) -> None:
+    """It has no memory of its own. Whoever registered after it is looked at all the same."""
+    world.join("b")
+    world.register("b", "viewer", mapped=True)
+    world.replica_of("other", "c")
+    world.fetch("other")
+    assert [each.agent for each in holders(world)] == ["a", "c"]
+    assert found(world).holders.absent == ()
+
+
 def test_a_newer_version_is_told(world: World) -> None:
     world.fetch("rollout")
     world.empty("trainer")
@@ -207,7 +234,7 @@ def test_many_who_cannot_serve_are_counted(world: World) -> None:
     [
         (demand(model="unheard-of"), "VersionUnavailable", "model 'unheard-of' is unknown"),
         (demand(version=77), "VersionUnavailable", "knows no version 77"),
-        (demand("unheard-of"), "BadCommand", "is not registered"),
+        (demand("unheard-of"), "BadCommand", "shard 0 of policy/unheard-of is not registered"),
         (demand(shard=5), "BadCommand", "is not registered"),
         (demand(agent="a"), "ReplicaConflict", "stands on agent 'me', not 'a'"),
     ],

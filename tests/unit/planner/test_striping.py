@@ -1,7 +1,7 @@
 """The model of how many sources are worth it, in numbers that can be checked by hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorhub_planner.limits import LOCAL, NETWORK, Rates
@@ -9,6 +9,8 @@ from tensorhub_planner.striping import Candidate, stripe
 
 GB = 10**9
 RATES = Rates(ingest_bps=10 * GB, source_bps=10 * GB, setup_s=0.01)
+FREE = Rates(ingest_bps=1e15, source_bps=GB, setup_s=0)
+"""Asking one more costs nothing, and the reader is no bound."""
 IDLE = Candidate(0)
 
 
@@ -42,7 +44,13 @@ def test_a_small_read_is_not_striped() -> None:
 
 def test_on_one_host_nothing_is_striped() -> None:
     """The reader copies by itself: its speed is the bound, however many sources there are and however busy."""
-    assert stripe(GB, [Candidate(7)] * 4, LOCAL, 16, 0.1).nbytes == (GB,)
+    found = stripe(12 * GB, [Candidate(7)] * 4, LOCAL, 16, 0.1)
+    assert list(found.nbytes) == [12 * GB]
+    assert found.seconds == found.seconds_alone == pytest.approx(1.0005)
+
+
+def test_no_more_sources_than_allowed() -> None:
+    assert len(stripe(100 * GB, [Candidate(20)] * 40, RATES, 4, 0.0).nbytes) == 4
 
 
 def test_what_the_plan_reads_already_counts() -> None:
@@ -52,13 +60,15 @@ def test_what_the_plan_reads_already_counts() -> None:
 
 
 def test_one_that_ends_too_late_gets_nothing() -> None:
-    found = stripe(GB, [IDLE, Candidate(0, begun=50 * GB)], Rates(ingest_bps=1e15, source_bps=1e9, setup_s=0), 16, 0.0)
+    found = stripe(GB, [IDLE, Candidate(0, begun=50 * GB)], FREE, 16, 0.0)
     assert found.nbytes[0] == pytest.approx(GB)
     assert sum(found.nbytes[1:]) == 0
 
 
 def test_nothing_to_read() -> None:
+    """No second source is asked for that, even where the first still has much to give."""
     assert stripe(0, [Candidate(4)] * 3, NETWORK, 16, 0.1).nbytes == (0,)
+    assert stripe(0, [Candidate(0, begun=GB), IDLE], FREE, 16, 0.1).nbytes == (0,)
 
 
 candidates = st.lists(st.builds(Candidate, st.integers(0, 20), st.integers(0, 10**12)), min_size=1, max_size=40)
@@ -71,12 +81,55 @@ rates = st.builds(
 
 
 @given(st.integers(0, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
+@example(GB, [Candidate(0, begun=3 * GB), Candidate(0, begun=GB)], FREE, 2, 0.0)
+@example(GB, [Candidate(9, begun=GB), Candidate(0, begun=8 * GB)], FREE, 2, 0.0)
 def test_all_bytes_are_given_out(
     nbytes: int, some: list[Candidate], speed: Rates, stripes_max: int, slack: float
 ) -> None:
     """Neither more nor less than all bytes, to the first few sources; and never slower than from one, but for slack."""
     found = stripe(nbytes, some, speed, stripes_max, slack)
-    assert sum(found.nbytes) == pytest.approx(nbytes)
+    assert sum(found.nbytes) == pytest.approx(nbytes, rel=1e-6, abs=1), "but for a byte of rounding"
     assert all(each >= 0 for each in found.nbytes)
     assert 1 <= len(found.nbytes) <= min(len(some), stripes_max)
     assert found.seconds <= found.seconds_alone * (1 + slack) * (1 + 1e-9)
+
+
+def seconds_of(nbytes: int, used: list[Candidate], speed: Rates) -> float:
+    """Return what the model says, with the common end found by trying: by then all that end sooner give everything."""
+    setup = speed.setup_s * sum(not each.begun for each in used)
+    ingest = (nbytes + sum(each.begun for each in used)) / speed.ingest_bps
+    if speed.source_bps is None:
+        return ingest + setup
+    early, late = 0.0, max((nbytes + each.begun) * (each.readers + 1) for each in used) / speed.source_bps
+    for _ in range(100):
+        end = (early + late) / 2
+        given_by_then = sum(max(0.0, end * speed.source_bps / (each.readers + 1) - each.begun) for each in used)
+        early, late = (early, end) if given_by_then >= nbytes else (end, late)
+    return max(late, ingest) + setup
+
+
+@given(st.integers(1, 10**13), candidates, rates, st.integers(1, 16), st.floats(0, 1))
+@example(1, [Candidate(0, begun=GB), IDLE], FREE, 2, 0.0)
+def test_no_other_number_of_sources_is_faster(
+    nbytes: int, some: list[Candidate], speed: Rates, stripes_max: int, slack: float
+) -> None:
+    """But for the slack; where the reader is the bound, there is nothing to gain from more than one."""
+    found = stripe(nbytes, some, speed, stripes_max, slack)
+    all_of_them = range(1, min(len(some), stripes_max) + 1) if speed.source_bps is not None else [1]
+    times = [seconds_of(nbytes, some[:count], speed) for count in all_of_them]
+    assert found.seconds == pytest.approx(times[len(found.nbytes) - 1])
+    assert found.seconds_alone == pytest.approx(times[0])
+    assert found.seconds <= min(times) * (1 + slack) * (1 + 1e-6)
+
+
+@given(st.integers(1, 10**13), candidates, rates, st.integers(1, 16))
+@example(4 * GB, [Candidate(0, begun=GB), Candidate(9, begun=GB)], FREE, 2)
+def test_sources_end_together(nbytes: int, some: list[Candidate], speed: Rates, stripes_max: int) -> None:
+    """Whoever gets a part ends with the others, all that it had begun included; whoever gets none ends no sooner."""
+    found = stripe(nbytes, some, speed, stripes_max, 0.0)
+    if speed.source_bps is None:
+        return
+    used = some[: len(found.nbytes)]
+    ends = [(each.begun + part) * (each.readers + 1) for each, part in zip(used, found.nbytes, strict=True)]
+    last = max(end for end, part in zip(ends, found.nbytes, strict=True) if part)
+    assert min(ends) >= last * (1 - 1e-9)

@@ -1,0 +1,131 @@
+"""One question after another: what the ledger says after each, for whom a place is kept, and how long chains get."""
+
+import msgspec
+import pytest
+from tests.unit.planner.given import (
+    MIB,
+    SEAT,
+    SIZES,
+    TOPOLOGY,
+    agents,
+    demand,
+    holder,
+    source,
+)
+
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Share, Turn
+from tensorhub_planner.deciding import Question
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Busy, Ledger, Reader
+from tensorhub_planner.sources import Found, Holder, Holders
+
+JOB = "run-7"
+GIB = 1024 * MIB
+LIMITS = Limits()
+
+
+def on(agent: str) -> Reader:
+    """Return the shard on an agent, as one that reads."""
+    return Reader(JOB, "policy", f"on-{agent}", 0)
+
+
+def read_from(agent: str, nbytes: int = GIB) -> Plan:
+    share = Share(source=source(agent), transport="ucxx", pieces=SIZES.all(), nbytes=nbytes, why="")
+    return Plan(version=12, shares=(share,), why="")
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger(LIMITS)
+
+
+def ask(
+    ledger: Ledger,
+    *holders: Holder,
+    wants: Demand | None = None,
+    limits: Limits = LIMITS,
+    draining: bool = False,
+) -> Plan:
+    """Let `rollout/0` on `me` ask; its turn is 50."""
+    found = Found(SEAT, Holders(holders, draining=draining), TOPOLOGY)
+    answer = Question(JOB, wants or demand(), found, SIZES).decide(ledger, limits, 0.0)
+    ledger.check()
+    assert isinstance(answer, Plan), answer
+    return answer
+
+
+def ask_as(ledger: Ledger, agent: str, turn: int, *holders: Holder, pieces: tuple[Range, ...] | None = None) -> Plan:
+    """Let the shard on another agent ask."""
+    seat = msgspec.structs.replace(SEAT, me=source(agent))
+    wants = msgspec.structs.replace(demand(pieces), replica=source(agent).replica, agent=agent, turn=Turn(turn, turn))
+    answer = Question(JOB, wants, Found(seat, Holders(holders), TOPOLOGY), SIZES).decide(ledger, LIMITS, 0.0)
+    ledger.check()
+    assert isinstance(answer, Plan), answer
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("again", "nbytes"),
+    [(None, GIB), (((0, 256),), GIB), (((128, 128), (0, 128)), GIB), (((0, 64),), GIB + 256 * MIB)],
+)
+def test_who_asks_for_everything_begins_anew_and_who_asks_for_a_part_goes_on(
+    ledger: Ledger, again: tuple[Range, ...] | None, nbytes: int
+) -> None:
+    """However everything is named: what was given before is void then, and no load on anybody."""
+    ask(ledger, holder("a"))
+    ask(ledger, holder("a"), wants=demand(again))
+    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, nbytes)}
+
+
+@pytest.mark.parametrize(("turn", "kept"), [(40, True), (50, False), (60, False)])
+def test_a_place_is_kept_for_earlier_turns_alone(ledger: Ledger, turn: int, kept: bool) -> None:  # noqa: FBT001
+    ask(ledger, holder("a"), holder("b", turn=turn))
+    assert ledger.knows(on("b")) is kept
+
+
+def test_a_place_is_for_all_pieces_and_wherever_its_reader_would_read(ledger: Ledger) -> None:
+    """What the one that asks still lacks, and who failed it, are its own affairs."""
+    ledger.assign(on("e"), read_from("c"), 0.0)
+    ask(ledger, holder("a"), holder("c"), holder("b", turn=40), wants=demand(((0, 4),), avoid=["a"]))
+    assert ledger.at(0.0)["a", "ucxx"] == Busy(1, GIB)
+
+
+def test_no_place_is_kept_where_its_reader_would_find_another_root(ledger: Ledger) -> None:
+    ledger.assign(on("e"), read_from("c"), 0.0)
+    ask(ledger, holder("a", root="other"), holder("c"), holder("b", turn=40), wants=demand(avoid=["a"], root=None))
+    assert ("a", "ucxx") not in ledger.at(0.0)
+    assert ledger.knows(on("b"))
+
+
+def test_one_that_maps_keeps_places_for_those_that_copy(ledger: Ledger) -> None:
+    """They have no holder on their own host that they could map."""
+    wants = msgspec.structs.replace(demand(), mapped=True)
+    ask(ledger, holder("beside"), holder("b", turn=40), wants=wants)
+    assert ledger.at(0.0) == {("beside", "ucxx"): Busy(1, GIB), ("beside", "local"): Busy(1, GIB)}
+
+
+def test_a_kept_place_goes_when_its_reader_asks(ledger: Ledger) -> None:
+    """Also when that asks for a part, since it has the rest from before."""
+    holders = (holder("a"), holder("b", turn=40))
+    assert agents(ask(ledger, *holders)) == ["b"]
+    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB), ("b", "ucxx"): Busy(1, GIB)}
+    ask_as(ledger, "b", 40, holder("a"), pieces=((0, 64),))
+    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, 256 * MIB), ("b", "ucxx"): Busy(1, GIB)}
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_chains_are_as_long_as_the_ledger_knows(ledger: Ledger, *, draining: bool) -> None:
+    """`c` reads from `b`, and `b` from `a`, which is ready or still serves those two: more than one hop is too far."""
+    ledger.assign(on("b"), read_from("a"), 0.0)
+    ledger.assign(on("c"), read_from("b"), 0.0)
+    ready = () if draining else (holder("a"),)
+    found = ask(
+        ledger,
+        *ready,
+        holder("b", turn=30),
+        holder("c", turn=40),
+        limits=Limits(chain_max=1, stripes_max=1),
+        draining=draining,
+    )
+    assert "left out: on-c/0 on c is being filled through 2 others" in found.why
+    assert "c" not in agents(found)
