@@ -26,12 +26,11 @@ from typing import Any, Final
 
 import msgspec
 from tests.chaos.content import MIB
-from tests.chaos.fleet import Findings, Fleet
+from tests.chaos.fleet import TRAINER, Findings, Fleet
 from tests.chaos.prober import Prober
 from tests.chaos.two_holders import kill, stop, wake
 from tests.chaos.verdict import LogVerdict
 from tests.chaos.whole_log import read_whole_log
-from tests.chaos.worker import Config
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up
@@ -45,7 +44,7 @@ from tensorhub_common.wire.asks import Status
 JOB: Final = "cluster"
 SEED: Final = 11
 NODES: Final = 3
-WORKERS: Final = {"trainer": "agent-0", "reader-1": "agent-1", "reader-2": "agent-2"}
+WORKERS: Final = {TRAINER: "agent-0", "reader-1": "agent-1", "reader-2": "agent-2"}
 
 PROGRESS_S: Final = 30.0
 """After a blow, or the waking, a version that was begun afterwards has been published and read within this. A cluster
@@ -114,18 +113,7 @@ class Cluster:
     def _fleet(self) -> Fleet:
         fleet = Fleet(self.directory, self.findings)
         for name, agent in WORKERS.items():
-            config = Config(
-                job=JOB,
-                seed=SEED,
-                role="trainer" if name == "trainer" else "rollout",
-                replica=name,
-                indexes=(0,),
-                shards=1,
-                nbytes=self.nbytes,
-                agent=agent,
-                think_s_max=THINK_S_MAX,
-            )
-            fleet.add(name, config)
+            fleet.add_single(name, agent, job=JOB, seed=SEED, nbytes=self.nbytes, think_s_max=THINK_S_MAX)
         return fleet
 
     # Striking.
@@ -139,9 +127,9 @@ class Cluster:
         for pid in pids:
             how(pid)
         if how is stop:
-            commits = _commits(fleet)
+            reads = fleet.reads()
             await self._watched(fleet, asyncio.sleep(self.stop_s))
-            meanwhile = _commits(fleet) - commits
+            meanwhile = fleet.reads() - reads
             for pid in pids:
                 wake(pid)
         at = time.monotonic()
@@ -232,10 +220,6 @@ class Cluster:
         await self._replicas(bus)
 
 
-def _commits(fleet: Fleet) -> int:
-    return sum(member.commits for name, member in fleet.members.items() if name != "trainer")
-
-
 def line_of(struck: Struck) -> str:
     """Say what became of a blow, in one line."""
     recovered = "NOTHING GOT ON" if struck.recovered_s is None else f"recovered in {struck.recovered_s:5.2f} s"
@@ -268,9 +252,7 @@ async def main() -> int:
     run = Cluster(directory, tuple(args.blows.split(",")), args.mib * MIB, args.stop_s, verbose=True)
     await run.go()
     found = run.findings
-    compared = f"{sum(found.compared.values())} comparisons, {found.nbytes / 1e9:.1f} GB, {found.unequal} unequal"
-    slowest = ", ".join(f"{call} {took_s:.2f} s" for call, took_s in sorted(found.slowest_s.items()))
-    print(f"{compared}; slowest calls: {slowest}")
+    print(f"{found.compared_in_all()}; {found.slowest_calls()}")
     print(f"log: {run.log.last} entries, {len(run.log.commands)} commands, {len(run.log.roots)} versions")
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(run.struck), indent=1) + b"\n")

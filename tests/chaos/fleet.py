@@ -19,9 +19,12 @@ from typing import Final
 import msgspec
 from tests.chaos import reports
 from tests.chaos.nursery import Order
-from tests.chaos.worker import Config
+from tests.chaos.worker import THINK_S_MAX, Config
 
 from tensorhub.up import tether
+
+TRAINER: Final = "trainer"
+"""The role of who publishes; the others are called "rollout"."""
 
 LINE_BYTES_MAX: Final = 1 << 20
 END_S: Final = 60.0
@@ -64,6 +67,14 @@ class Findings:
 
     def wrong(self, sentence: str) -> None:
         self.wrongs.append(sentence)
+
+    def compared_in_all(self) -> str:
+        return f"{sum(self.compared.values())} comparisons, {self.nbytes / 1e9:.1f} GB, {self.unequal} unequal"
+
+    def slowest_calls(self) -> str:
+        return "slowest calls: " + ", ".join(
+            f"{call} {took_s:.2f} s" for call, took_s in sorted(self.slowest_s.items())
+        )
 
 
 @dataclass(slots=True)
@@ -266,6 +277,32 @@ class Fleet:
         log = self._directory / "logs" / f"worker-{name}.log"
         self.members[name] = Member(name, config, log, self._findings, self._order)
 
+    def add_single(
+        self,
+        name: str,
+        agent: str,
+        *,
+        job: str,
+        seed: int,
+        nbytes: int,
+        think_s_max: float = THINK_S_MAX,
+        netns: str = "",
+    ) -> None:
+        """Add a worker whose replica is one shard and has its name; who is called "trainer" trains."""
+        config = Config(
+            job=job,
+            seed=seed,
+            role=TRAINER if name == TRAINER else "rollout",
+            replica=name,
+            indexes=(0,),
+            shards=1,
+            nbytes=nbytes,
+            agent=agent,
+            think_s_max=think_s_max,
+            netns=netns,
+        )
+        self.add(name, config)
+
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._hear, self._socket, limit=LINE_BYTES_MAX)
         self._nursery = await asyncio.create_subprocess_exec(
@@ -325,7 +362,7 @@ class Fleet:
         return version is not None and all(
             member.newest.get(index, (0, 0.0))[0] >= version
             for member in self.members.values()
-            if member.config.role != "trainer"
+            if member.config.role != TRAINER
             for index in member.config.indexes
         )
 
@@ -333,6 +370,10 @@ class Fleet:
         """Return the first version whose publication began after a moment."""
         all_published = (each for member in self.members.values() for each in member.published)
         return min((each.version for each in all_published if each.began_at > after), default=None)
+
+    def reads(self) -> int:
+        """Return how many reads have returned a version."""
+        return sum(member.commits for member in self.members.values() if member.config.role != TRAINER)
 
     def late_calls(self) -> list[str]:
         return [late for member in self.members.values() for late in member.late_calls(time.monotonic())]

@@ -27,11 +27,10 @@ from typing import Final
 import msgspec
 from benchmarks import page, report
 from tests.chaos.content import MIB
-from tests.chaos.fleet import LOOK_S, Findings, Fleet
+from tests.chaos.fleet import LOOK_S, TRAINER, Findings, Fleet
 from tests.chaos.memory_marks import Marks
 from tests.chaos.two_holders import kill, stop, wake
 from tests.chaos.whole_log import read_whole_log
-from tests.chaos.worker import Config
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up
@@ -40,7 +39,7 @@ from tensorhub_common.bus.connection import connect
 JOB: Final = "matrix"
 SEED: Final = 7
 HOSTS: Final = {"local": 1, "ucxx": 3}
-TRAINER, READERS = "trainer", ("reader-1", "reader-2")
+READERS: Final = ("reader-1", "reader-2")
 AGENTS: Final = {TRAINER: "agent-0", "reader-1": "agent-1", "reader-2": "agent-2"}
 
 VICTIMS: Final = {
@@ -122,25 +121,11 @@ class Matrix:
     def _fleet(self) -> Fleet:
         fleet = Fleet(self.directory, self.findings)
         for name, agent in AGENTS.items():
-            fleet.add(
-                name,
-                Config(
-                    job=JOB,
-                    seed=SEED,
-                    role="trainer" if name == TRAINER else "rollout",
-                    replica=name,
-                    indexes=(0,),
-                    shards=1,
-                    nbytes=self.nbytes,
-                    agent=agent,
-                    think_s_max=THINK_S_MAX,
-                ),
-            )
+            fleet.add_single(name, agent, job=JOB, seed=SEED, nbytes=self.nbytes, think_s_max=THINK_S_MAX)
         return fleet
 
     async def _play(self, fleet: Fleet, victim: str, blow: str, moment: str) -> None:
         before, errors = len(self.findings.wrongs), self.findings.calls.copy()
-        commits = _commits(fleet)
         if not await self._wait_for(fleet, moment):
             self.findings.wrong(f"{self.transport}: the moment {moment!r} did not come within {MOMENT_S:g} s")
         meanwhile = 0
@@ -149,9 +134,9 @@ class Matrix:
             at = time.monotonic()
         else:
             pid = self._strike(fleet, victim, stop)
-            commits = _commits(fleet)
+            reads = fleet.reads()
             await self._watched(fleet, self.stop_s)
-            meanwhile = _commits(fleet) - commits
+            meanwhile = fleet.reads() - reads
             self._wake(fleet, victim, pid)
             at = time.monotonic()
         recovered = await fleet.progress(at, PROGRESS_S)
@@ -229,10 +214,6 @@ class Matrix:
         return pids[name]
 
 
-def _commits(fleet: Fleet) -> int:
-    return sum(fleet.members[name].commits for name in READERS)
-
-
 def line_of(cell: Cell) -> str:
     """Say what became of a blow, in one line."""
     recovered = "NOTHING GOT ON" if cell.recovered_s is None else f"recovered in {cell.recovered_s:5.2f} s"
@@ -289,9 +270,7 @@ async def main() -> int:
         matrix = Matrix(transport, tuple(args.victims.split(",")), directory, args.mib * MIB, args.stop_s)
         await matrix.go()
         found = matrix.findings
-        compared = f"{sum(found.compared.values())} comparisons, {found.nbytes / 1e9:.1f} GB, {found.unequal} unequal"
-        slowest = ", ".join(f"{call} {took_s:.2f} s" for call, took_s in sorted(found.slowest_s.items()))
-        print(f"{transport}: {compared}; slowest calls: {slowest}")
+        print(f"{transport}: {found.compared_in_all()}; {found.slowest_calls()}")
         cells += matrix.cells
         wrongs += found.wrongs
         if found.wrongs:

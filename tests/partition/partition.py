@@ -23,8 +23,7 @@ from typing import Final
 from unittest import mock
 
 from tests.chaos.content import MIB
-from tests.chaos.fleet import Findings, Fleet
-from tests.chaos.worker import Config
+from tests.chaos.fleet import TRAINER, Findings, Fleet
 from tests.partition.namespaces import LINKS, Net, enter, why_not
 
 from tensorhub.up import nats_server
@@ -91,23 +90,8 @@ class Run:
 
     def _fleet(self, there: str) -> Fleet:
         fleet = Fleet(self.directory, self.findings)
-        for name, role, agent, netns in (
-            ("trainer", "trainer", "agent-0", ""),
-            (NEAR, "rollout", "agent-2", ""),
-            (FAR, "rollout", "agent-1", there),
-        ):
-            config = Config(
-                job=JOB,
-                seed=self.seed,
-                role=role,
-                replica=name,
-                indexes=(0,),
-                shards=1,
-                nbytes=self.nbytes,
-                agent=agent,
-                netns=netns,
-            )
-            fleet.add(name, config)
+        for name, agent, netns in ((TRAINER, "agent-0", ""), (NEAR, "agent-2", ""), (FAR, "agent-1", there)):
+            fleet.add_single(name, agent, job=JOB, seed=self.seed, nbytes=self.nbytes, netns=netns)
         return fleet
 
     async def _cut_all(self, net: Net, fleet: Fleet) -> None:
@@ -161,10 +145,7 @@ class Run:
         for cut in self.done:
             what = f"  {' + '.join(cut.links):18} {cut.seconds:4.0f} s"
             lines.append(f"{what} {cut.near:10} {cut.far:9} {cut.recovery_s:11.2f} s")
-        compared = sum(findings.compared.values())
-        slowest = ", ".join(f"{call} {took_s:.2f} s" for call, took_s in sorted(findings.slowest_s.items()))
-        lines.append(f"  {compared} comparisons, {findings.nbytes / 1e9:.1f} GB, {findings.unequal} unequal")
-        lines.append(f"  slowest calls: {slowest}")
+        lines += [f"  {findings.compared_in_all()}", f"  {findings.slowest_calls()}"]
         return "\n".join(lines)
 
 
