@@ -1,0 +1,46 @@
+"""A job's log on the shared server or on one of the test's own, filled and followed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.entry import Entry
+from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.subjects import cmd
+
+
+@pytest.fixture
+async def log(bus: Bus, job: str) -> JobLog:
+    return await open_job(bus, job)
+
+
+@pytest.fixture
+async def own_log(own_bus: Bus, job: str) -> JobLog:
+    return await open_job(own_bus, job)
+
+
+@contextlib.asynccontextmanager
+async def following_of(log: JobLog, *args: Any) -> AsyncIterator[AsyncGenerator[Entry, None]]:
+    entries = log.follow(*args)
+    try:
+        yield entries
+    finally:
+        await entries.aclose()
+
+
+async def take(entries: AsyncGenerator[Entry, None], number: int, timeout_s: float = 10.0) -> list[Entry]:
+    """Return the next entries."""
+    async with asyncio.timeout(timeout_s):
+        return [await anext(entries) for _ in range(number)]
+
+
+async def fill(log: JobLog, number: int, mark: str = "m") -> int:
+    """Append commands, and return where the last one stands."""
+    seq = 0
+    for index in range(number):
+        seq = await log.append(cmd(log.job, "publish"), f"{mark}{index}".encode(), f"{mark}{index}")
+    return seq

@@ -1,0 +1,269 @@
+"""A job's log is read in order, each entry exactly once, through whatever becomes of the server."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from tests.integration.bus.conftest import fill, following_of, take
+from tests.integration.conftest import RunningNats
+
+from tensorhub_common.bus import following, jetstream
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.entry import Entry
+from tensorhub_common.bus.failures import LogGap, LogShorter
+from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.bus.message import Message
+from tensorhub_common.subjects import cmd, commands_of, event, events_of
+
+
+async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterator[Entry]:
+    async for entry in entries:
+        yield entry
+        if entry.seq == last:
+            return
+
+
+async def test_old_and_new_entries_come_in_order(log: JobLog) -> None:
+    """More than one batch, so that several pulls are needed."""
+    number = following.BATCH + 10
+    await asyncio.gather(*(log.append(cmd(log.job, "publish"), b"", f"m{index}") for index in range(number)))
+    async with following_of(log) as entries:
+        assert [each.seq for each in await take(entries, number)] == list(range(1, number + 1))
+        late = await log.append(event(log.job, "m", "version", "published"), b"body", "late", {"traceparent": "x"})
+        (entry,) = await take(entries, 1)
+    assert (entry.seq, entry.data, entry.headers["traceparent"]) == (late, b"body", "x")
+
+
+async def test_from_the_middle_and_from_the_end(log: JobLog) -> None:
+    last = await fill(log, 5)
+    async with following_of(log, 4) as entries:
+        assert [each.seq for each in await take(entries, 2)] == [4, 5]
+    async with following_of(log, last + 1) as entries:
+        waiting = asyncio.create_task(anext(entries))
+        await fill(log, 1, "late")
+        assert (await asyncio.wait_for(waiting, 5.0)).seq == last + 1
+
+
+async def test_a_filter_lets_its_subjects_through(log: JobLog) -> None:
+    await fill(log, 2)
+    await log.append(event(log.job, "a", "version", "published"), b"", "e1")
+    await log.append(event(log.job, "b", "version", "published"), b"", "e2")
+    await fill(log, 1, "late")
+    async with following_of(log, 1, events_of(log.job)) as entries:
+        assert [each.seq for each in await take(entries, 2)] == [3, 4]
+    async with following_of(log, 1, events_of(log.job, "b")) as entries:
+        assert [each.seq for each in await take(entries, 1)] == [4]
+    async with following_of(log, 3, commands_of(log.job)) as entries:
+        assert [each.seq for each in await take(entries, 1)] == [5]
+
+
+async def test_what_was_purged_is_a_gap_and_not_silently_skipped(log: JobLog, bus: Bus) -> None:
+    await fill(log, 5)
+    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 4})
+    for start in (1, 3):
+        with pytest.raises(LogGap, match=f"no entry {start}"):
+            await anext(log.follow(start))
+    async with following_of(log, 4) as entries:
+        assert [each.seq for each in await take(entries, 2)] == [4, 5]
+
+
+async def test_a_hole_in_the_middle_is_a_gap(log: JobLog, bus: Bus) -> None:
+    await fill(log, 2)
+    await log.append(event(log.job, "m", "version", "published"), b"", "e")
+    await fill(log, 1, "late")
+    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"filter": events_of(log.job)})
+    async with following_of(log) as entries:
+        assert [each.seq for each in await take(entries, 2)] == [1, 2]
+        with pytest.raises(LogGap, match="no entry 3"):
+            await take(entries, 1)
+
+
+async def test_a_log_that_is_purged_to_the_end_goes_on_from_there(log: JobLog, bus: Bus) -> None:
+    last = await fill(log, 3)
+    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {})
+    with pytest.raises(LogGap):
+        await anext(log.follow(last))
+    async with following_of(log, last + 1) as entries:
+        await fill(log, 1, "late")
+        assert [each.seq for each in await take(entries, 1)] == [last + 1]
+
+
+async def test_a_log_that_ends_before_what_was_read_is_told(log: JobLog) -> None:
+    await fill(log, 3)
+    with pytest.raises(LogShorter):
+        await anext(log.follow(5))
+
+
+@pytest.mark.parametrize("lies", [3, 1_000])
+async def test_a_leader_that_slept_is_asked_again(log: JobLog, monkeypatch: pytest.MonkeyPatch, lies: int) -> None:
+    """Of a log on three nodes, one that was replaced and has not noticed yet knows an end that was passed."""
+    await fill(log, 5)
+    asked = 0
+    real = jetstream.api
+
+    async def old_word(bus: Bus, verb: str, *rest: Any) -> dict[str, Any]:
+        nonlocal asked
+        answer = await real(bus, verb, *rest)
+        if verb.startswith("STREAM.INFO"):
+            asked += 1
+            answer["config"]["num_replicas"] = 3
+            if asked <= lies:
+                answer["state"]["last_seq"] = 2
+        return answer
+
+    monkeypatch.setattr(jetstream, "api", old_word)
+    monkeypatch.setattr(following, "LOOKS_MAX", 4)
+    async with following_of(log, 5) as entries:
+        if lies == 3:
+            assert [each.seq for each in await take(entries, 1)] == [5]
+        else:
+            with pytest.raises(LogShorter):
+                await take(entries, 1)
+    assert asked == min(lies, 4) + 1
+
+
+async def test_a_log_that_was_made_anew_is_told(own_nats_server: RunningNats, own_bus: Bus, job: str) -> None:
+    """Even when it has as many entries as the one that was read."""
+    log = await open_job(own_bus, job)
+    await fill(log, 3)
+    async with following_of(log) as entries:
+        await take(entries, 3)
+        await jetstream.api(own_bus, f"STREAM.DELETE.{log.stream}")
+        await open_job(own_bus, job)
+        await fill(log, 5, "other")
+        own_nats_server.kill()
+        own_nats_server.start()
+        with pytest.raises(LogShorter):
+            await take(entries, 1)
+
+
+async def test_a_log_that_was_deleted_is_told(log: JobLog, bus: Bus) -> None:
+    await fill(log, 3)
+    async with following_of(log) as entries:
+        await take(entries, 3)
+        await jetstream.api(bus, f"STREAM.DELETE.{log.stream}")
+        with pytest.raises(LogShorter, match="deleted"):
+            await take(entries, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_nothing_is_skipped_or_repeated_through_restarts(
+    own_nats_server: RunningNats, job: str, number: int
+) -> None:
+    """A writer and a reader on connections of their own, and a server that is killed again and again."""
+    async with (
+        await connect(own_nats_server.url, name="writer") as writer,
+        await connect(own_nats_server.url, name="reader") as reader,
+    ):
+        log = await open_job(writer, job)
+        stop = asyncio.Event()
+
+        async def write() -> int:
+            seq = 0
+            while not stop.is_set():
+                seq = await log.append(cmd(job, "publish"), str(seq + 1).encode(), f"m{seq}")
+            return seq
+
+        writing = asyncio.create_task(write())
+        async with following_of(JobLog(reader, job)) as entries:
+            read = await take(entries, 20)
+            for _ in range(3):
+                own_nats_server.signal(number)
+                own_nats_server.kill()
+                await asyncio.to_thread(own_nats_server.start)
+                read += await take(entries, 50)
+            stop.set()
+            last = await writing
+            read += await take(entries, last - read[-1].seq)
+    assert [(each.seq, each.data) for each in read] == [(seq, str(seq).encode()) for seq in range(1, last + 1)]
+
+
+async def test_it_resumes_when_its_consumer_is_gone(log: JobLog, bus: Bus) -> None:
+    await fill(log, 2)
+    async with following_of(log) as entries:
+        await take(entries, 2)
+        listed = await jetstream.api(bus, f"CONSUMER.NAMES.{log.stream}", {})
+        for name in listed["consumers"]:
+            await jetstream.api(bus, f"CONSUMER.DELETE.{log.stream}.{name}")
+        await fill(log, 2, "late")
+        assert [each.seq for each in await take(entries, 2)] == [3, 4]
+
+
+async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> None:
+    await fill(log, 10)
+    reader = following.Following(log._bus, log.job, 1, ())
+    entries = reader.entries()
+    await take(entries, 2)
+    async with asyncio.timeout(5.0):
+        while len(reader._arrived) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    del reader._arrived[3]
+    assert [each.seq for each in await take(entries, 8)] == list(range(3, 11))
+    await entries.aclose()
+
+
+async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wakes nobody, and more is pulled all the same."""
+    monkeypatch.setattr(following, "BATCH", 8)
+    reader = following.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
+    entries = reader.entries()
+    first = asyncio.create_task(anext(entries))
+    async with asyncio.timeout(5.0):
+        while reader._wake is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    last, consumer = await fill(log, 5), reader._consumer
+    async with asyncio.timeout(5.0):
+        while reader._next_seq <= last:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    assert not first.done()
+    last = await fill(log, 1, "wanted")
+    assert (await asyncio.wait_for(first, 5.0)).seq == last
+    await fill(log, 30, "more")
+    last = await fill(log, 1, "wanted too")
+    async with asyncio.timeout(10.0):
+        seen = [each.seq async for each in _until(entries, last)]
+    assert len(seen) < 31, "whoever waits is woken by what is wanted, and where more is to be pulled"
+    assert reader._consumer == consumer
+    await entries.aclose()
+
+
+async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
+    """What passes by shows the gap, too."""
+    reader = following.Following(log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted"))
+    heard, hear = 0, reader._on_message
+
+    def lossy(message: Message) -> None:
+        nonlocal heard
+        heard += message.data.startswith(b"wanted")
+        if heard != 1 or not message.data.startswith(b"wanted"):
+            hear(message)
+
+    reader._on_message = lossy  # type: ignore[method-assign]
+    entries = reader.entries()
+    waiting = asyncio.create_task(anext(entries))
+    lost = await fill(log, 1, "wanted")
+    await fill(log, 3)
+    async with asyncio.timeout(5.0):
+        entry = await waiting
+        while not entry.data.startswith(b"wanted"):
+            entry = await anext(entries)
+    assert entry.seq == lost
+    await entries.aclose()
+
+
+async def test_a_pull_that_expires_is_renewed(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "PULL_EXPIRES_S", 0.2)
+    monkeypatch.setattr(following, "HEARTBEAT_S", 0.1)
+    reader = following.Following(log._bus, log.job, 1, ())
+    entries = reader.entries()
+    waiting = asyncio.create_task(anext(entries))
+    async with asyncio.timeout(5.0):
+        while reader._pull_no < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    consumer = reader._consumer
+    await fill(log, 1)
+    assert (await asyncio.wait_for(waiting, 5.0)).seq == 1
+    assert reader._consumer == consumer
+    await entries.aclose()
