@@ -9,6 +9,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -21,9 +22,9 @@ from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.bus.pings import ping
-from tensorhub_common.wire.asks import Error, JobOpened
+from tensorhub_common.wire.asks import Error, JobOpened, Status
 from tensorhub_common.wire.codec import decode_event, encode
-from tensorhub_common.wire.commands import Command
+from tensorhub_common.wire.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
 from tensorhub_common.wire.events import AnyEvent
 
 WAIT_S_MAX = 15.0
@@ -104,7 +105,7 @@ class RunningRegistry:
             return await self.process.wait()
 
 
-Start = Callable[..., Awaitable[RunningRegistry]]
+MakeRegistry = Callable[..., RunningRegistry]
 
 
 @pytest.fixture
@@ -122,6 +123,23 @@ async def registry_on(tmp_path: Path) -> AsyncIterator[Callable[..., RunningRegi
     yield make
     for registry in made:
         await registry.kill()
+
+
+async def pair_on(registry_on: MakeRegistry, url: str, bus: Bus, *, lease_s: int) -> list[RunningRegistry]:
+    """Start two registries, the second when the first is ready."""
+    pair = [registry_on(url, name, TENSORHUB_LEADER_TTL_S=str(lease_s)) for name in ("registry-0", "registry-1")]
+    for registry in pair:
+        await registry.start()
+        await registry.wait_ready(bus)
+    return pair
+
+
+async def leader_of(bus: Bus, job: str) -> str | None:
+    """Return the registry that answers; None while none does."""
+    try:
+        return msgspec.json.decode(await bus.request(subjects.ask(job, "status"), b"", 0.5), type=Status).registry
+    except (NoResponder, NoAnswer, msgspec.MsgspecError):
+        return None
 
 
 class WatchedJob:
@@ -231,3 +249,36 @@ async def open_job() -> AsyncIterator[Callable[[Bus, str], Awaitable[WatchedJob]
     yield make
     for job in opened:
         await job.close()
+
+
+OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
+
+SHARD: dict[str, Any] = {"model": "policy", "replica": "trainer", "shard": 0}
+
+
+def commands(count: int) -> list[Command]:
+    """Return a trainer's life: publish, unpublish, publish; groups have one event or two."""
+    said: list[Command] = [
+        Join(by=Sender("a", 1, 1), host="h", site="s"),
+        Register(by=Sender("a", 1, 2), **SHARD, shards=1, layout="b" * 64, nbytes=8),
+    ]
+    while len(said) < count:
+        n = len(said) + 1
+        said += [
+            Ready(by=Sender("a", 1, n), **SHARD, version=None, root="a" * 32),
+            Unpublish(by=Sender("a", 1, n + 1), **SHARD),
+            Drained(by=Sender("a", 1, n + 2), **SHARD),
+            Publish(model="policy", replica="trainer", version=0),
+        ]
+    return said
+
+
+async def say_all(
+    watched: WatchedJob, said: list[Command], pause_s: float, enough: asyncio.Event | None = None
+) -> None:
+    """Say one after the other, no more of them once it is enough."""
+    for command in said:
+        if enough is not None and enough.is_set():
+            return
+        await watched.say(command)
+        await asyncio.sleep(pause_s)

@@ -2,12 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
-from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
 from tensorhub_common import subjects
 from tensorhub_common.bus import jetstream
@@ -18,9 +17,6 @@ from tensorhub_common.bus.snapshots import Snapshots
 from tensorhub_common.wire.asks import Error, JobForgotten, JobOpened
 from tensorhub_common.wire.commands import DeleteJob, Publish
 from tensorhub_common.wire.events import CommandRejected, JobDeleted
-
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
-MakeRegistry = Callable[..., RunningRegistry]
 
 WISH = Publish(model="policy", replica="nobody")
 KILLED_WITHIN_S = 0.06

@@ -3,46 +3,31 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
-from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
-from tests.integration.registry.test_registry_killed import NAMES, commands
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, until
 
 from tensorhub_common import subjects
 from tensorhub_common.bus import jetstream, lease
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoAnswer, NoResponder, StreamFailure
+from tensorhub_common.bus.failures import StreamFailure
 from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.wire.asks import Status
 from tensorhub_common.wire.events import RegistryLeads
 
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
-MakeRegistry = Callable[..., RunningRegistry]
-
 ASLEEP_S = 3.0
 """Longer than the lease of a second, and time enough for the other one to have it."""
-
-
-async def leader_of(bus: Bus, job: str) -> str | None:
-    try:
-        return msgspec.json.decode(await bus.request(subjects.ask(job, "status"), b"", 0.5), type=Status).registry
-    except (NoResponder, NoAnswer, msgspec.MsgspecError):
-        return None
 
 
 async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
     """A registry makes it anew by itself; terms, which begin low again there, go on above the log's."""
-    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
-    for registry in pair:
-        await registry.start()
-        await registry.wait_ready(own_bus)
+    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=1)
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(2)[0]))
     for said in commands(6)[1:4]:
@@ -74,10 +59,7 @@ async def test_who_slept_for_longer_than_its_lease_answers_nothing_of_what_it_wa
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
     """The questions lie in its socket when it wakes, and what it knows is old."""
-    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
-    for registry in pair:
-        await registry.start()
-        await registry.wait_ready(own_bus)
+    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=1)
     await open_job(own_bus, job)
     old = await leader_of(own_bus, job)
     sleeper = next(registry for registry in pair if registry.name == old)

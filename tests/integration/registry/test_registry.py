@@ -1,12 +1,11 @@
 """A registry process over a real NATS: what it answers, and what no message can make it do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
-from tests.integration.registry.conftest import RunningRegistry, WatchedJob
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, RunningRegistry, WatchedJob
 
 from tensorhub_common import subjects
 from tensorhub_common.bus import jetstream
@@ -31,9 +30,6 @@ REGISTER = Register(
 )
 READY = Ready(by=Sender("a", 1, 3), model="policy", replica="trainer", shard=0, version=12, root="a" * 32)
 WISH = Publish(model="policy", replica="trainer")
-
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
-MakeRegistry = Callable[..., RunningRegistry]
 
 
 @pytest.fixture

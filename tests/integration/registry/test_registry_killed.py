@@ -5,55 +5,18 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
-from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, say_all, until
 
 from tensorhub_common import subjects
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
-from tensorhub_common.wire.asks import Beat, Status
-from tensorhub_common.wire.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
+from tensorhub_common.bus.failures import NoBus
+from tensorhub_common.wire.asks import Beat
+from tensorhub_common.wire.commands import Publish
 from tensorhub_common.wire.events import AgentLost
-
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
-MakeRegistry = Callable[..., RunningRegistry]
-
-NAMES = ("registry-0", "registry-1")
-SHARD: dict[str, Any] = {"model": "policy", "replica": "trainer", "shard": 0}
-
-
-def commands(count: int) -> list[Command]:
-    """Return a trainer's life: publish, unpublish, publish; groups have one event or two."""
-    said: list[Command] = [
-        Join(by=Sender("a", 1, 1), host="h", site="s"),
-        Register(by=Sender("a", 1, 2), **SHARD, shards=1, layout="b" * 64, nbytes=8),
-    ]
-    while len(said) < count:
-        n = len(said) + 1
-        said += [
-            Ready(by=Sender("a", 1, n), **SHARD, version=None, root="a" * 32),
-            Unpublish(by=Sender("a", 1, n + 1), **SHARD),
-            Drained(by=Sender("a", 1, n + 2), **SHARD),
-            Publish(model="policy", replica="trainer", version=0),
-        ]
-    return said
-
-
-async def say_all(
-    watched: WatchedJob, said: list[Command], pause_s: float, enough: asyncio.Event | None = None
-) -> None:
-    """Say one after the other, no more of them once it is enough."""
-    for command in said:
-        if enough is not None and enough.is_set():
-            return
-        await watched.say(command)
-        await asyncio.sleep(pause_s)
-
 
 KILLS_MIN = 3
 
@@ -83,10 +46,7 @@ async def test_two_registries_take_turns(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
     """The leader is stopped or killed, the other goes on when the lease has run out, and what wakes up is refused."""
-    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="1") for name in NAMES]
-    for registry in pair:
-        await registry.start()
-        await registry.wait_ready(own_bus)
+    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=1)
     watched = await open_job(own_bus, job)
     enough = asyncio.Event()
     saying = asyncio.create_task(say_all(watched, commands(10_000), 0.004, enough))
@@ -109,20 +69,13 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
     """SIGTERM: gone within two seconds, and the other speaks long before the lease would have run out."""
-    pair = [registry_on(own_nats_server.url, name, TENSORHUB_LEADER_TTL_S="6") for name in NAMES]
-    for registry in pair:
-        await registry.start()
-        await registry.wait_ready(own_bus)
+    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=6)
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(2)[0]))
     assert await pair[0].stop() == 0
 
     async def other_leads() -> bool:
-        try:
-            answer = await own_bus.request(subjects.ask(job, "status"), b"", 0.5)
-        except (NoResponder, NoAnswer):
-            return False
-        return msgspec.json.decode(answer, type=Status).registry == "registry-1"
+        return await leader_of(own_bus, job) == pair[1].name
 
     # A standby looks at the lease so many times in its life-time.
     await until(other_leads, "the other one leads", 5.0)

@@ -6,14 +6,12 @@ import random
 import re
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
-from tests.integration.registry.conftest import RunningRegistry, WatchedJob, until
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, commands, say_all, until
 from tests.integration.registry.hasty_registry import ENTRIES, KEEP
-from tests.integration.registry.test_registry_killed import commands, say_all
 
 from tensorhub_common import restoring, subjects
 from tensorhub_common.bus import jetstream
@@ -23,9 +21,6 @@ from tensorhub_common.bus.snapshots import Index, Snapshots
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.wire.asks import Error, Outcome, OutcomeAsk
 from tensorhub_common.wire.commands import Publish
-
-OpenJob = Callable[[Bus, str], Awaitable[WatchedJob]]
-MakeRegistry = Callable[..., RunningRegistry]
 
 HASTY = "tests.integration.registry.hasty_registry"
 WISH = Publish(model="policy", replica="nobody")
