@@ -22,6 +22,7 @@ import nats.errors
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.address import Login, addresses, login, shown
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
+from tensorhub_common.bus.awaited import CHANCE_BYTES, Awaited
 from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
 from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
@@ -36,10 +37,6 @@ CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1
 REQUEST_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0
-
-CHANCE_BYTES: Final = 12
-"""In each inbox, and in each question's own: agents may write to any inbox, and see those of who asks them, so where
-the answers of others are awaited must not be guessed. (nats-py's own go up by small steps.)"""
 
 NO_RESPONDERS: Final = "503"
 Watcher = Callable[[bool], None]
@@ -72,8 +69,7 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._services: list[Service] = []
         self._watchers: list[Watcher] = []
-        self._waiting: dict[str, tuple[str, asyncio.Future[Message]]] = {}
-        self._inbox = self.new_inbox()
+        self._awaited = Awaited(self.new_inbox())
         self._revival: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------- state
@@ -164,10 +160,7 @@ class Bus:
         """Publish with a reply subject of our own: to `subject` or, when that is empty, to this reply subject."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         await self.wait_connected(timeout_s)
-        token = token_hex(CHANCE_BYTES)
-        inbox = f"{self._inbox}.{token}"
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = (subject or inbox, answer)
+        inbox, answer = self._awaited.begin(subject)
         try:
             async with asyncio.timeout_at(deadline):
                 await self.publish(subject or inbox, body, headers, inbox)
@@ -175,7 +168,7 @@ class Bus:
         except TimeoutError:
             raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s") from None
         finally:
-            del self._waiting[token]
+            self._awaited.end(inbox)
 
     async def subscribe(self, subject: str, on_message: OnMessage, queue: str = "") -> Subscription:
         """Call `on_message` for each message, one after the other; of one `queue` group one member takes each.
@@ -240,7 +233,7 @@ class Bus:
             dialling.result()
         except (nats.errors.Error, OSError, ValueError, ImportError) as error:
             raise RegistryUnavailable(f"{shown(self.url)} can't be used as the address of NATS: {error}") from None
-        await self.subscribe(f"{self._inbox}.*", self._take_answer)
+        await self.subscribe(f"{self._awaited.inbox}.*", self._awaited.take)
         await self._on_connected()
 
     async def _dial(self) -> None:
@@ -325,19 +318,9 @@ class Bus:
         else:
             self._connected_since = None
             self._connected.clear()
-            for _, answer in self._waiting.values():
-                if not answer.done():
-                    broke = NoBus(
-                        "the connection to NATS broke while an answer was awaited: whether it was done is unknown"
-                    )
-                    answer.set_exception(broke)
+            self._awaited.give_up()
         for watcher in list(self._watchers):
             watcher(connected)
-
-    def _take_answer(self, message: Message) -> None:
-        _, answer = self._waiting.get(message.subject.rpartition(".")[2], (None, None))
-        if answer is not None and not answer.done():
-            answer.set_result(message)
 
     def _take_refusal(self, text: str) -> bool:
         """Tell whoever waits for an answer that its question was not let through; False: it is another complaint."""
@@ -345,9 +328,8 @@ class Bus:
         if refused is None:
             return False
         subject, error = refused
-        for asked, answer in self._waiting.values():
-            if asked.lower() == subject and not answer.done():
-                answer.set_exception(error)
+        if subject is not None:
+            self._awaited.refuse(subject, error)
         return True
 
     async def _on_connected(self) -> None:
@@ -397,7 +379,7 @@ async def connect(
 ) -> Bus:
     """Connect to NATS and check that it can do what the hub needs. Raises `RegistryUnavailable` within the bound.
 
-    `nats` is an address, or those of several nodes of one cluster with commas between.Each `ping_every_s`
+    `nats` is an address, or those of several nodes of one cluster with commas between. Each `ping_every_s`
     the server is asked whether it is there (see `silence`). `credentials` is a file: a key, NATS's own `.creds`, or one
     line "user:password" (see `address`). With `tls` the server must prove who it is.
     """
