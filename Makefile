@@ -105,7 +105,7 @@ mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODUL
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
-	@$(BIN)/python -m tensorhub_common.settings < docs/operations.md > docs/operations.md.new
+	@$(BIN)/python -m tensorhub_common.settings_page < docs/operations.md > docs/operations.md.new
 	@mv docs/operations.md.new docs/operations.md
 	@$(BIN)/python -m tensorhub_common.metrics_page < docs/metrics.md > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md

@@ -29,7 +29,8 @@ from benchmarks.small import of_hub
 from tensorhub.up.up import Up
 from tensorhub_agent import ucxx_serving
 from tensorhub_common.bus.joblog import DUPLICATE_WINDOW_S
-from tensorhub_common.settings import load, segment_beginning
+from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.settings import load
 
 MODEL: Final = "soak"
 AGENTS: Final = 2

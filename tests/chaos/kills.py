@@ -36,7 +36,7 @@ from tests.chaos.worker import Config
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 JOB: Final = "chaos"
 AGENTS: Final = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tensorhub_agent.segments import SEGMENT_SUFFIX
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
 MARKS: Final = 64

@@ -27,7 +27,7 @@ from tensorhub.up.up import Up
 from tensorhub_agent.segments import SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 JOB: Final = "two-holders"
 MODEL: Final = "policy"

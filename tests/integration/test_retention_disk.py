@@ -17,7 +17,7 @@ from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of,
 from tests.integration.transports import BOTH
 
 import tensorhub
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

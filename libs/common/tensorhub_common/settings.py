@@ -7,11 +7,9 @@ round.
 Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
 
-import hashlib
 import re
 import socket
 import string
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,12 +22,6 @@ from tensorhub_common.errors import TensorHubError
 PREFIX: Final = "TENSORHUB_"
 HOST_CHARS_MAX: Final = 48
 """The real host name is cut to this, so that names made from it stay within `NAME_CHARS_MAX`."""
-
-HUB_ID_BYTES: Final = 4
-"""Of the digest of the hub's directory, as it stands in the names of its segments."""
-
-TABLE_BEGIN: Final = "<!-- settings: begin (written by `make docs`) -->"
-TABLE_END: Final = "<!-- settings: end -->"
 
 _VARIABLE: Final = "variable"
 
@@ -372,34 +364,3 @@ def _parse(name: str, variable: Variable, text: str) -> object:
 def host_name(real: str) -> str:
     """Make a host's real name one that may stand in a subject."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", real).lstrip("_-")[:HOST_CHARS_MAX] or "host"
-
-
-# ---------------------------------------------------------------------------------------------------- documentation
-
-
-def table_markdown() -> str:
-    """Return the table as Markdown, without a newline at its end."""
-    rows = ["| variable | default | unit | meaning |", "|---|---|---|---|"]
-    for name, variable in VARIABLES.items():
-        default = f"`{variable.default}`" if variable.default else "none"
-        rows.append(f"| `{name}` | {default} | {variable.unit} | {variable.meaning} |")
-    return "\n".join(rows)
-
-
-def with_table(page: str) -> str:
-    """Return a page of documentation with the table, as it is now, between the page's markers."""
-    before, begin, rest = page.partition(TABLE_BEGIN)
-    _, end, after = rest.partition(TABLE_END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks the markers of the settings: put {TABLE_BEGIN} and {TABLE_END} into it")
-    return f"{before}{begin}\n\n{table_markdown()}\n\n{end}{after}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(with_table(sys.stdin.read()))
-
-
-def segment_beginning(directory: Path) -> str:
-    """Return how the names of all segments of the hub in this directory begin; it keeps two hubs on one host apart."""
-    hub = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=HUB_ID_BYTES).hexdigest()
-    return f"tensorhub-{hub}-"

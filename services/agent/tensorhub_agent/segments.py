@@ -28,7 +28,7 @@ from typing import Final
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout import Layout
 from tensorhub_common.names import check_name
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 SEGMENT_MODE: Final = 0o600
 SEGMENT_SUFFIX: Final = ".seg"

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 
 from tensorhub.up.hub_dir import HubDir
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 SHORT = """
 import sys

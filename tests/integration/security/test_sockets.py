@@ -12,7 +12,7 @@ import torch
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.security.conftest import log_of
 
-from tensorhub_common.settings import segment_beginning
+from tensorhub_common.segment_names import segment_beginning
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),

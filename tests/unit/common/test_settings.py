@@ -1,6 +1,5 @@
-"""Settings: what is read, what is refused and with which words, and that the documentation says the same."""
+"""Settings: what is read, and what is refused and with which words."""
 
-import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields
@@ -12,8 +11,6 @@ import pytest
 from tensorhub_common import settings
 from tensorhub_common.names import is_name
 from tensorhub_common.settings import InvalidSetting, Settings, load
-
-OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def _fits(value: object, annotation: object) -> bool:
@@ -148,20 +145,3 @@ def test_agents_can_not_be_lost_between_two_beats() -> None:
 def test_a_real_host_name_is_made_a_valid_name(real: str, made: str) -> None:
     assert settings.host_name(real) == made
     assert is_name(made)
-
-
-def test_the_documentation_holds_the_table_of_the_code() -> None:
-    """If this fails, run `make docs`."""
-    page = OPERATIONS.read_text(encoding="utf-8")
-    assert settings.with_table(page) == page
-
-
-def test_the_table_has_one_row_for_each_variable() -> None:
-    named = re.findall(r"^\| `(TENSORHUB_\w+)` \|", settings.table_markdown(), flags=re.MULTILINE)
-    assert named == list(settings.VARIABLES)
-    assert len(named) == len(fields(Settings))
-
-
-def test_a_page_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="lacks the markers"):
-        settings.with_table("# Operations\n")

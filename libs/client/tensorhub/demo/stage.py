@@ -25,6 +25,7 @@ from tensorhub.demo.size import Size
 from tensorhub.demo.strike import Memory, Strike
 from tensorhub.up.hub_file import AgentEntry
 from tensorhub_common import settings
+from tensorhub_common.segment_names import segment_beginning
 
 TIME_S_MAX: Final = 300.0
 TICK_S: Final = 0.25
@@ -161,7 +162,7 @@ class Stage:
     async def _arm(self, replica: str) -> None:
         """Look at the replica's memory while it is at rest; the blow falls when the trainer publishes next."""
         agent = self._agent_of(replica)
-        beginning = f"{settings.segment_beginning(self._directory)}{agent.id}-*.seg"
+        beginning = f"{segment_beginning(self._directory)}{agent.id}-*.seg"
         segments = sorted(settings.load(os.environ).shm_dir.glob(beginning))
         memory = await asyncio.to_thread(Memory, segments)
         self._strike = Strike(replica, self._players.pid(replica), agent.pid, memory)

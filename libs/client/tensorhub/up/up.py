@@ -30,6 +30,7 @@ from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.segment_names import segment_beginning
 
 AGENTS_MAX: Final = 256
 REGISTRIES_MAX: Final = 16
@@ -177,7 +178,7 @@ class Up:
         them too, and the next one in this directory takes them back.
         """
         shm = settings.load(self._environment).shm_dir
-        for path in shm.glob(f"{settings.segment_beginning(self._directory.path)}*"):
+        for path in shm.glob(f"{segment_beginning(self._directory.path)}*"):
             with contextlib.suppress(OSError):
                 path.unlink()
 

@@ -1,0 +1,14 @@
+"""How the shared segments of one hub are named, so that whoever looks for them finds its own and no other hub's."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+HUB_ID_BYTES: Final = 4
+"""Of the digest of the hub's directory, as it stands in the names of its segments."""
+
+
+def segment_beginning(directory: Path) -> str:
+    """Return how the names of all segments of the hub in this directory begin; it keeps two hubs on one host apart."""
+    hub = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=HUB_ID_BYTES).hexdigest()
+    return f"tensorhub-{hub}-"
