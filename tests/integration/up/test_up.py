@@ -15,7 +15,7 @@ from tests.integration.up.conftest import children_of, is_alive, wait_until
 
 from tensorhub.up import hub_dir, hub_file
 from tensorhub.up.children import ChildDied
-from tensorhub.up.hub_dir import HubDir, HubDirInUse, OtherNodes
+from tensorhub.up.hub_dir import HubDir, HubDirInUse, HubDirUnusable, OtherNodes
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import Commands, Up
 from tensorhub_common.access.keys import make_key
@@ -211,6 +211,19 @@ async def test_nats_that_can_not_start_is_told(tmp_path: Path) -> None:
     (tmp_path / "nats" / "store").write_text("a file where the store should be")
     with pytest.raises(ChildDied, match=r"(?s)nats ended.*not a directory"):
         await Up(tmp_path, commands=stubs()).start()
+
+
+async def test_a_folder_may_have_letters_of_any_language(tmp_path: Path) -> None:
+    """NATS reads its paths from a file of its own form, which knows fewer escapes than JSON."""
+    folder = tmp_path / 'a "höb" 重み 🎉'
+    async with Up(folder, commands=stubs()) as up, await connect(up.hub.nats, name="test", credentials=admin(folder)):
+        assert (folder / "nats" / "store").is_dir()
+
+
+async def test_a_folder_that_can_not_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(HubDirUnusable, match=r"can't be kept in .*file: .*take another --dir"):
+        await Up(tmp_path / "file", commands=stubs()).start()
 
 
 async def test_a_service_that_never_says_it_is_ready_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

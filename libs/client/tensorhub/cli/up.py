@@ -1,5 +1,6 @@
 """`tensorhub up`: a whole hub on this machine, until Ctrl-C."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -33,10 +34,10 @@ def up(
     # It stays, so what becomes of its processes is worth a line.
     telemetry.start_logs("tensorhub", "up", settings)
     hub = Up(settings.dir.absolute(), agents, hosts, registries=registries, nats_nodes=nats_nodes, site=settings.site)
-    run(hub.run(lambda file: _say(file, settings.dir, name)))
+    run(hub.run(lambda file: say_ready(file, settings.dir, name)))
 
 
-def _say(hub: HubFile, directory: Path, job: str) -> None:
+def say_ready(hub: HubFile, directory: Path, job: str) -> None:
     """Say how to connect, with what this hub and this shell make necessary and no more."""
     arguments = "" if job == "default" else f'"{job}"'
     hosts = len({agent.host for agent in hub.agents})
@@ -44,7 +45,7 @@ def _say(hub: HubFile, directory: Path, job: str) -> None:
     agents = f"{len(hub.agents)} agent(s) on {hosts} host(s)"
     line(f"a hub is up in {directory}: {agents}{registries}, NATS at {shown(hub.nats_all)}")
     if directory != Path(settings_module.VARIABLES["TENSORHUB_DIR"].default):
-        line(f"  export TENSORHUB_DIR={directory.absolute()}")
+        line(f"  export TENSORHUB_DIR={shlex.quote(str(directory.absolute()))}")
     line("connect to it:")
     line("  import tensorhub, torch")
     line(f"  hub = tensorhub.connect({arguments})")

@@ -37,6 +37,10 @@ class OtherNodes(TensorHubError):
     """The directory holds the logs of a hub with another number of NATS nodes."""
 
 
+class HubDirUnusable(TensorHubError):
+    """The directory can't be made or written."""
+
+
 class HubDir:
     """A hub's directory, locked by this process from `open` to `close`."""
 
@@ -46,10 +50,13 @@ class HubDir:
         self._sockets: Path | None = None
 
     def open(self) -> None:
-        """Make the directory and lock it. Raises `HubDirInUse`."""
-        for folder in (self.path, self.path / "logs", self.path / "state"):
-            folder.mkdir(mode=MODE, parents=True, exist_ok=True)
-        lock = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        """Make the directory and lock it. Raises `HubDirInUse` and `HubDirUnusable`."""
+        try:
+            for folder in (self.path, self.path / "logs", self.path / "state"):
+                folder.mkdir(mode=MODE, parents=True, exist_ok=True)
+            lock = os.open(self.path / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise HubDirUnusable(f"a hub's state can't be kept in {self.path}: {error}; take another --dir") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -130,23 +130,27 @@ class NatsServer:
         return None
 
     def _write_config(self) -> None:
-        # NATS's configuration takes JSON's strings, so any path can stand in it.
+        # NATS's configuration takes JSON's strings, but for \u: letters of other languages stand as they are.
         text = f"""\
 # Written by `tensorhub up`; changes are lost.
 server_name: {self._name}
 listen: "{LISTEN}:{self.port}"
-ports_file_dir: {json.dumps(str(self._ports))}
+ports_file_dir: {_quoted(str(self._ports))}
 jetstream {{
-  store_dir: {json.dumps(str(self._directory / "store"))}
+  store_dir: {_quoted(str(self._directory / "store"))}
   max_file_store: {STORE_BYTES_MAX}
 }}
-{self._cluster}include {json.dumps(os.path.relpath(self._users, self._directory))}
+{self._cluster}include {_quoted(os.path.relpath(self._users, self._directory))}
 """
         draft = self._config.with_suffix(".draft")
         draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.fsencode(text))
         draft.replace(self._config)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def find_program() -> str:
