@@ -6,6 +6,7 @@ A mistake in a call is told at once and by its own name, with nothing changed: t
 
 import math
 import operator
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, Literal, SupportsIndex, cast
 
@@ -21,6 +22,9 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """No call waits longer than a week."""
 
 SHARDS_MAX: Final = 65_536
+SEQ_MAX: Final = 2**53 - 1
+"""No log has more entries."""
+
 INSTALLS: Final = ("in-place", "staged", "mapped")
 
 
@@ -85,6 +89,33 @@ def shard_of(shard: object, shards: object) -> tuple[int, int]:
     if not 0 <= number < count:
         raise LayoutMismatch(f"shard {number} is out of range: with shards={count} give 0 to {count - 1}")
     return number, count
+
+
+def seen(value: object) -> int | None:
+    """Return the place in the log after which to go on, or None for its beginning."""
+    if value is None:
+        return None
+    seq = whole("after", value)
+    if not 0 <= seq <= SEQ_MAX:
+        raise ValueError(f"after is {seq}; give the seq of an event, 0 to {SEQ_MAX}, or None for all of them")
+    return seq
+
+
+def kinds(value: object, possible: Collection[str]) -> frozenset[str] | None:
+    """Return the kinds of events to tell of. One that there isn't would be waited for for ever."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError(f"kinds is a collection of kinds, as in kinds=('version.published',); got {value!r:.80}")
+    if unknown := [each for each in value if each not in possible]:
+        raise ValueError(f"there are no events of kind {unknown[0]!r:.80}; possible are {', '.join(sorted(possible))}")
+    return frozenset(value)
+
+
+def text(what: str, value: object) -> None:
+    """Check that what names something is text, if it is given."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{what} is text; got {value!r:.80}")
 
 
 def install(value: str) -> str:

@@ -35,7 +35,7 @@ from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
 from tensorhub_common.wire.commands import Command, Delete, Pin, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import AnyEvent, VersionRetired
+from tensorhub_common.wire.events import KINDS, AnyEvent, VersionRetired
 from tensorhub_common.wire.worker import Attached
 
 if TYPE_CHECKING:
@@ -172,9 +172,8 @@ class AsyncHub:
         """
         self._session.check()
         check_name("model", model)
-        if after is not None:
-            arguments.whole("after", after)
-        return self._until_closed(self.registry.watch(model, after, kinds))
+        wanted = arguments.kinds(kinds, KINDS)
+        return self._until_closed(self.registry.watch(model, arguments.seen(after), wanted))
 
     async def _until_closed(self, events: AsyncGenerator[Watched, None]) -> AsyncGenerator[Watched, None]:
         """Yield what comes; end with an error when the hub is closed meanwhile."""
@@ -303,6 +302,9 @@ async def connect_async(
     """
     settings = settings_module.load(os.environ)
     name = check_job(settings.job if job is None else job)
+    arguments.text("nats", nats)
+    if not isinstance(agent, PathLike):
+        arguments.text("agent", agent)
     bound_s = arguments.seconds("timeout_s", timeout_s)
     session = Session(find_agent(agent, settings, os.environ), name)
     try:

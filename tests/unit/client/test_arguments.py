@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from tensorhub import arguments
+from tensorhub.arguments import SEQ_MAX
 from tensorhub_common.errors import LayoutMismatch, VersionConflict, VersionUnavailable
 from tensorhub_common.wire.commands import VERSION_MAX
+from tensorhub_common.wire.events import KINDS
 
 
 @pytest.mark.parametrize("value", [True, "1", 1.0, torch.tensor([1, 2]), b"1"])
@@ -62,6 +64,31 @@ def test_patience_is_at_most_the_bound() -> None:
 def test_a_shard_out_of_range_fits_no_layout(shard: int, shards: int) -> None:
     with pytest.raises(LayoutMismatch):
         arguments.shard_of(shard, shards)
+
+
+@pytest.mark.parametrize("value", [-1, SEQ_MAX + 1])
+def test_a_place_that_no_log_has_is_told_and_not_asked_for_ever(value: int) -> None:
+    with pytest.raises(ValueError, match="give the seq of an event"):
+        arguments.seen(value)
+    assert arguments.seen(SEQ_MAX) == SEQ_MAX
+    assert arguments.seen(None) is None
+
+
+def test_kinds_that_never_come_are_not_waited_for() -> None:
+    with pytest.raises(ValueError, match=r"no events of kind 'version.publish'; possible are .*version\.published"):
+        arguments.kinds(["version.published", "version.publish"], KINDS)
+    for value in ("version.published", 5):
+        with pytest.raises(TypeError, match="collection of kinds"):
+            arguments.kinds(value, KINDS)
+    assert arguments.kinds((), KINDS) == frozenset()
+    assert arguments.kinds(None, KINDS) is None
+    assert {"version.published", "replica.ready", "round.failed"} <= KINDS
+
+
+def test_names_of_where_the_hub_is_are_text() -> None:
+    arguments.text("nats", None)
+    with pytest.raises(TypeError, match="nats is text; got 5"):
+        arguments.text("nats", 5)
 
 
 def test_ways_to_install() -> None:

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from tensorhub.cli import hub_checks
 from tensorhub.cli.main import app
+from tensorhub.cli.up import say_ready
 from tensorhub.registry import Registry
+from tensorhub.up.hub_file import HubFile, ProcessEntry
 from tensorhub.watching import Watched
 from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
 from tensorhub_common.wire.asks import AgentInfo, ModelInfo, ReplicaInfo, ShardInfo, Status, VersionInfo
@@ -104,6 +106,8 @@ def test_every_command_has_help_with_an_example(run: Callable[..., Ended]) -> No
         ["up", "--agents", "1", "--hosts", "2"],
         ["up", "--agents", "0"],
         ["watch", "policy", "--after", "-1"],
+        ["watch", "policy", "--after", str(2**64)],
+        ["trace", ""],
     ],
 )
 def test_wrong_usage_ends_with_2(run: Callable[..., Ended], arguments: list[str]) -> None:
@@ -332,3 +336,10 @@ asyncio.run(watch._while_read(quiet()))
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_a_folder_with_spaces_is_told_as_a_shell_takes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    process = ProcessEntry(pid=1)
+    file = HubFile(nats="nats://a:1", nats_pid=1, credentials="key", registry=process, planner=process, agents=[])
+    say_ready(file, tmp_path / "a b", "default")
+    assert f"export TENSORHUB_DIR='{tmp_path}/a b'" in capsys.readouterr().out

@@ -50,6 +50,8 @@ def trace(
     nats: options.Nats = None,
 ) -> None:
     """List the latest transfers, or draw how one went: its sources, its bytes, and what it waited for."""
+    if transfer == "":
+        raise typer.BadParameter("an id, or how it begins, is not empty", param_hint="TRANSFER")
     ask = TransfersAsk(
         begins=(transfer or "").lower(),
         model=None if model is None else check_name("model", model),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tensorhub.arguments import SEQ_MAX
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line, when
 from tensorhub.cli.running import registry_of, run
@@ -22,7 +23,7 @@ def watch(
     *,
     job: options.Job = None,
     json: options.Json = False,
-    after: Annotated[int | None, typer.Option(help="Go on after the event with this seq.", min=0)] = None,
+    after: Annotated[int | None, typer.Option(help="Go on after the event with this seq.", min=0, max=SEQ_MAX)] = None,
     new: Annotated[bool, typer.Option("--new", help="Leave out what has happened before.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Rounds, replicas and shards too.")] = False,
     directory: options.Directory = None,

@@ -4,7 +4,7 @@ Each command has one group of k >= 1 events, numbered by (cmd, i of k), the firs
 repeats the command's sender, so a lane finds its own outcomes in the stream of all.
 """
 
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -440,6 +440,10 @@ AnyEvent = (
 def kind_of(event: Event) -> str:
     """Return the event's kind, "noun.what", as it stands in the body and the subject."""
     return str(event.__struct_config__.tag)
+
+
+KINDS: Final = frozenset(str(each.__struct_config__.tag) for each in get_args(AnyEvent))
+"""All kinds of events that this version knows."""
 
 
 def model_of(event: Event) -> str:
