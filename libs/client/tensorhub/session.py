@@ -198,8 +198,8 @@ class Session:
                 return await pending.answer
         except TimeoutError:
             raise AgentUnavailable(
-                f"the agent at {self._link.socket_path} did not answer within {timeout_s:g} s and {MARGIN_S:g} s more: "
-                "see 'tensorhub doctor', then call again"
+                f"the agent at {self._link.socket_path} did not answer within {timeout_s:.3g} s and {MARGIN_S:g} s "
+                "more: see 'tensorhub doctor', then call again"
             ) from None
         finally:
             self._pending.pop(number, None)

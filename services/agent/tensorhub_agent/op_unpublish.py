@@ -167,7 +167,8 @@ class Draining(ABC):
             core.fail(
                 DrainTimeout,
                 f"the memory of {core.where}{spare} is still mapped by a reader of this host: don't overwrite it, and "
-                "call again; whoever maps it lets go by its next update, by release(), or by its end",
+                "call again; whoever maps it lets go by its next update, once nothing refers to the tensors, or by "
+                "its end",
             )
 
     def tick(self, now: float) -> None:

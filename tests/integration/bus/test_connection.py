@@ -182,6 +182,7 @@ async def test_an_old_server_is_refused(nats_server: RunningNats, monkeypatch: p
 
 def test_secrets_are_not_shown() -> None:
     assert shown("nats://user:secret@host:4222") == "nats://host:4222"
+    assert shown("nats://user:secret@host") == "nats://host"
     assert "secret" not in shown("nats://user:secret@host:port")
     assert shown("nats://user:secret@a:1, nats://user:secret@b:2") == "nats://a:1, nats://b:2"
 

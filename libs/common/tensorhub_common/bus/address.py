@@ -35,7 +35,8 @@ def shown(nats: str) -> str:
 def _shown(url: str) -> str:
     try:
         parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.hostname else url.rpartition("@")[2]
+        port = "" if parts.port is None else f":{parts.port}"
+        return f"{parts.scheme}://{parts.hostname}{port}" if parts.hostname else url.rpartition("@")[2]
     except ValueError:
         return url.rpartition("@")[2]
 
