@@ -57,6 +57,17 @@ def test_the_pieces_of_a_later_range_are_held_against_their_own_digests() -> Non
     assert proof.count([(2, 1)], b"") == [(2, 1)]
 
 
+def test_every_range_of_a_batch_is_judged_by_itself() -> None:
+    proof = Proof(4, root_digest(LIST), None, verify=True)
+    proof.vouched(LIST)
+    assert proof.count([(3, 1), (1, 1), (0, 1)], LIST[48:] + LIST[16:32] + LIST[:16]) == []
+    assert proof.missing() == [(2, 1)]
+    proof = Proof(4, root_digest(LIST), None, verify=True)
+    proof.vouched(LIST)
+    assert proof.count([(0, 2), (2, 1), (3, 1)], WRONG + LIST[16:32] + WRONG * 2) == [(0, 1), (2, 1), (3, 1)]
+    assert proof.missing() == [(0, 1), (2, 2)]
+
+
 def test_what_is_kept_is_a_copy_with_its_list() -> None:
     proof = Proof(4, root_digest(LIST), None, verify=True)
     assert proof.keep() is None

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_agent import reading
-from tensorhub_agent.pace import STALL_MIN_S
+from tensorhub_agent.pace import STALL_MIN_S, Pace
 from tensorhub_agent.ranges import count_of
 from tensorhub_agent.reading import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S, Reading, SourcePhase
 from tensorhub_common.wire.transfer import Range, Share, SourceId
@@ -141,6 +141,12 @@ def test_the_last_waiting_ones_go_first_and_those_that_it_lacks_before() -> None
     assert (list(made.queue), made.parked) == ([(0, 3)], [])
 
 
+def test_what_is_left_is_asked_for_in_the_order_in_which_it_was_given() -> None:
+    made = source((9, 3), (4, 1), (0, 6))
+    assert made.let_go(2, None) == [(4, 2)]
+    assert list(made.queue) == [(9, 3), (4, 1), (0, 4)]
+
+
 def test_only_pieces_that_the_taker_has_go() -> None:
     made = source((0, 6))
     assert made.let_go(2, bytearray([1, 1, 0, 1, 0, 0])) == [(1, 1), (3, 1)]
@@ -164,6 +170,7 @@ def test_no_piece_is_lost_or_doubled_when_some_are_taken(
     assert set(pieces(taken)) <= able
     left = [*made.queue, *made.parked]
     assert pieces([*taken, *left]) == sorted(mine)
+    assert all(count > 0 for _, count in [*taken, *left])
     lacked = {piece for piece in mine if not (piece < 7 or piece in (13, 14))}
     assert set(pieces(made.parked)) <= lacked
 
@@ -181,6 +188,20 @@ def test_a_batch_ends_with_the_piece_that_fills_it() -> None:
     assert list(made.queue) == [(11, 1)]
     assert made.cut_batch(sizes, MIB) == (((11, 1),), 300_000)
     assert made.cut_batch(sizes, MIB) == ((), 0)
+
+
+@given(st.lists(st.integers(0, MIB), min_size=20, max_size=20), st.integers(2, 4 * MIB))
+def test_batches_bring_all_pieces_in_order_and_their_bytes(sizes: list[int], share_bytes: int) -> None:
+    made, cut = source((8, 12), (0, 3)), []
+    largest = made.pace.batch_bytes(share_bytes)
+    while made.queue:
+        ranges, nbytes = made.cut_batch(sizes, share_bytes)
+        batch = [piece for first, count in ranges for piece in range(first, first + count)]
+        assert nbytes == sum(sizes[piece] for piece in batch)
+        assert nbytes - sizes[batch[-1]] < largest, "the piece before filled it already"
+        assert nbytes >= largest or not made.queue
+        cut += batch
+    assert cut == [*range(8, 20), *range(3)]
 
 
 def test_a_batch_of_tiny_pieces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +244,27 @@ def test_what_came_early_is_not_counted_again() -> None:
     assert made.early_bytes == 100
     made.answered(8, 25.0)
     assert (made.early_bytes, made.flying_bytes) == (0, 0)
+
+
+def test_each_byte_makes_its_source_faster_once() -> None:
+    """What was told as progress is not brought again by the answer, and the rest of the batch is."""
+    made, pace = source(), Pace("ucxx")
+    made.asked(7, ((0, 1),), 100, 20.0)
+    made.asked(8, ((1, 1),), 100, 20.0)
+    made.progressed(130, 22.0)
+    pace.came(130, 2.0)
+    made.answered(7, 24.0)
+    pace.came(0, 2.0)
+    made.answered(8, 25.0)
+    pace.came(70, 1.0)
+    assert made.pace == pace
+
+
+def test_one_byte_is_a_sign_of_life() -> None:
+    made = source()
+    made.asked(7, ((0, 1),), 100, 20.0)
+    made.progressed(1, 22.0)
+    assert (made.early_bytes, made.since) == (1, 22.0)
 
 
 def test_what_was_early_belongs_to_what_was_under_way_then() -> None:

@@ -49,7 +49,9 @@ def opened(table: LeaseTable, name: str = "one") -> None:
 
 @pytest.mark.parametrize("turn", [None, Turn(9, 9), Turn(10, 2), TURN])
 def test_only_later_turns_are_served(table: LeaseTable, turn: Turn | None) -> None:
-    assert isinstance(table.grant(ask(turn), "one", "ticket", "here", 0.0), LeaseRefusal)
+    assert table.grant(ask(turn), "one", "ticket", "here", 0.0) == LeaseRefusal(
+        reason="the shard is being filled, and its turn is not earlier than the reader's"
+    )
 
 
 def test_of_one_command_the_round_counts(table: LeaseTable) -> None:
@@ -83,6 +85,14 @@ def test_a_reader_is_told_what_stands_there(table: LeaseTable) -> None:
     assert table.prove(KEY, [(1, 1)]) == ["one"]
     assert not table.lacks("one", 0, 2)
     assert table.waits("one")
+
+
+def test_what_is_not_there_yet_keeps_nobody_from_what_is(table: LeaseTable) -> None:
+    opened(table)
+    table.prove(KEY, [(2, 1)])
+    assert not table.lacks("one", 2, 3)
+    assert table.lacks("one", 1, 3)
+    assert table.lacks("one", 2, 4)
 
 
 def test_leases_go_on_when_the_shard_is_ready(table: LeaseTable) -> None:

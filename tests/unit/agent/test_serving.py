@@ -1,5 +1,6 @@
 """Leases: granted for exactly what stands, once, and only as long as it stays."""
 
+import msgspec
 import pytest
 
 from tensorhub_agent.effects import Key
@@ -13,8 +14,9 @@ from tensorhub_agent.serving import (
     LeaseState,
     LeaseTable,
 )
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
+from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
 
 KEY = Key("policy", "trainer", 0)
 READER = SourceId("agent-1", 1, "rollout", 0)
@@ -39,9 +41,16 @@ def opened(table: LeaseTable, name: str = "one", now: float = 0.0, agent: str = 
     assert table.redeem(f"t-{name}", now) is not None
 
 
-@pytest.mark.parametrize("wrong", [ask(version=4, root=None), ask(root="r4"), ask(version=2)])
-def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseAsk) -> None:
-    assert isinstance(table.grant(wrong, "one", "t", "here", 0.0), LeaseRefusal)
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (ask(version=4, root=None), "the shard holds version 3, not 4"),
+        (ask(version=2), "the shard holds version 3, not 2"),
+        (ask(root="r4"), "the shard holds other bytes than version 3 has by the log"),
+    ],
+)
+def test_grants_nothing_but_what_is_asked_for(table: LeaseTable, wrong: LeaseAsk, why: str) -> None:
+    assert table.grant(wrong, "one", "t", "here", 0.0) == LeaseRefusal(reason=why)
 
 
 @pytest.mark.parametrize("root", [None, NO_ROOT])
@@ -49,7 +58,8 @@ def test_an_offer_without_number_is_granted_by_a_real_root_alone(root: str | Non
     """What is being published without digests could be anything: nobody may take it for what was published before."""
     table = LeaseTable()
     table.offer(KEY, None, root or "r3", b"")
-    assert isinstance(table.grant(ask(root=root), "one", "t", "here", 0.0), LeaseRefusal)
+    refusal = table.grant(ask(root=root), "one", "t", "here", 0.0)
+    assert refusal == LeaseRefusal(reason="the shard's publication has no number yet")
 
 
 def test_a_ticket_opens_once(table: LeaseTable) -> None:
@@ -79,10 +89,77 @@ def test_renewing_keeps_a_lease(table: LeaseTable) -> None:
     assert table.holds("one")
 
 
+def test_who_renews_too_late_learns_that_the_lease_is_over(table: LeaseTable) -> None:
+    opened(table)
+    table.expire(SILENCE_S_MAX)
+    assert not table.renew("one", SILENCE_S_MAX)
+    assert table.deadline() is None
+
+
+def test_what_ended_in_order_is_told_from_what_was_broken(table: LeaseTable) -> None:
+    """A reader whose lease was broken may have read anything; one that is done had the memory to its end."""
+    leases = {}
+    for name in ("done", "gone", "late", "broken"):
+        table.grant(ask(), name, f"t-{name}", "here", 0.0)
+        leases[name] = table.redeem(f"t-{name}", 1.0 if name == "broken" else 0.0)
+    assert table.states() == ["open"] * 4
+    table.finish("done", LeaseMove.DONE)
+    table.finish("gone", LeaseMove.READER_GONE)
+    table.expire(SILENCE_S_MAX)
+    table.forget(KEY)
+    assert {name: lease and lease.state for name, lease in leases.items()} == {
+        "done": LeaseState.ENDED,
+        "gone": LeaseState.ENDED,
+        "late": LeaseState.BROKEN,
+        "broken": LeaseState.BROKEN,
+    }
+    assert table.states() == []
+
+
+def test_what_has_no_reader_keeps_nobody_waiting(table: LeaseTable) -> None:
+    assert (table.reading(KEY), table.awaiting(KEY)) == (0, 0)
+    assert table.reading(Key("policy", "nobody", 0)) == 0
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_grant_says_whether_the_memory_is_mapped(*, table: LeaseTable, mapped: bool) -> None:
+    granted = table.grant(msgspec.structs.replace(ask(), mapped=mapped), "one", "t-one", "here", 0.0)
+    assert isinstance(granted, LeaseGrant)
+    assert granted.mapped is mapped
+
+
+# ------------------------------------------------------------------------------------------------------ lists in pages
+
+
+def test_the_pages_of_a_list_make_the_list() -> None:
+    """Only whoever has the whole list can hold its root against the log's."""
+    digests = b"".join(number.to_bytes(PIECE_DIGEST_BYTES) for number in range(2 * DIGESTS_PAGE_PIECES + 5))
+    table = LeaseTable()
+    table.offer(KEY, 3, "r3", digests)
+    granted = table.grant(ask(), "one", "t-one", "here", 0.0)
+    assert isinstance(granted, LeaseGrant)
+    assert granted.pieces == 2 * DIGESTS_PAGE_PIECES + 5
+    assert granted.digests == table.page("one", 0)
+    pages = [table.page("one", page * DIGESTS_PAGE_PIECES) for page in range(4)]
+    assert [len(page) // PIECE_DIGEST_BYTES for page in pages] == [DIGESTS_PAGE_PIECES, DIGESTS_PAGE_PIECES, 5, 0]
+    assert b"".join(pages) == digests
+    assert table.page("one", 1) == digests[PIECE_DIGEST_BYTES:][: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES]
+
+
+def test_who_asks_for_a_page_without_a_lease_or_before_its_beginning_gets_nothing(table: LeaseTable) -> None:
+    table.offer(KEY, 3, "r3", bytes(8 * PIECE_DIGEST_BYTES))
+    opened(table)
+    assert table.page("one", -1) == b""
+    assert table.page("two", 0) == b""
+    table.break_all(KEY)
+    assert table.page("one", 0) == b""
+
+
 def test_a_draining_shard_keeps_its_readers_and_takes_no_more(table: LeaseTable) -> None:
     opened(table)
     table.stop(KEY)
-    assert isinstance(table.grant(ask(), "two", "t-two", "here", 0.0), LeaseRefusal)
+    refusal = table.grant(ask(), "two", "t-two", "here", 0.0)
+    assert refusal == LeaseRefusal(reason="the shard is not published here, or it is draining")
     assert table.holds("one")
     assert table.reading(KEY) == 1
 
