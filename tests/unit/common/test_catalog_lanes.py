@@ -61,6 +61,7 @@ def test_a_repeat_is_answered_with_the_outcome_of_the_first(world: World) -> Non
     (again,) = world.say(command)
     assert isinstance(again, CommandRepeated)
     assert (again.of, again.outcome, again.error, again.by) == (first[0].cmd, "version.published", None, command.by)
+    assert again.model == MODEL, "who follows the model must hear it"
 
 
 def test_a_repeat_of_a_refused_command_is_answered_with_the_refusal(world: World) -> None:
@@ -74,6 +75,11 @@ def test_a_repeat_of_a_refused_command_is_answered_with_the_refusal(world: World
     assert isinstance(again, CommandRepeated)
     assert again.outcome == "shard.draining"
     assert refusal.error == "NotPublished"
+
+
+def test_a_refusal_names_what_was_asked_and_of_which_model(world: World) -> None:
+    no = refused(world.say(unpublish_by(world.by("a", 0))))
+    assert (no.verb, no.model) == ("unpublish", MODEL)
 
 
 def test_a_refusal_is_remembered_with_its_error_and_message(world: World) -> None:

@@ -82,6 +82,17 @@ def test_while_a_sibling_is_missing_the_round_is_not_begun() -> None:
     assert kinds(world.filled("rollout", 12, 1)) == ["shard.filled", "replica.ready"]
 
 
+@pytest.mark.parametrize(("mapped", "how"), [(True, "with"), (False, "without")])
+def test_all_shards_of_a_replica_are_mapped_or_none(mapped: bool, how: str) -> None:  # noqa: FBT001 (pytest's own form)
+    """Who maps is no holder, so a version of which some shards were mapped would be held by halves."""
+    world = World()
+    world.join("c")
+    world.register("c", "rollout", 0, 2, mapped=mapped)
+    message = refused(world.register("c", "rollout", 1, 2, mapped=not mapped), "LayoutMismatch").message
+    assert message.startswith(f"policy/rollout was registered {how} install='mapped': ")
+    assert kinds(world.register("c", "rollout", 1, 2, mapped=mapped)) == ["shard.registered"]
+
+
 @pytest.mark.parametrize(("staged", "mapped"), [(True, False), (False, True), (False, False)])
 def test_who_moves_bytes_waits_for_the_start(staged: bool, mapped: bool) -> None:  # noqa: FBT001 (pytest's own form)
     """A retained last copy may have to stay, and others must hear that a round reads: for a newer version's sake."""

@@ -124,6 +124,18 @@ def test_a_number_without_a_live_holder_fails_when_the_last_has_joined() -> None
     assert "available now: none" in failed(world.want("engine", 12, 1)).message
 
 
+def test_who_asks_for_what_is_gone_learns_what_can_be_had() -> None:
+    world = World()
+    for name, agent, version in (("late", "c", 9), ("gone", "a", 10), ("eleven", "b", 11)):
+        world.replica_of(name, agent)
+        world.publish(name, version)
+    world.empty("gone")
+    world.replica_of("engine", "d")
+    failure = failed(world.want("engine", 10))
+    assert failure.error == VersionUnavailable.__name__
+    assert failure.message == "version 10 of model 'policy' has no live holder; available now: [9, 11]"
+
+
 @pytest.mark.parametrize("number", [-1, VERSION_MAX + 1, 10**30])
 def test_a_number_that_no_version_has_is_refused(number: int) -> None:
     refused(reader_of_two().want("engine", number), "VersionUnavailable")
