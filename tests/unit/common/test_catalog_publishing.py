@@ -6,7 +6,7 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
 from tensorhub_common.errors import VersionConflict, from_code
-from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, Decline
+from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, Decline, Rewind
 from tensorhub_common.wire.events import (
     PublishDeclined,
     PublishFailed,
@@ -42,7 +42,7 @@ def test_a_version_exists_once_all_shards_of_one_replica_are_ready(two: World) -
     (joined,) = two.ready("trainer", 12, shard=0)
     assert joined == two.events[-1]
     assert isinstance(joined, PublishJoined)
-    assert joined.missing == (1,)
+    assert (joined.version, joined.missing) == (12, (1,))
     assert two.catalog.models[MODEL].versions == {}
     published, ready = two.ready("trainer", 12, shard=1)
     assert isinstance(published, VersionPublished)
@@ -113,6 +113,16 @@ def test_publishing_again_what_this_shard_already_holds_returns(two: World) -> N
     (stands,) = two.ready("trainer", 12, shard=1)
     assert isinstance(stands, PublishStands)
     assert (stands.shard, stands.version) == (1, 12)
+
+
+def test_publishing_again_what_was_retired_meanwhile_does_not_return_as_if_it_stood(one: World) -> None:
+    one.replica_of("engine", "b")
+    one.publish("trainer", 11)
+    one.fetch("engine")
+    one.empty("trainer")
+    one.publish("trainer", 12)
+    one.say(Rewind(model=MODEL, to=11))
+    assert "unpublish 12 first" in refused(one.ready("trainer", 12), "VersionConflict").message
 
 
 @pytest.mark.parametrize("version", [13, None])

@@ -66,6 +66,19 @@ def test_one_answer_for_all_is_decided_when_the_last_has_joined() -> None:
     assert decision.roots == (root(12, 0), root(12, 1))
 
 
+def test_a_turn_is_the_command_that_decided_last() -> None:
+    """Agents that hear the event, and those that read a snapshot, must put the readers in one order."""
+    world = reader_of_two()
+    world.want("engine", "latest", 0)
+    for attempt in (1, 2):
+        last = decided(world.want("engine", "latest", 1) if attempt == 1 else world.replan("engine"))
+        current = world.replica("engine").round
+        assert current is not None
+        assert (current.decided, last.attempt) == (last.cmd, attempt)
+        world.granted("engine", 0)
+        assert current.decided == last.cmd, "a lease decides nothing"
+
+
 def test_latest_is_the_newest_available_when_the_last_shard_joins() -> None:
     world = reader_of_two()
     world.want("engine", "latest", 0)

@@ -1,0 +1,130 @@
+"""What the fold refuses is said in one sentence: what was wrong, by its name and place, and what to do."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.common.catalog_world import MODEL, World, kinds, refused
+
+from tensorhub_common.catalog.state import LANES_MAX
+from tensorhub_common.catalog.table import SHARD_MOVES, IllegalMove, ShardMove, ShardState, move
+from tensorhub_common.catalog.wellformed import NUMBER_MAX
+from tensorhub_common.wire.commands import VERSION_MAX, DeleteJob, Join, Register, Sender, Unpublish
+
+
+@pytest.fixture
+def world() -> World:
+    """A trainer of one shard on agent a, and an agent b."""
+    world = World()
+    world.replica_of("trainer", "a")
+    world.join("b")
+    return world
+
+
+def register(**said: Any) -> Register:
+    about: dict[str, Any] = {"model": MODEL, "replica": "other", "shard": 0, "shards": 1, "layout": "L", "nbytes": 1}
+    return Register(by=Sender("b/7", 1, 100), **{**about, **said})
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"model": "a.b"}, "model name 'a.b' can't be used: "),
+        ({"replica": "a.b"}, "replica name 'a.b' can't be used: "),
+        ({"replica": "_x"}, "replica name '_x' begins with '_', "),
+        ({"layout": "a.b"}, "layout 'a.b' is no digest: "),
+        ({"nbytes": -1}, f"size -1 is out of range: take 0 to {NUMBER_MAX}"),
+        ({"shard": 3, "shards": 2}, "shard 3 of 2 of policy/other is out of range: "),
+    ],
+)
+def test_a_shard_that_can_not_be_registered(world: World, said: dict[str, Any], message: str) -> None:
+    assert refused(world.say(register(**said))).message.startswith(message)
+
+
+def test_what_other_shards_stand_in_the_way(world: World) -> None:
+    world.register("a", "long", layout="0123456789abcdef")
+    said = refused(world.register("a", "long", layout="fedcba9876543210")).message
+    assert said.startswith("shard 0 of policy/long stands with another layout (0123456789ab, not fedcba987654): ")
+    said = refused(world.register("b", "trainer")).message
+    assert said.startswith("shard 0 of policy/trainer stands on agent 'a': release it there")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"host": "a.b"}, "host name 'a.b' can't be used: "),
+        ({"site": "a.b"}, "site name 'a.b' can't be used: "),
+        ({"cache_bytes": -1}, "cache -1 is out of range: "),
+        ({"by": Sender("_hub", 1, 1)}, "an agent must join under its own name, which can't begin with '_'"),
+    ],
+)
+def test_an_agent_that_can_not_join(world: World, said: dict[str, Any], message: str) -> None:
+    join = Join(by=Sender("c", 1, 1), host="h", site="s")
+    assert refused(world.say(msgspec.structs.replace(join, **said))).message.startswith(message)
+    assert "c" not in world.catalog.agents
+
+
+@pytest.mark.parametrize("room", [-1, NUMBER_MAX + 1])
+def test_an_agent_that_can_not_join_again_goes_on_as_it_was(world: World, room: int) -> None:
+    """Else its old incarnation would be over, and what its lost memory held would still be believed."""
+    world.publish("trainer", 12)
+    refused(world.say(Join(by=Sender("a", 2, 100), host="h", site="s", cache_bytes=room)), "BadCommand")
+    assert (world.catalog.agents["a"].incarnation, world.catalog.agents["a"].host) == (1, "host-0")
+    assert kinds(world.unpublish("trainer")) == ["shard.draining", "version.unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("replica", "shard", "why"),
+    [("trainer", 5, "is not registered"), ("trainer", 0, "stands on agent 'a'")],
+)
+def test_a_shard_that_is_not_the_senders(world: World, replica: str, shard: int, why: str) -> None:
+    command = Unpublish(by=world.by("b", 3), model=MODEL, replica=replica, shard=shard)
+    assert refused(world.say(command)).message == f"shard {shard} of policy/trainer {why}: 'b' can't speak for it"
+
+
+def test_a_command_without_its_sender(world: World) -> None:
+    said = refused(world.say(Unpublish(model=MODEL, replica="trainer", shard=0))).message
+    assert said == "this command must name its sender"
+
+
+def test_a_sender_that_is_none(world: World) -> None:
+    said = refused(world.say(msgspec.structs.replace(register(), by=Sender("b/x", 1, 1))))
+    assert said.message.startswith("('b/x', 1, 1) is no sender: ")
+    assert f"its lane 0 to {LANES_MAX - 1}, and numbers from 0 to {NUMBER_MAX}" in said.message
+
+
+def test_the_largest_numbers_count(world: World) -> None:
+    """What every JSON reader keeps exact is taken, the last number included."""
+    assert kinds(world.join("c", incarnation=NUMBER_MAX)) == ["agent.joined"]
+    by = Sender("c/0", NUMBER_MAX, NUMBER_MAX)
+    assert kinds(world.say(msgspec.structs.replace(register(nbytes=NUMBER_MAX), by=by))) == ["shard.registered"]
+    assert kinds(world.say(msgspec.structs.replace(register(), by=by))) == ["command.repeated"]
+
+
+def test_a_publication_that_can_not_be(world: World) -> None:
+    def said(version: int | None, digest: str = "other") -> str:
+        return refused(world.ready("trainer", version, digest=digest)).message
+
+    assert said(1, "a.b") == "root 'a.b' is no digest: send the hexadecimal digits of it"
+    world.publish("trainer", 12)
+    assert said(13) == "policy/trainer shard 0 still has version 12 published: unpublish 12 first"
+    world.empty("trainer")
+    older = "version 11 of model 'policy' is not newer than the last published one, 12"
+    assert said(11) == f"{older}: publish 13 or higher"
+    taken = "version 12 of model 'policy' is not newer than the last published one, 12"
+    assert said(12) == f"{taken}, and with other bytes than these (version 12 is taken): publish 13 or higher"
+    world.publish("trainer", VERSION_MAX)
+    world.empty("trainer")
+    assert said(None) == f"no version above {VERSION_MAX} is possible: publish 'policy' under another name"
+
+
+def test_whatever_is_said_in_a_deleted_job(world: World) -> None:
+    world.say(DeleteJob())
+    said = refused(world.say(register()), "JobGone").message
+    assert said.startswith("job 'run-7' was deleted: take another name")
+
+
+def test_a_move_that_no_table_has_is_named() -> None:
+    """A bug: what is raised must say which transition was tried."""
+    with pytest.raises(IllegalMove, match=r"^ready knows no started$"):
+        move(SHARD_MOVES, ShardState.READY, ShardMove.STARTED)
