@@ -6,7 +6,6 @@ What survives its death is the shelf: segments with their bytes as they were, an
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
     Answer,
@@ -18,11 +17,8 @@ from tensorhub_agent.effects import (
     CheckSiblings,
     CloseSource,
     Confirm,
-    CopyMade,
     Digest,
-    Digested,
     Duplicate,
-    Duplicated,
     Fenced,
     Free,
     Hold,
@@ -30,28 +26,25 @@ from tensorhub_agent.effects import (
     LetGo,
     MakeCopy,
     OpenSource,
-    PlanCame,
     Post,
     Probe,
-    Probed,
     Raise,
     Rejoin,
     Save,
     Say,
     ShardNews,
     Show,
-    SiblingsChecked,
 )
-from tensorhub_agent.memory import Held, Memory, Place
+from tensorhub_agent.memory import Held, Memory
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
-from tensorhub_common.wire.transfer import PlanAnswer, Refusal
 from tensorhub_simulator.clock import Node
+from tensorhub_simulator.errands import Errands
 from tensorhub_simulator.lanes import Lanes
-from tensorhub_simulator.link import AGAIN_ODDS, Link
+from tensorhub_simulator.link import Link
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Segment, Shelved, Violation
 from tensorhub_simulator.numbering import Numbers
@@ -59,7 +52,6 @@ from tensorhub_simulator.numbering import Numbers
 if TYPE_CHECKING:
     from tensorhub_simulator.world import World
 
-PLAN_ASK_S: Final = 0.9
 BREAK_S: Final = 2.0
 JOIN_LOOK_S: Final = 0.05
 
@@ -86,6 +78,7 @@ class AgentNode(Node):
         self._timer: float | None = None
         self._rejoining = False
         self._numbers = Numbers(self.clock)
+        self._errands = Errands(self)
 
     # Life and death.
 
@@ -222,21 +215,21 @@ class AgentNode(Node):
             case Hold():
                 pass
             case Digest():
-                self._digest(effect)
+                self._errands.digest(effect)
             case Save():
                 self.shelf[effect.key].save(effect)
             case Probe():
-                self.clock.after(self.clock.lag() * 0.1, self, lambda: self._probe(effect))
+                self._errands.probe(effect)
             case Duplicate():
-                self.clock.after(self.clock.lag(), self, lambda: self._duplicate(effect.key, 0))
+                self._errands.duplicate(effect.key)
             case LetGo():
                 pass
             case CheckSiblings():
-                self.clock.after(self.clock.lag(), self, lambda: self._check_siblings(effect))
+                self._errands.check_siblings(effect)
             case MakeCopy():
-                self.clock.after(self.clock.lag(), self, lambda: self._make_copy(effect))
+                self._errands.make_copy(effect)
             case AskPlan():
-                self._plan(effect)
+                self._errands.plan(effect)
             case OpenSource():
                 link = self.links[effect.key, effect.source] = Link(self, effect)
                 link.open()
@@ -281,71 +274,6 @@ class AgentNode(Node):
         shelved = self.shelf.pop(key)
         if shelved.target.writers:
             raise Violation("one writer", f"{key} is freed while something can be written into it")
-
-    def _digest(self, effect: Digest) -> None:
-        """Hash one half now and the other half later, so that a write in between shows."""
-        segment = self.shelf[effect.key].segment
-        half = len(segment.nbytes) // 2
-        first = segment.digests(range(half)) if self.world.plan.digests else b""
-
-        def rest() -> None:
-            second = segment.digests(range(half, len(segment.nbytes))) if self.world.plan.digests else b""
-            self.news(Digested(effect.key, effect.number, first + second))
-
-        self.clock.after(self.clock.lag(), self, rest)
-
-    def _probe(self, effect: Probe) -> None:
-        shelved = self.shelf.get(effect.key)
-        if shelved is not None:
-            segment = shelved.spare if effect.spare and shelved.spare is not None else shelved.segment
-            self.news(Probed(effect.key, effect.spare, bool(segment.maps)))
-
-    def _duplicate(self, key: Key, piece: int) -> None:
-        """Copy one piece after the other, so that whoever writes meanwhile is seen."""
-        shelved = self.shelf.get(key)
-        if shelved is None or shelved.spare is None:
-            return
-        if piece == len(shelved.segment.nbytes):
-            self.news(Duplicated(key))
-            return
-        shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
-        self.clock.after(self.clock.lag(), self, lambda: self._duplicate(key, piece + 1))
-
-    def _make_copy(self, effect: MakeCopy) -> None:
-        key, sizes = effect.key, self.world.sizes_of(effect.layout)
-        if key not in self.shelf:
-            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=sizes)
-            self.shelf[key] = Shelved(place, Segment(sizes))
-        made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(sizes))
-        self.carry_out(self.core.copy_made(made, self.now))
-
-    def _check_siblings(self, effect: CheckSiblings) -> None:
-        mine = self.shelf.get(effect.key)
-        if mine is not None:
-            clash = [each.shard for each in effect.siblings if self.world.clash(mine.place.layout, each.layout)]
-            self.news(SiblingsChecked(effect.key, f"shard {clash[0]} has other tensors" if clash else None))
-
-    def _plan(self, effect: AskPlan) -> None:
-        answered: list[bool] = []
-
-        def come(answer: PlanAnswer) -> None:
-            if not answered:
-                answered.append(True)
-                if self.clock.chance(AGAIN_ODDS):
-                    again = PlanCame(effect.key, effect.number, answer)
-                    self.clock.after(self.clock.lag(), self, lambda: self.news(again))
-                self.news(PlanCame(effect.key, effect.number, answer))
-
-        silence = Refusal(error=NO_ANSWER, reason="no planner answered")
-        self.clock.after(PLAN_ASK_S, self, lambda: come(silence))
-        world, life = self.world, self.life
-        if not world.net_loses(self):
-
-            def reply(answer: PlanAnswer) -> None:
-                if not world.net_loses(self):
-                    self.clock.after(self.clock.lag(), self, lambda: come(answer), life)
-
-            self.clock.after(self.clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
 
     def set_timer(self) -> None:
         """Plan the core's next tick."""

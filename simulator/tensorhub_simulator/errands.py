@@ -1,0 +1,121 @@
+"""What an agent of the simulation takes time over: hashing, looking, copying, comparing layouts, asking the planner.
+
+Always true: what comes of it is told to the core later, so anything may happen in between, and never to another life of
+the agent than the one that began it.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.asking import NO_ANSWER
+from tensorhub_agent.effects import (
+    AskPlan,
+    CheckSiblings,
+    CopyMade,
+    Digest,
+    Digested,
+    Duplicated,
+    Key,
+    MakeCopy,
+    PlanCame,
+    Probe,
+    Probed,
+    SiblingsChecked,
+)
+from tensorhub_agent.memory import Place
+from tensorhub_common.wire.transfer import PlanAnswer, Refusal
+from tensorhub_simulator.link import AGAIN_ODDS
+from tensorhub_simulator.memory import Segment, Shelved
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.agent import AgentNode
+
+PLAN_ASK_S: Final = 0.9
+
+
+class Errands:
+    """One agent's."""
+
+    def __init__(self, agent: "AgentNode") -> None:
+        """Begin with none."""
+        self._agent, self._world, self._clock = agent, agent.world, agent.clock
+
+    def digest(self, effect: Digest) -> None:
+        """Hash one half now and the other half later, so that a write in between shows."""
+        segment = self._agent.shelf[effect.key].segment
+        half = len(segment.nbytes) // 2
+        first = segment.digests(range(half)) if self._world.plan.digests else b""
+
+        def rest() -> None:
+            second = segment.digests(range(half, len(segment.nbytes))) if self._world.plan.digests else b""
+            self._agent.news(Digested(effect.key, effect.number, first + second))
+
+        self._clock.after(self._clock.lag(), self._agent, rest)
+
+    def probe(self, effect: Probe) -> None:
+        """Look who maps the memory, almost at once."""
+        self._clock.after(self._clock.lag() * 0.1, self._agent, lambda: self._probe(effect))
+
+    def _probe(self, effect: Probe) -> None:
+        shelved = self._agent.shelf.get(effect.key)
+        if shelved is not None:
+            segment = shelved.spare if effect.spare and shelved.spare is not None else shelved.segment
+            self._agent.news(Probed(effect.key, effect.spare, bool(segment.maps)))
+
+    def duplicate(self, key: Key) -> None:
+        """Copy one piece after the other into the spare memory, so that whoever writes meanwhile is seen."""
+        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, 0))
+
+    def _duplicate(self, key: Key, piece: int) -> None:
+        shelved = self._agent.shelf.get(key)
+        if shelved is None or shelved.spare is None:
+            return
+        if piece == len(shelved.segment.nbytes):
+            self._agent.news(Duplicated(key))
+            return
+        shelved.spare.write(shelved.spare.at[piece], shelved.segment.piece(piece))
+        self._clock.after(self._clock.lag(), self._agent, lambda: self._duplicate(key, piece + 1))
+
+    def make_copy(self, effect: MakeCopy) -> None:
+        """Make memory for a copy."""
+        self._clock.after(self._clock.lag(), self._agent, lambda: self._make_copy(effect))
+
+    def _make_copy(self, effect: MakeCopy) -> None:
+        key, sizes = effect.key, self._world.sizes_of(effect.layout)
+        if key not in self._agent.shelf:
+            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=sizes)
+            self._agent.shelf[key] = Shelved(place, Segment(sizes))
+        made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(sizes))
+        self._agent.carry_out(self._agent.core.copy_made(made, self._agent.now))
+
+    def check_siblings(self, effect: CheckSiblings) -> None:
+        """Compare a layout with those of the siblings."""
+        self._clock.after(self._clock.lag(), self._agent, lambda: self._check_siblings(effect))
+
+    def _check_siblings(self, effect: CheckSiblings) -> None:
+        mine = self._agent.shelf.get(effect.key)
+        if mine is not None:
+            clash = [each.shard for each in effect.siblings if self._world.clash(mine.place.layout, each.layout)]
+            self._agent.news(SiblingsChecked(effect.key, f"shard {clash[0]} has other tensors" if clash else None))
+
+    def plan(self, effect: AskPlan) -> None:
+        """Ask the planner. The answer may come twice, late or never; then the bound is the answer."""
+        answered: list[bool] = []
+
+        def come(answer: PlanAnswer) -> None:
+            if not answered:
+                answered.append(True)
+                if self._clock.chance(AGAIN_ODDS):
+                    again = PlanCame(effect.key, effect.number, answer)
+                    self._clock.after(self._clock.lag(), self._agent, lambda: self._agent.news(again))
+                self._agent.news(PlanCame(effect.key, effect.number, answer))
+
+        silence = Refusal(error=NO_ANSWER, reason="no planner answered")
+        self._clock.after(PLAN_ASK_S, self._agent, lambda: come(silence))
+        world, life = self._world, self._agent.life
+        if not world.net_loses(self._agent):
+
+            def reply(answer: PlanAnswer) -> None:
+                if not world.net_loses(self._agent):
+                    self._clock.after(self._clock.lag(), self._agent, lambda: come(answer), life)
+
+            self._clock.after(self._clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
