@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
 
+import pytest
 import torch
 from tests.integration.hubs import running_hub
 
+from tensorhub.hub import AsyncHub
+from tensorhub.shard import AsyncShard
 from tensorhub.up.hub_file import HubFile
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.errors import AgentUnavailable, ReplicaConflict
 from tensorhub_common.subjects import commands_of
 
 JOB = "again"
@@ -68,3 +73,43 @@ async def until_said(hub: HubFile, verb: str) -> None:
         async for entry in entries:
             if f".cmd.{verb}." in entry.subject:
                 return
+
+
+async def test_a_release_that_was_given_up_touches_no_successor(tmp_path: Path) -> None:
+    """It comes to its end at the agent, another worker brings the shard, and the first one asks once more."""
+    async with (
+        running_hub(tmp_path, agents=1) as hub,
+        hub.connected(JOB, 1) as (first,),
+        hub.connected(JOB, 1) as (reads,),
+        hub.connected(JOB, 1) as (second,),
+    ):
+        left = await first.register("m", {"w": torch.full((1000,), 1.0)}, replica="trainer")
+        await left.publish()
+        engine = await reads.register("m", {"w": torch.zeros(1000)}, replica="reader", install="mapped")
+        assert await engine.replicate() == 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENCE_S):
+                await left.release()
+        await engine.release()
+        del engine
+        gc.collect()
+        shard = await registered(second)
+        assert await shard.publish() == 2
+        with pytest.raises(AgentUnavailable, match="is not this worker's: register it again"):
+            await left.unpublish()
+        with pytest.raises(AgentUnavailable, match="is not this worker's: register it again"):
+            await left.publish(3)
+        await left.release()
+        assert [each.version for each in await second.versions("m") if each.holders] == [2]
+        await shard.unpublish()
+        assert torch.equal(shard.tensors["w"], torch.full((1000,), 2.0))
+
+
+async def registered(hub: AsyncHub) -> AsyncShard:
+    """Bring the shard as soon as its last worker's release has come to its end."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                return await hub.register("m", {"w": torch.full((1000,), 2.0)}, replica="trainer")
+            except ReplicaConflict:
+                await asyncio.sleep(0.01)

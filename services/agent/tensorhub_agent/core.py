@@ -14,6 +14,7 @@ from tensorhub_agent.effects import (
     AnyCall,
     AnyEffect,
     BreakLease,
+    CallRelease,
     CopyMade,
     Fenced,
     Free,
@@ -252,6 +253,9 @@ class AgentCore:
         core = self.shards.get(key)
         if self.deleted is not None:
             return [Raise(call.call, JobGone.__name__, self.deleted)]
+        if core is None and isinstance(call, CallRelease):
+            # Its caller has given up waiting for a release that came to its end, and asks once more.
+            return [Answer(call=call.call)]
         if core is None:
             name = f"shard {key.shard} of {key.model}/{key.replica}"
             return [

@@ -1,8 +1,13 @@
-"""Where workers' frames become calls of the cores: attach, register, publish, read, release."""
+"""Where workers' frames become calls of the cores: attach, register, publish, read, release.
+
+Always true: a handle speaks for a shard only while the shard is its worker's. A worker that gave up waiting for a
+release may name the shard once more when it stands here again as another worker's: that one is not touched.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -13,7 +18,7 @@ from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent
 from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.memory import Place
 from tensorhub_agent.workers import Worker
-from tensorhub_common.errors import BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
+from tensorhub_common.errors import AgentUnavailable, BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
 from tensorhub_common.layout import Layout, difference, layout_digest
 from tensorhub_common.names import check_name
 from tensorhub_common.telemetry import keep_foreign
@@ -21,6 +26,7 @@ from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import (
     Attach,
     Attached,
+    Done,
     Failed,
     FromWorker,
     Holds,
@@ -54,10 +60,30 @@ class Session:
         self.worker, self.job = worker, job
         self.handles: dict[int, Key] = {}
         self.registering: set[asyncio.Task[None]] = set()
+        self._numbers = count(1)
 
     def handle_of(self, key: Key) -> int | None:
         """Return the handle of a shard, or None."""
         return next((handle for handle, mine in self.handles.items() if mine == key), None)
+
+    def new_handle(self, key: Key) -> int:
+        """Return a handle for a shard, in place of the one that it had. None is used twice."""
+        old = self.handle_of(key)
+        if old is not None:
+            del self.handles[old]
+        handle = next(self._numbers)
+        self.handles[handle] = key
+        return handle
+
+    def is_anothers(self, key: Key) -> bool:
+        """Whether the shard stands here and belongs to another worker, or to none."""
+        core = self.job.core.shards.get(key)
+        return core is not None and core.session != self.worker.number
+
+    def forget_released(self) -> None:
+        """Drop the handles of shards that are this worker's no longer."""
+        here = self.job.core.shards
+        self.handles = {n: key for n, key in self.handles.items() if key in here and not self.is_anothers(key)}
 
 
 class Desk:
@@ -104,7 +130,7 @@ class Desk:
             task.add_done_callback(session.registering.discard)
         elif isinstance(frame, Loaded):
             key = session.handles.get(frame.handle)
-            if key is not None:
+            if key is not None and not session.is_anothers(key):
                 session.job.carry_out(session.job.core.loaded(key))
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
@@ -119,6 +145,9 @@ class Desk:
             session.worker.tell(
                 Failed(call=frame.call, error=BadCommand.__name__, message=f"no shard has handle {frame.handle} here")
             )
+            return
+        if session.is_anothers(key):
+            _refuse(session.worker, frame, key)
             return
         job = session.job
         reads = isinstance(frame, ReadCall)
@@ -151,6 +180,8 @@ class Desk:
         check_name("replica", frame.replica)
         if not 0 <= frame.shard < frame.shards:
             raise LayoutMismatch(f"shard {frame.shard} is out of range for shards={frame.shards}: count from 0")
+        if len(session.handles) >= HANDLES_MAX:
+            session.forget_released()
         if len(session.handles) >= HANDLES_MAX:
             raise ReplicaConflict(f"one connection registers at most {HANDLES_MAX} shards: use another connect()")
         key, job = Key(frame.model, frame.replica, frame.shard), session.job
@@ -187,7 +218,7 @@ class Desk:
             )
         if core.session is not None:
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
-        handle = self._new_handle(session, key)
+        handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key))
         now = asyncio.get_running_loop().time()
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
@@ -201,7 +232,7 @@ class Desk:
         place = await job.shelf.make(
             key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation, install=frame.install
         )
-        handle = self._new_handle(session, key)
+        handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
         job.concern(key.replica)
@@ -211,13 +242,16 @@ class Desk:
         if key not in job.core.shards:
             session.handles.pop(handle, None)
 
-    def _new_handle(self, session: Session, key: Key) -> int:
-        old = session.handle_of(key)
-        if old is not None:
-            del session.handles[old]
-        handle = max(session.handles, default=0) + 1
-        session.handles[handle] = key
-        return handle
+
+def _refuse(worker: Worker, frame: ShardCall, key: Key) -> None:
+    """Answer a call on a shard that is its worker's no longer. That it is released is what a release wants."""
+    if isinstance(frame, ReleaseCall):
+        worker.tell(Done(call=frame.call))
+        return
+    message = (
+        f"shard {key.shard} of {key.model}/{key.replica} was released, and is not this worker's: register it again"
+    )
+    worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=message))
 
 
 def _bound(timeout_s: float) -> float:

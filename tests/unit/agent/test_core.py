@@ -105,3 +105,13 @@ def test_a_call_on_a_shard_that_is_not_here() -> None:
     unknown = agent.key("nowhere")
     agent.do(agent.core.called(unknown, CallUnpublish(call=50, session=7, deadline=1.0), 0.0))
     assert agent.error_of(50) == "AgentUnavailable"
+
+
+def test_a_shard_that_is_gone_may_be_released_once_more() -> None:
+    """Whoever gave up waiting for a release asks again, when it has come to its end."""
+    agent = published()
+    key = agent.key("trainer")
+    agent.release(key)
+    agent.log()
+    again = agent.release(key)
+    assert agent.end_of(again) == Answer(call=again)
