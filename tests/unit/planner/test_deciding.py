@@ -10,6 +10,7 @@ from tests.unit.planner.given import (
     agents,
     demand,
     holder,
+    refused,
     source,
 )
 
@@ -77,10 +78,36 @@ def test_who_asks_for_everything_begins_anew_and_who_asks_for_a_part_goes_on(
     assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, nbytes)}
 
 
+def test_whoever_failed_a_read_is_no_longer_taken_to_serve_it(ledger: Ledger) -> None:
+    """Else it would seem busy to everybody for as long as the read goes on."""
+    ask(ledger, holder("a"))
+    ask(ledger, holder("a"), holder("b"), wants=demand(((0, 64),), avoid=["a"]))
+    assert ledger.at(0.0) == {("b", "ucxx"): Busy(1, 256 * MIB)}
+
+
 @pytest.mark.parametrize(("turn", "kept"), [(40, True), (50, False), (60, False)])
 def test_a_place_is_kept_for_earlier_turns_alone(ledger: Ledger, turn: int, kept: bool) -> None:  # noqa: FBT001
     ask(ledger, holder("a"), holder("b", turn=turn))
     assert ledger.knows(on("b")) is kept
+
+
+def test_no_place_is_kept_for_who_has_another_layout_or_would_be_refused(ledger: Ledger) -> None:
+    """How many bytes the former read isn't known here, and the latter read none."""
+    others = holder("d", layout="x" * 64), holder("c", layout="x" * 64, turn=40)
+    ask(ledger, holder("a"), *others, holder("b", root="other", turn=40))
+    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB)}
+
+
+def test_a_reader_without_a_turn_keeps_no_places(ledger: Ledger) -> None:
+    """It reads from ready ones alone, and comes before nobody."""
+    ask(ledger, holder("a"), holder("b", turn=40), wants=msgspec.structs.replace(demand(), turn=None))
+    assert ledger.at(0.0) == {("a", "ucxx"): Busy(1, GIB)}
+
+
+def test_a_refusal_is_no_load(ledger: Ledger) -> None:
+    found = Found(SEAT, Holders((holder("a"),)), TOPOLOGY)
+    refused(Question(JOB, demand(avoid=["a"]), found, SIZES).decide(ledger, LIMITS, 0.0))
+    assert ledger.at(0.0) == {}
 
 
 def test_a_place_is_for_all_pieces_and_wherever_its_reader_would_read(ledger: Ledger) -> None:

@@ -21,10 +21,11 @@ from tests.unit.planner.given import (
 )
 
 from tensorhub_common.wire.transfer import Plan
+from tensorhub_planner.coverage import PlanError
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Busy, Load
 from tensorhub_planner.plan import RANGES_MAX, plan
-from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.ranges import NOTHING, Sizes
 from tensorhub_planner.sources import Holders
 
 GIB = 1024 * MIB
@@ -141,6 +142,17 @@ def test_only_other_layouts() -> None:
     found = differs(answer(holder("a", layout="x" * 64), holder("b", shards=2), absent=("on-d/0 on d is filling",)))
     assert found.holder.source == source("a")
     assert found.holders == 2
+
+
+def test_a_holder_of_another_layout_beside_one_of_the_readers_own_changes_nothing() -> None:
+    assert agents(planned(holder("beside", layout="x" * 64), holder("a"))) == ["a"]
+
+
+def test_what_would_not_read_everything_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with the choice: the proof raises before anybody acts on it."""
+    monkeypatch.setattr("tensorhub_planner.plan.choose", lambda *_: ((), NOTHING))
+    with pytest.raises(PlanError, match="pieces 0-255 are wanted and nobody gives them"):
+        planned(holder("a"))
 
 
 @pytest.mark.parametrize("pieces", [((0, 257),), ((-1, 2),), ((3, 0),), ((256, 1),), ((0, 1),) * (RANGES_MAX + 1)])
