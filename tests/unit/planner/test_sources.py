@@ -120,6 +120,17 @@ def test_whose_round_is_for_another_version_or_over_is_none(world: World) -> Non
     assert half(world.catalog) == []
 
 
+def test_a_staged_shard_gives_nothing_of_what_is_filled_beside_it(world: World) -> None:
+    """It serves what it holds until all swap, whatever its round was decided for: then it is a ready holder."""
+    world.replica_of("other", "b")
+    decided(world.want("other", "latest", staged=True))
+    world.granted("other")
+    assert half(world.catalog) == []
+    assert [each.agent for each in holders(world)] == ["a"]
+    world.filled("other", 12)
+    assert [each.agent for each in holders(world)] == ["a", "b"]
+
+
 def test_the_reader_is_no_holder(world: World) -> None:
     """Also when it has the version already."""
     world.fetch("rollout")
@@ -199,6 +210,15 @@ def test_another_cut_is_named_by_one_of_its_shards(world: World) -> None:
     (holder,) = seen.holders.able
     assert holder.key != seen.seat.key
     assert (holder.source, holder.shards) == (SourceId("b", 1, "pair", 0), 2)
+
+
+def test_another_cut_is_named_whichever_shard_asks(world: World) -> None:
+    """Shard 1 of two has no counterpart in a replica of one, and is told of that one's layout all the same."""
+    world.replica_of("pair-reader", "d", "e")
+    seen = found(world, demand("pair-reader", shard=1, agent="e"))
+    (holder,) = seen.holders.able
+    assert holder.key != seen.seat.key
+    assert (holder.source, holder.shards) == (SourceId("a", 1, "trainer", 0), 1)
 
 
 def test_another_layout_has_another_key(world: World) -> None:
