@@ -1,5 +1,6 @@
 """Who gives which pieces, when holders have parts."""
 
+import pytest
 from tests.unit.planner.given import MIB, SIZES, source
 
 from tensorhub_planner.choosing import Choice, Offer, choose
@@ -39,14 +40,15 @@ def chosen(*offers: Offer, wanted: Ranges = ALL, limits: Limits | None = None) -
     return found, missing
 
 
-def test_the_order_among_equals() -> None:
+@pytest.mark.parametrize("distance", Distance)
+def test_the_order_among_equals(distance: Distance) -> None:
     """Fewest readers, then fewest bytes, then the lot, then the name."""
     by_rank = [
-        offer("f", readers=1),
-        offer("e", assigned=1),
-        offer("c", lot=2),
-        offer("b", lot=1),
-        offer("a", lot=1),
+        offer("f", distance=distance, readers=1),
+        offer("e", distance=distance, assigned=1),
+        offer("c", distance=distance, lot=2),
+        offer("b", distance=distance, lot=1),
+        offer("a", distance=distance, lot=1),
     ]
     while by_rank:
         best = by_rank.pop()
@@ -65,6 +67,15 @@ def test_a_long_chain_branches_where_a_hop_more_is_dearer_than_a_reader_more() -
     for depth, best in ((15, "tail"), (17, "ready")):
         tail = offer("tail", wanted, depth=depth)
         assert list(chosen(ready, tail, wanted=wanted, limits=Limits(stripes_max=1))[0]) == [best]
+
+
+def test_of_two_half_filled_ones_the_one_that_brings_all_sooner_is_read() -> None:
+    """A reader more costs as much as 16 hops: of a chain and a busy one, neither is better by itself."""
+    wanted = ((0, 32),)
+    busy = offer("busy", wanted, depth=1, readers=1)
+    for depth, best in ((16, "deep"), (18, "busy")):
+        found, _ = chosen(busy, offer("deep", wanted, depth=depth), wanted=wanted, limits=Limits(stripes_max=1))
+        assert list(found) == [best]
 
 
 def test_small_reads_form_no_chain() -> None:

@@ -5,7 +5,7 @@ from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.commands import Join, Sender
+from tensorhub_common.wire.commands import NO_ROOT, Join, Sender
 from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.sources import ABSENT_MAX, Found, find
 from tensorhub_planner.topology import Place
@@ -79,6 +79,23 @@ def test_who_is_to_be_filled_is_a_half_filled_holder(world: World) -> None:
     assert half(world.catalog) == [("b", turn, root(12))]
     world.filled("other", 12)
     assert half(world.catalog) == []
+    assert [each.agent for each in holders(world)] == ["a", "b"]
+
+
+def test_without_a_root_what_is_being_filled_gives_nothing() -> None:
+    """With digests off, or in a layout that the log has no root of, nothing vouches for a piece before all stand."""
+    world = World()
+    world.replica_of("trainer", "a")
+    world.replica_of("other", "b")
+    world.join("c")
+    world.register("c", "odd", layout="M")
+    world.ready("trainer", 12, digest=NO_ROOT)
+    decided(world.want("other", "latest"))
+    decided(world.want("odd", "latest"))
+    world.replica_of("rollout", "me")
+    assert half(world.catalog) == []
+    world.granted("other")
+    world.filled("other", 12, digest=NO_ROOT)
     assert [each.agent for each in holders(world)] == ["a", "b"]
 
 
