@@ -3,13 +3,17 @@
 `make compose` runs these too.
 """
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.deployment.composed import DEMO, HUB, MARKS, Compose
 
 NODES = ["nats", "nats-1", "nats-2"]
 REGISTRIES = ["registry", "registry-1"]
+ELECTED_S_MAX = 60.0
+"""The other two elect leaders for what the lost node led, on a machine that does all at once."""
 
 pytestmark = MARKS
 
@@ -39,15 +43,27 @@ def trained(compose: Compose) -> str:
     return str(next(each["job"] for each in told if each["kind"] == "up"))
 
 
+def versions(compose: Compose, job: str) -> list[dict[str, Any]]:
+    """Ask until the hub answers: who asks while leaders are elected is told within 5 s that nobody answers."""
+    deadline = time.monotonic() + ELECTED_S_MAX
+    while True:
+        try:
+            return compose.hub("versions", "policy", "--job", job)
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+
+
 @pytest.mark.parametrize("lost", [*NODES, *REGISTRIES])
 def test_without_any_one_of_them_training_goes_on(compose: Compose, job: str, lost: str) -> None:
-    before = compose.hub("versions", "policy", "--job", job)
+    before = versions(compose, job)
     assert before
     compose("kill", "--signal", "SIGKILL", lost)
+    began = time.monotonic()
     try:
-        assert compose.hub("versions", "policy", "--job", job) == before
-        later = trained(compose)
-        assert compose.hub("versions", "policy", "--job", later)
+        assert versions(compose, job) == before
+        print(f"without {lost} the hub answered after {time.monotonic() - began:.1f} s")
+        assert versions(compose, trained(compose))
     finally:
         compose("up", "--detach", "--wait", *compose.services)
-    assert compose.hub("versions", "policy", "--job", job) == before
+    assert versions(compose, job) == before
