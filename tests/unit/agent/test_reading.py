@@ -150,6 +150,7 @@ def test_what_is_left_is_asked_for_in_the_order_in_which_it_was_given() -> None:
 def test_only_pieces_that_the_taker_has_go() -> None:
     made = source((0, 6))
     assert made.let_go(2, bytearray([1, 1, 0, 1, 0, 0])) == [(1, 1), (3, 1)]
+    assert source((0, 6)).let_go(1, bytearray([1, 1, 0, 1, 0, 0])) == [(3, 1)]
     assert pieces(list(made.queue)) == [0, 2, 4, 5]
 
 
