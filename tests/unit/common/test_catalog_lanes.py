@@ -187,10 +187,13 @@ def test_a_join_that_is_no_higher_is_refused(world: World, incarnation: int) -> 
     refused(world.join("a", incarnation=incarnation), "BadCommand" if incarnation < 0 else "StaleSender")
 
 
-def test_lanes_of_older_incarnations_are_forgotten(world: World) -> None:
+@pytest.mark.parametrize("lane", ["a", "a/0", "a/1"])
+def test_lanes_of_older_incarnations_are_forgotten(world: World, lane: str) -> None:
+    """Whichever the agent joins on, the one of its first join included: else each process leaves some behind."""
     world.say(ready_by(Sender("a/0", 1, 51)))
-    world.join("a", world.holding("trainer"))
-    assert {lane: last.incarnation for lane, last in world.catalog.lanes.items()} == {"a": 2}
+    world.join("ab")
+    world.say(Join(by=Sender(lane, 2, 100), host="h", site="s"))
+    assert {known: last.incarnation for known, last in world.catalog.lanes.items()} == {"ab": 1, lane: 2}
 
 
 # ------------------------------------------------------------------------------------------------ senders that are none
