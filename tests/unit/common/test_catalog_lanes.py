@@ -133,7 +133,8 @@ def test_a_repeated_join_is_answered_and_does_not_begin_the_agent_anew(world: Wo
 def test_an_older_word_of_a_lane_is_refused(world: World) -> None:
     late = unpublish_by(Sender("a/0", 1, 50))
     world.say(ready_by(Sender("a/0", 1, 51)))
-    assert "too late" in refused(world.say(late), "BadCommand").message
+    said = refused(world.say(late), "BadCommand").message
+    assert said == "lane 'a/0' has said (1, 51) already, so (1, 50) comes too late"
     assert world.states("trainer") == ["ready"]
 
 
