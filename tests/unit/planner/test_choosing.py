@@ -78,6 +78,20 @@ def test_of_two_half_filled_ones_the_one_that_brings_all_sooner_is_read() -> Non
         assert list(found) == [best]
 
 
+def test_a_ready_part_does_not_stand_for_the_whole() -> None:
+    """However soon it brings what it has: the rest has only the half-filled one."""
+    found, missing = chosen(offer("part", ((0, 64),)), offer("half", depth=1, readers=3))
+    assert SIZES.of(found["half"]) >= SIZES.of(((64, 192),))
+    assert not missing
+
+
+def test_a_half_filled_one_is_weighed_against_the_nearest_ready_one() -> None:
+    """That is busy, and its neighbours less: another site has the bytes too, and is not asked."""
+    far, near = offer("far", distance=Distance.WAN), offer("near", readers=30)
+    found, _ = chosen(far, near, offer("half", depth=1, readers=28), limits=Limits(stripes_max=1))
+    assert list(found) == ["half"]
+
+
 def test_small_reads_form_no_chain() -> None:
     wanted = ((0, 1),)
     found, _ = chosen(offer("ready", wanted, readers=1), offer("half", wanted, depth=1), wanted=wanted)
@@ -133,9 +147,10 @@ def test_shared_pieces_come_from_whoever_has_less_to_do() -> None:
     assert found == {"a": ((0, 10),), "b": ((10, 19),)}, "10 pieces at half the speed take longer than 18"
 
 
-def test_sources_end_together_with_all_that_they_give() -> None:
-    """What only `a` has counts when the rest is divided: half of the whole from each, as both have one reader."""
-    found, _ = chosen(offer("a", readers=1), offer("b", ((64, 192),), readers=1))
+@pytest.mark.parametrize("readers", [1, 3])
+def test_sources_end_together_with_all_that_they_give(readers: int) -> None:
+    """What only `a` has counts when the rest is divided: half of the whole from each, as both are equally busy."""
+    found, _ = chosen(offer("a", readers=readers), offer("b", ((64, 192),), readers=readers))
     assert {agent: SIZES.of(pieces) for agent, pieces in found.items()} == {"a": 512 * MIB, "b": 512 * MIB}
 
 

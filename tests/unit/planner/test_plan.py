@@ -68,6 +68,12 @@ def test_busy_sources_are_striped_by_bytes() -> None:
     assert "1 reader, 1 GiB assigned" in found.shares[0].why
 
 
+def test_one_piece_comes_from_one_source() -> None:
+    """However busy the sources are, and however large it is."""
+    load: Load = {(agent, "ucxx"): Busy(3, GIB) for agent in "abc"}
+    assert len(planned(*map(holder, "abc"), load=load, sizes=Sizes([GIB])).shares) == 1
+
+
 def test_one_host_is_never_striped_and_says_why() -> None:
     found = planned(holder("beside"), holder("me"), load={("beside", "local"): Busy(3, GIB)})
     assert agents(found) == ["me"]
