@@ -105,6 +105,32 @@ async def test_a_release_that_was_given_up_touches_no_successor(tmp_path: Path) 
         assert torch.equal(shard.tensors["w"], torch.full((1000,), 2.0))
 
 
+async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is stopped, the worker gives up, the agent wakes and registers: that is no other worker."""
+    monkeypatch.setattr("tensorhub.session.MARGIN_S", SILENCE_S)
+    async with running_hub(tmp_path, agents=1) as hub, hub.connected(JOB, 1) as (mine,):
+        agent = hub.file.agents[0].pid
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            with pytest.raises(AgentUnavailable, match="did not answer"):
+                await mine.register("m", {"w": torch.full((1000,), 1.0)}, replica="trainer", timeout_s=SILENCE_S)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        await there(mine)
+        shard = await registered(mine)
+        assert await shard.publish() == 1
+        assert torch.equal(shard.tensors["w"], torch.full((1000,), 2.0))
+
+
+async def there(hub: AsyncHub) -> None:
+    """Return when the shard stands in the log."""
+    async with asyncio.timeout(10):
+        while not await hub.replicas("m"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def registered(hub: AsyncHub) -> AsyncShard:
     """Bring the shard as soon as its last worker's release has come to its end."""
     async with asyncio.timeout(10):

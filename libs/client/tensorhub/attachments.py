@@ -216,6 +216,8 @@ class Attachments:
                 return
             except (AgentUnavailable, RegistryUnavailable, DrainTimeout) as error:
                 attachment.delayed = error
+                # What nobody waits for any more may go on at the agent, which refuses a second one meanwhile.
+                patient_until = self._loop.time() + CONFLICT_S
                 log.info("a shard is not attached again yet", shard=attachment.place.where, why=str(error))
             except TensorHubError as error:
                 if not isinstance(error, ReplicaConflict) or self._loop.time() >= patient_until:

@@ -168,7 +168,10 @@ class Desk:
         except TensorHubError as why:
             session.worker.tell(Failed(call=frame.call, error=why.code, message=str(why)))
         except TimeoutError:
-            message = f"registering {frame.model}/{frame.replica} took longer than {frame.timeout_s:g} s: allow more"
+            message = (
+                f"registering {frame.model}/{frame.replica} took longer than {frame.timeout_s:.3g} s: allow more, or "
+                "see 'tensorhub doctor'"
+            )
             session.worker.tell(Failed(call=frame.call, error="RegistryUnavailable", message=message))
         except Exception as why:  # noqa: BLE001 (the worker must hear of a fault of ours)
             _log.exception("a registration failed")
@@ -189,7 +192,7 @@ class Desk:
         await job.wait_joined(min(frame.timeout_s, JOIN_S_MAX))
         if (job.job, key) in self._registering:
             raise ReplicaConflict(
-                f"shard {key.shard} of {key.model}/{key.replica} is being registered by another worker"
+                f"shard {key.shard} of {key.model}/{key.replica} is just being registered: call again"
             )
         self._registering.add((job.job, key))
         try:
@@ -216,7 +219,8 @@ class Desk:
                 f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}, "
                 f"install={core.place.install!r}: give the same, or release it first"
             )
-        if core.session is not None:
+        # Its own worker asks again where it gave up waiting for an answer, which came to nobody.
+        if core.session not in (None, session.worker.number):
             raise ReplicaConflict(f"{where} has a live worker: release it there, or register another replica or shard")
         handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key))
