@@ -29,6 +29,7 @@ from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout import Layout
 from tensorhub_common.names import check_name
 from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.settings import InvalidSetting
 
 SEGMENT_MODE: Final = 0o600
 SEGMENT_SUFFIX: Final = ".seg"
@@ -147,9 +148,14 @@ class SegmentStore:
     def of(cls, shm_dir: Path, hub_dir: Path, agent: str, bytes_max: int) -> "SegmentStore":
         """Return the store of one agent of the hub that keeps its state in `hub_dir`.
 
-        `bytes_max` 0 means `SHARE_OF_FILE_SYSTEM` of the memory file system.
+        `bytes_max` 0 means `SHARE_OF_FILE_SYSTEM` of the memory file system. Raises `InvalidSetting`.
         """
         check_name("agent", agent)
+        if not os.access(shm_dir, os.W_OK | os.X_OK) or not shm_dir.is_dir():
+            raise InvalidSetting(
+                f"TENSORHUB_SHM_DIR={str(shm_dir)!r} is no folder that can be written, for example "
+                "TENSORHUB_SHM_DIR=/dev/shm"
+            )
         if not bytes_max:
             about = os.statvfs(shm_dir)
             bytes_max = int(about.f_blocks * about.f_frsize * SHARE_OF_FILE_SYSTEM)

@@ -11,6 +11,7 @@ import pytest
 from tensorhub_agent import segments
 from tensorhub_agent.segments import ForeignSegment, SegmentStore, segment_prefix
 from tensorhub_common.errors import MemoryExhausted
+from tensorhub_common.settings import InvalidSetting
 
 MIB = 1024 * 1024
 PREFIX = segment_prefix("hub1", "node-0")
@@ -206,3 +207,11 @@ def test_an_agents_prefix_is_its_own(tmp_path: Path) -> None:
     assert one.prefix == SegmentStore.of(tmp_path, tmp_path / "one", "node-0", 0).prefix
     about = os.statvfs(tmp_path)
     assert 0 < one.bytes_max < about.f_blocks * about.f_frsize
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1 << 20])
+def test_a_memory_folder_that_is_none_is_a_wrong_setting(tmp_path: Path, bytes_max: int) -> None:
+    (tmp_path / "file").touch(0o700)
+    for folder in (tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(InvalidSetting, match=r"TENSORHUB_SHM_DIR=.* is no folder that can be written"):
+            SegmentStore.of(folder, tmp_path, "node-0", bytes_max)
