@@ -90,16 +90,30 @@ class SpanKeeper(SpanProcessor):
     def _write_batch(self) -> bool:
         """Write some of the queue; False when another process is writing just now, and it should be tried again."""
         batch = [self._queue[index] for index in range(min(len(self._queue), BATCH_SPANS_MAX))]
+        lines = self._lines_of(batch)
         try:
-            too_long = self.files.append([self._lines.line(span) for span in batch])
-        except Exception as why:  # noqa: BLE001 (whatever a span holds or a disk does, the service goes on)
-            too_long = len(batch)
-            if not self._warned:
-                self._warned = True
-                _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)
+            too_long = self.files.append(lines)
+        except Exception as why:  # noqa: BLE001 (whatever a disk does, the service goes on)
+            too_long = len(lines)
+            self._warn(why)
         if too_long is None:
             return False
-        self.dropped += too_long
+        self.dropped += too_long + len(batch) - len(lines)
         for _ in batch:
             self._queue.popleft()
         return True
+
+    def _lines_of(self, batch: list[FinishedSpan]) -> list[bytes]:
+        """Return the lines of those that can be written: one that holds what is no text costs itself alone."""
+        lines = []
+        for span in batch:
+            try:
+                lines.append(self._lines.line(span))
+            except Exception as why:  # noqa: BLE001, PERF203 (whatever a span holds, the service and the others go on)
+                self._warn(why)
+        return lines
+
+    def _warn(self, why: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)

@@ -176,6 +176,15 @@ def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog:
     assert str(tmp_path / "spans") in caplog.text
 
 
+def test_a_span_that_is_no_text_costs_itself_alone(keeper: SpanKeeper, caplog: pytest.LogCaptureFixture) -> None:
+    for text in ("before", "half a surrogate: \ud800", "after"):
+        keeper.take(finished("read", place_at(1, 2), None, (1, 2), {"text": text}))
+    with caplog.at_level(logging.WARNING):
+        assert [span.attributes["text"] for span in everything(keeper)] == ["after", "before"]
+    assert keeper.dropped == 1
+    assert len(caplog.records) == 1
+
+
 def test_a_full_disk_costs_spans_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """/dev/full takes no byte, as a full disk."""
 
