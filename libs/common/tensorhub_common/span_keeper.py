@@ -109,7 +109,7 @@ class SpanKeeper(SpanProcessor):
         for span in batch:
             try:
                 lines.append(self._lines.line(span))
-            except Exception as why:  # noqa: BLE001, PERF203 (whatever a span holds, the service and the others go on)
+            except Exception as why:  # noqa: BLE001 (whatever a span holds, the service and the others go on)
                 self._warn(why)
         return lines
 
