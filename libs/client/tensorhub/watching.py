@@ -68,7 +68,8 @@ async def watch(
                     yield event
     except LogGap:
         # What is deleted is trimmed at once, also under those who were about to read it.
-        if await jetstream.last_of(await bus(), joblog.stream, _end_of(job)) is not None:
+        connected = await bus()
+        if await jetstream.insist(lambda: jetstream.last_of(connected, joblog.stream, _end_of(job))) is not None:
             raise gone(job) from None
         raise
 
@@ -81,7 +82,8 @@ def _end_of(job: str) -> str:
 async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
     """Return the first entry to read. Raises `LogGap` when it is no longer there."""
     try:
-        info = await jetstream.api(bus, f"STREAM.INFO.{joblog.stream}")
+        # In a cluster that has just lost a node nobody answers until the log has a leader again, which takes seconds.
+        info = await jetstream.insist(lambda: jetstream.api(bus, f"STREAM.INFO.{joblog.stream}"))
     except StreamFailure as failure:
         if failure.err_code != jetstream.STREAM_NOT_FOUND:
             raise

@@ -1,0 +1,61 @@
+"""Where watching begins: what the log's state says, asked again while nobody answers."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from tensorhub.watching import _start
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import LogGap, LogMissing, NoAnswer
+from tensorhub_common.bus.joblog import JobLog
+
+
+class Answering:
+    """A bus on which JetStream is silent for the first requests, as while a log's leader is elected."""
+
+    def __init__(self, answer: dict[str, Any], silent: int = 0) -> None:
+        self._answer, self._silent = answer, silent
+
+    async def request(self, subject: str, *_: object) -> bytes:
+        if self._silent > 0:
+            self._silent -= 1
+            raise NoAnswer(f"no answer on {subject} within 5 s")
+        return json.dumps(self._answer).encode()
+
+
+async def begin(answering: Answering, after: int | None = None) -> int:
+    bus = cast("Bus", answering)
+    return await _start(bus, JobLog(bus, "run-7"), after)
+
+
+STANDS = {"state": {"first_seq": 5, "last_seq": 9}}
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream, "RETRY_WAIT_S", 0.0)
+
+
+@pytest.mark.parametrize("silent", [0, 1, jetstream.ATTEMPTS_MAX - 1])
+async def test_a_log_that_has_no_leader_for_a_while_is_asked_again(silent: int) -> None:
+    assert await begin(Answering(STANDS, silent)) == 5
+
+
+async def test_who_never_answers_is_named_in_the_end() -> None:
+    with pytest.raises(NoAnswer, match=r"STREAM\.INFO\.TENSORHUB_run-7"):
+        await begin(Answering(STANDS, jetstream.ATTEMPTS_MAX))
+
+
+async def test_it_goes_on_after_what_was_seen_or_says_that_it_can_not() -> None:
+    assert await begin(Answering(STANDS), after=7) == 8
+    assert await begin(Answering(STANDS), after=4) == 5
+    with pytest.raises(LogGap, match="begins at 5 now"):
+        await begin(Answering(STANDS), after=3)
+
+
+async def test_a_job_that_nobody_has_begun_is_said_to_be_none() -> None:
+    missing = {"error": {"code": 404, "err_code": jetstream.STREAM_NOT_FOUND, "description": "stream not found"}}
+    with pytest.raises(LogMissing, match="there is no job 'run-7'"):
+        await begin(Answering(missing))
