@@ -66,6 +66,8 @@ class Receives:
     def land(self, half: Half, at: int, data: bytes) -> Landing | None:
         """Write half a piece; returns the batch that has ended with it."""
         piece = half[0]
+        if self.link.key not in self.link.reader.shelf:
+            raise Violation("one writer", f"piece {piece} of {self.link.key} is written into memory that was freed")
         segment = self._segment
         if segment.writers.get(piece) is not self.link:
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written by a source that was closed")
