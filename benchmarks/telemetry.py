@@ -35,7 +35,7 @@ from benchmarks.ours import Ours
 from benchmarks.small import WARM_UP, Latency
 from tensorhub.up.up import Up
 from tensorhub_common.metrics import METRICS
-from tensorhub_common.span_keeper import WRITE_EVERY_S
+from tensorhub_common.span_keeper import LOOK_EVERY_S, WRITE_EVERY_S
 from tensorhub_common.spanmaker import LATER_S
 
 RATIO_MIN: Final = 0.98
@@ -45,7 +45,7 @@ INTERVAL: Final = (0.025, 0.975)
 TRIMMED: Final = 0.1
 """So large a share of the pairs at either end doesn't count: there the machine did something else."""
 
-SETTLE_S: Final = WRITE_EVERY_S + LATER_S + 0.25
+SETTLE_S: Final = LOOK_EVERY_S + WRITE_EVERY_S + LATER_S + 0.25
 """So long after the last round all spans are kept."""
 
 PAIRS_MIN: Final = 3

@@ -6,6 +6,7 @@ directory that can't be written costs spans and one warning, and never an error 
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -23,8 +24,11 @@ QUEUE_SPANS_MAX: Final = 8_192
 """So many finished spans wait to be written; what comes on top is dropped."""
 
 BATCH_SPANS_MAX: Final = 512
-WRITE_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 1.0
 """A finished span stands in the files this much later, or when somebody asks for it."""
+
+WRITE_EVERY_S: Final = 5.0
+"""Where spans end all the time they are written so seldom: most of what a write costs is its beginning."""
 
 CLOSE_S_MAX: Final = 1.0
 
@@ -74,7 +78,7 @@ class SpanKeeper(SpanProcessor):
 
     def newest(self, about: bytes, wanted: Callable[[Span], bool], count_max: int) -> tuple[list[Span], int]:
         """Look through the files, and what was still queued; see `SpanFiles.newest`."""
-        self.force_flush(round(WRITE_EVERY_S * 1e3))
+        self.force_flush(round(LOOK_EVERY_S * 1e3))
         return self.files.newest(about, wanted, count_max)
 
     def shutdown(self) -> None:
@@ -83,8 +87,11 @@ class SpanKeeper(SpanProcessor):
         self._thread.join(CLOSE_S_MAX)
 
     def _write_always(self) -> None:
-        while not self._closed.wait(WRITE_EVERY_S):
-            self.force_flush()
+        written_at = -math.inf
+        while not self._closed.wait(LOOK_EVERY_S):
+            if self._queue and time.monotonic() >= written_at + WRITE_EVERY_S:
+                self.force_flush()
+                written_at = time.monotonic()
         self.force_flush()
 
     def _write_batch(self) -> bool:

@@ -32,9 +32,12 @@ NAME: Final = "tensorhub"
 TRACE_ID_BITS: Final = 128
 SPAN_ID_BITS: Final = 64
 
+SOON_S: Final = 0.5
+"""So long after a story's end its spans are made, with those of all that have ended since."""
+
 LATER_S: Final = 2.0
-"""So long after a story's end its spans are made, with those of all that have ended since: waking up for each story
-would cost more than its spans. Who asks a process for its spans gets them all the same (`flush_waiting`)."""
+"""Where stories end all the time, their spans are made so seldom: waking up would cost more than the spans. Who asks a
+process for its spans gets them all the same (`flush_waiting`)."""
 
 TURN_STORIES_MAX: Final = 4
 """In one turn of the event loop the spans of so many stories are made, which takes some tenths of a millisecond."""
@@ -131,12 +134,14 @@ class SpansLater:
         _waiting.add(self)
         self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
         self._timer: asyncio.TimerHandle | None = None
+        self._told_at = -LATER_S
 
     def add(self, story: Story) -> None:
         """Make the spans of a story a little later."""
         self._stories.append(story)
         if self._timer is None:
-            self._timer = self._loop.call_later(LATER_S, self._next_turn)
+            at = max(self._loop.time() + SOON_S, self._told_at + LATER_S)
+            self._timer = self._loop.call_at(at, self._next_turn)
 
     def flush(self) -> None:
         """Make all of them now: the process ends."""
@@ -155,6 +160,8 @@ class SpansLater:
         self._turn()
         if self._stories:
             self._timer = self._loop.call_later(0, self._next_turn)
+        else:
+            self._told_at = self._loop.time()
 
     def _turn(self) -> None:
         with SPANS.counted():

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util.types import AnyValue
 from tests.unit.span_places import place_at
 
+from tensorhub_common import span_keeper
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, SpanKeeper
 from tensorhub_common.span_lines import TEXT_CHARS_MAX
@@ -174,6 +175,28 @@ def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog:
     keeper.shutdown()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(tmp_path / "spans") in caplog.text
+
+
+def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_keeper, "LOOK_EVERY_S", 0.002)
+    keeper = SpanKeeper(SpanFiles(tmp_path, 1 << 20))
+    looks, wait = threading.Semaphore(0), keeper._closed.wait
+
+    def looking(timeout: float | None = None) -> bool:
+        looks.release()
+        return wait(timeout)
+
+    monkeypatch.setattr(keeper._closed, "wait", looking)
+    written = SpanFiles(tmp_path, 1 << 20)
+    for number in (1, 2):
+        keeper.take(finished("read", place_at(1, number), None, (1, 2), {}))
+        for _ in range(10):
+            assert looks.acquire(timeout=20)
+        assert len(written.newest(b"read", lambda _: True, 10)[0]) == 1
+    keeper.shutdown()
+    assert len(written.newest(b"read", lambda _: True, 10)[0]) == 2
 
 
 def test_a_span_that_is_no_text_costs_itself_alone(keeper: SpanKeeper, caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ def test_without_a_provider_of_spans_there_is_no_maker(monkeypatch: pytest.Monke
 
 
 async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spanmaker, "LATER_S", 0.0)
+    monkeypatch.setattr(spanmaker, "SOON_S", 0.0)
     told: list[int] = []
     later = SpansLater()
     for number in range(3 * TURN_STORIES_MAX):
@@ -83,8 +83,27 @@ async def test_stories_are_told_later_a_few_at_a_turn(monkeypatch: pytest.Monkey
     assert told == list(range(3 * TURN_STORIES_MAX))
 
 
+async def test_where_stories_end_all_the_time_their_spans_are_made_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first after a quiet time are made soon; the next wait until so much time has passed since then."""
+    monkeypatch.setattr(spanmaker, "SOON_S", 0.0)
+    told: list[int] = []
+    later = SpansLater()
+    all_told = asyncio.Event()
+    later.add(partial(told.append, 1))
+    later.add(all_told.set)
+    async with asyncio.timeout(5):
+        await all_told.wait()
+    began = asyncio.get_running_loop().time()
+    later.add(partial(told.append, 2))
+    assert later._timer is not None
+    assert began + spanmaker.LATER_S - 1 < later._timer.when() <= began + spanmaker.LATER_S
+    assert told == [1]
+    later.flush()
+    assert told == [1, 2]
+
+
 async def test_who_asks_gets_what_waits_and_each_turn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spanmaker, "LATER_S", 3600.0)
+    monkeypatch.setattr(spanmaker, "SOON_S", 3600.0)
     told: list[str] = []
     later = SpansLater(lambda: told.append("turn"))
     for number in range(TURN_STORIES_MAX + 1):
