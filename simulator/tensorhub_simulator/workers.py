@@ -125,8 +125,14 @@ class Rank(Node):
                 self._go_where_it_stands(end)
                 self.clock.after(AGAIN_S, self, self._register)
             return
+        core = self.agent.core.shards.get(self.key)
+        if core is None:
+            if self.agent.core.deleted is None:
+                raise Violation("liveness", f"{self.key} was registered, and its agent does not know it")
+            # The job was deleted while the answer was on its way.
+            self.clock.after(AGAIN_S, self, self._register)
+            return
         self.registered = True
-        core = self.agent.core.shards[self.key]
         held = core.held
         if core.operation is not None:
             # A wish to publish came before this worker could write: it must know, since no agent can see it write.
