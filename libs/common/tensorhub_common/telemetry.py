@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
@@ -30,6 +31,7 @@ from tensorhub_common.span_cost import SPANS
 from tensorhub_common.span_files import SpanFiles
 from tensorhub_common.span_keeper import SpanKeeper
 from tensorhub_common.spanmaker import SpanMaker
+from tensorhub_common.tracecontext import context_in
 from tensorhub_common.wire.traces import Span
 
 SHUTDOWN_S_MAX: Final = 3.0
@@ -118,12 +120,18 @@ class _Handler(logging.StreamHandler[TextIO]):
         return (record.name.startswith(_OURS) or record.levelno >= logging.WARNING) and bool(super().filter(record))
 
 
+ANSWERING: Final[ContextVar[Mapping[str, str] | None]] = ContextVar("answering", default=None)
+"""The headers of the question that is being answered; read only where a line is logged meanwhile."""
+
+
 def trace_ids() -> dict[str, str]:
-    """Return the ids of the active span as log fields; nothing when there is none."""
+    """Return the ids of the active span, or of whoever asked, as log fields; nothing when there is none."""
     span = trace.get_current_span().get_span_context()
-    if not span.is_valid:
-        return {}
-    return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}
+    if span.is_valid:
+        return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}
+    headers = ANSWERING.get()
+    cause = None if headers is None else context_in(headers)
+    return {} if cause is None else {"trace_id": cause.trace_id, "span_id": cause.span_id}
 
 
 def start_logs(service: str, instance: str, settings: Settings, stream: TextIO | None = None) -> None:

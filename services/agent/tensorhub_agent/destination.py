@@ -23,8 +23,8 @@ class Destination:
         self._vacated = False
         """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
         self._drain_until = 0.0
-        self._beside: ShardFilled | None = None
-        """What stands whole in the spare memory of a staged shard."""
+        self._beside: tuple[int, str] | None = None
+        """What stands whole in the spare memory of a staged shard: the version, and its root."""
 
     # Taken from its readers.
 
@@ -96,14 +96,18 @@ class Destination:
     def filled(self, event: ShardFilled, digests: bytes) -> None:
         """The log counts this shard as ready, so others may read it; one that swaps only with its whole replica."""
         if self._core.place.swaps:
-            self._beside = event
+            self._beside = event.version, event.root
         else:
             self.stand(event.version, event.root, digests)
 
+    def fill_at_once(self, version: int, root: str) -> None:
+        """The round began and ended with this shard's word, and the log says of it only that the replica is ready."""
+        self._beside = version, root
+
     def swap(self, version: int, digests: bytes) -> None:
         """The whole replica holds the version: what was filled with it beside the old one takes its place."""
-        if self._beside is not None and self._beside.version == version:
-            self.stand(version, self._beside.root, digests, swap=True)
+        if self._beside is not None and self._beside[0] == version:
+            self.stand(version, self._beside[1], digests, swap=True)
 
     def stand(self, version: int, root: str, digests: bytes, *, swap: bool = False) -> None:
         """Let others read what was filled; with `swap` in place of what stood here, whose readers are told."""

@@ -27,7 +27,7 @@ from tensorhub_common.errors import (
     RoundTimeout,
     VersionUnavailable,
 )
-from tensorhub_common.wire.commands import Sender
+from tensorhub_common.wire.commands import NO_ROOT, Sender
 from tensorhub_common.wire.events import (
     AnyEvent,
     CommandRejected,
@@ -133,6 +133,9 @@ class ReadOperation:
             self._end(*self._not_in_time(event.missing), now)
         elif isinstance(event, ShardFilled) and event.by == voice.filled_by:
             self._on_filled(event)
+        elif isinstance(event, ReplicaReady) and event.by == voice.filled_by and self.transfer is not None:
+            if self._at_once:
+                self._destination.fill_at_once(event.version, self.transfer.root or NO_ROOT)
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
             self._on_refused(event.by, event.error, event.message or "", now)
 

@@ -4,18 +4,16 @@ While a question is answered, log lines carry the ids of whoever asked.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-
-import structlog
 
 from tensorhub_common import telemetry
 from tensorhub_common.bus.message import Message
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.subjects import AskSubject, parse
-from tensorhub_common.tracecontext import TraceContext, Value, context_in, finished
+from tensorhub_common.tracecontext import Value, context_in, finished
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 
@@ -40,24 +38,28 @@ class Tracing:
     @contextmanager
     def asked(self, question: Message) -> Iterator[Asked]:
         """Answer a question within this; its span is made later."""
-        cause = None if self._maker is None else context_in(question.headers)
+        headers = question.headers
         asked = Asked(question.subject, time.time_ns())
-        if self._maker is None or cause is None:
+        if self._maker is None or not headers:
             yield asked
             return
+        told = telemetry.ANSWERING.set(headers)
         try:
-            with structlog.contextvars.bound_contextvars(trace_id=cause.trace_id, span_id=cause.span_id):
-                yield asked
+            yield asked
         finally:
-            if cause.sampled:
-                self._later.add(partial(_tell, self._maker, asked, cause, time.time_ns()))
+            telemetry.ANSWERING.reset(told)
+            # The headers are read later too.
+            self._later.add(partial(_tell, self._maker, asked, headers, time.time_ns()))
 
     def close(self) -> None:
         """Make what is left."""
         self._later.flush()
 
 
-def _tell(maker: SpanMaker, asked: Asked, cause: TraceContext, ended_ns: int) -> None:
+def _tell(maker: SpanMaker, asked: Asked, headers: Mapping[str, str], ended_ns: int) -> None:
+    cause = context_in(headers)
+    if cause is None or not cause.sampled:
+        return
     subject = parse(asked.subject)
     attributes: dict[str, Value] = {}
     if isinstance(subject, AskSubject) and subject.job is not None:

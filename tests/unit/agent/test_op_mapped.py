@@ -329,8 +329,10 @@ def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
     agent.confirmed(key)
     agent.closed(key)
     assert said_of(agent, key) == ["Filled"]
-    assert [kind_of(event) for event in agent.log()] == ["shard.filled", "replica.ready"]
+    assert [kind_of(event) for event in agent.log()] == ["replica.ready"]
     assert agent.error_of(call) is None
+    held = agent.core.shards[key].held
+    assert (held.version, held.root) == (1, ROOT)
 
 
 def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> Key:

@@ -23,8 +23,8 @@ def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> Wor
 def test_a_round_begins_and_ends_with_one_word() -> None:
     world = mapping()
     events = world.filled("rollout", 12, attempt=1)
-    assert kinds(events) == ["shard.filled", "replica.ready"]
-    assert isinstance(events[1], ReplicaReady)
+    assert kinds(events) == ["replica.ready"]
+    assert isinstance(events[0], ReplicaReady)
     assert world.replica("rollout").version == 12
     assert world.replica("rollout").round is None
 
@@ -54,16 +54,16 @@ def test_what_was_decided_again_meanwhile_is_not_ended_by_the_old_word() -> None
     world = mapping()
     world.replan("rollout")
     refused(world.filled("rollout", 12, attempt=1), "BadCommand")
-    assert kinds(world.filled("rollout", 12, attempt=2)) == ["shard.filled", "replica.ready"]
+    assert kinds(world.filled("rollout", 12, attempt=2)) == ["replica.ready"]
 
 
 def test_what_is_overtaken_meanwhile_is_shown_whole() -> None:
     world = mapping()
     world.replica_of("other", "e")
     world.publish("other", 13)
-    assert kinds(world.filled("rollout", 12, attempt=1)) == ["shard.filled", "replica.ready"]
+    assert kinds(world.filled("rollout", 12, attempt=1)) == ["replica.ready"]
     world.want("rollout", "newer", staged=True)
-    assert kinds(world.filled("rollout", 13, attempt=1)) == ["shard.filled", "replica.ready"]
+    assert kinds(world.filled("rollout", 13, attempt=1)) == ["replica.ready"]
 
 
 def test_another_version_or_root_is_refused_as_ever() -> None:

@@ -240,3 +240,22 @@ def test_a_collector_that_does_not_answer_holds_up_neither_shutdown_nor_exit(col
 
 def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
     assert telemetry.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("headers", "ids"),
+    [
+        ({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}, {"trace_id": "a" * 32, "span_id": "b" * 16}),
+        ({"traceparent": "garbage"}, {}),
+        ({}, {}),
+    ],
+)
+def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
+    headers: dict[str, str], ids: dict[str, str]
+) -> None:
+    told = telemetry.ANSWERING.set(headers)
+    try:
+        assert telemetry.trace_ids() == ids
+    finally:
+        telemetry.ANSWERING.reset(told)
+    assert telemetry.trace_ids() == {}

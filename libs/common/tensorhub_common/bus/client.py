@@ -51,6 +51,10 @@ class Headers(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._read())
 
+    def __bool__(self) -> bool:
+        # Whether there is a header block at all: who only wants to know that has nothing read for it.
+        return bool(self._raw)
+
     def __repr__(self) -> str:
         return repr(self._read())
 

@@ -121,6 +121,10 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     else:
         shift(shard, ShardMove.FILLED, command.version, command.root)
     current.filled.add(shard.index)
+    if at_once:
+        # The round ends here, so that the replica is ready says all of it.
+        rounds.complete(model, replica, current, command.version, out)
+        return
     out.append(
         ShardFilled(
             model=model.name,
