@@ -48,8 +48,9 @@ class SpanFiles:
 
         Raises OSError when there is no room, or the directory can't be written.
         """
-        lines = [span + _END for span in spans]
-        fitting = [line for line in lines if len(line) <= min(SPAN_BYTES_MAX, self._generation_bytes_max)]
+        lines = list(spans)
+        longest = min(SPAN_BYTES_MAX, self._generation_bytes_max) - len(_END)
+        fitting = [line for line in lines if len(line) <= longest]
         self.directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         locked = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -64,14 +65,16 @@ class SpanFiles:
 
     def _chunks(self, lines: list[bytes]) -> Iterator[bytes]:
         """Put lines together to what fits into one generation."""
-        chunk = bytearray()
+        chunk: list[bytes] = []
+        nbytes = 0
         for line in lines:
-            if chunk and len(chunk) + len(line) > self._generation_bytes_max:
-                yield bytes(chunk)
-                chunk.clear()
-            chunk += line
+            if chunk and nbytes + len(line) + len(_END) > self._generation_bytes_max:
+                yield _END.join(chunk) + _END
+                chunk, nbytes = [], 0
+            chunk.append(line)
+            nbytes += len(line) + len(_END)
         if chunk:
-            yield bytes(chunk)
+            yield _END.join(chunk) + _END
 
     def _append(self, chunk: bytes) -> None:
         path = self.directory / NEW

@@ -127,10 +127,10 @@ def flush_waiting() -> None:
 class SpansLater:
     """Finished stories that wait for their spans. It belongs to the event loop that made it."""
 
-    def __init__(self, after_turn: Callable[[], None] | None = None) -> None:
-        """Begin with none. `after_turn` is called when the spans of some stories have been made."""
+    def __init__(self, after_all: Callable[[], None] | None = None) -> None:
+        """Begin with none. `after_all` is called when the spans of all stories up to now have been made."""
         self._loop = asyncio.get_running_loop()
-        self._after_turn = after_turn
+        self._after_all = after_all
         _waiting.add(self)
         self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
         self._timer: asyncio.TimerHandle | None = None
@@ -167,8 +167,8 @@ class SpansLater:
         with SPANS.counted():
             for _ in range(min(TURN_STORIES_MAX, len(self._stories))):
                 self._tell(self._stories.popleft())
-            if self._after_turn is not None:
-                self._after_turn()
+            if self._after_all is not None and not self._stories:
+                self._after_all()
 
     def _tell(self, story: Story) -> None:
         try:

@@ -48,8 +48,11 @@ class TraceContext(
         return TraceContext(self.trace_id, span_id, self.sampled)
 
 
-class SpanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished span of this process; times in ns since the epoch. Its keys are those of `wire.traces.Span`."""
+class SpanRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A finished span of this process; times in ns since the epoch. Its keys are those of `wire.traces.Span`.
+
+    Nothing in it leads back to it, so the garbage collector need not look through the hundreds that wait to be kept.
+    """
 
     trace: str
     span: str
