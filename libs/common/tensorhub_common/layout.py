@@ -41,6 +41,26 @@ SIZE_MAX: Final = 2**63 - 1
 Shape = tuple[int, ...]
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A box of a registered tensor that is a box of a global tensor of another name: q, k or v of a fused qkv.
+
+    Both boxes have the same sizes once the dimensions in front that have one element are left out: an expert's matrix
+    may be one layer of a stack of them.
+    """
+
+    name: str
+    """The global tensor's."""
+    global_shape: Shape
+    offset: Shape
+    """Where the box begins in the global tensor."""
+    extent: Shape
+    """Its size there."""
+    start: Shape
+    """Where it begins in the registered tensor."""
+    shape: Shape
+    """Its size there."""
+
+
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor's box: `shape` elements that begin at `offset` of a global tensor of `global_shape`."""
 
@@ -51,6 +71,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     shape: Shape
     global_shape: Shape
     offset: Shape
+    parts: tuple[Part, ...] = ()
+    """What the tensor consists of where it is no box of a global tensor of its own name; each element in one part."""
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,87 @@
+"""Boxes that lie strided in a source segment and belong strided into a destination segment, in bytes. Pure.
+
+What a transport has to know to bring boxes between unlike layouts, and nothing of tensors. Many boxes are alike but for
+where they begin, so what they have in common is a `Form`, kept once.
+
+Always true of a form: `shape`, `to_strides` and `origin_strides` are of one length, which may be 0 (one element); every
+size is at least 1; strides are in bytes, and not negative. Elements of different index stand in different bytes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+Sizes = tuple[int, ...]
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True):
+    """The shape of a box in elements, and how far its elements lie apart at both ends."""
+
+    shape: Sizes
+    to_strides: Sizes
+    origin_strides: Sizes
+    itemsize: int
+    """Bytes of an element in the source."""
+    to_itemsize: int
+    """Bytes of an element in the destination."""
+    cast: str = ""
+    """How an element is converted, as "float32>bfloat16"; empty: it is taken as it is."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements in the destination."""
+        return self.elements * self.to_itemsize
+
+    @property
+    def origin_nbytes(self) -> int:
+        """Bytes of its elements in the source."""
+        return self.elements * self.itemsize
+
+    @property
+    def is_packed_here(self) -> bool:
+        """Whether its elements follow one another in the destination, in the order of their indices."""
+        return _is_packed(self.shape, self.to_strides, self.to_itemsize)
+
+    @property
+    def is_packed_there(self) -> bool:
+        """Whether its elements follow one another in the source, in the order of their indices."""
+        return _is_packed(self.shape, self.origin_strides, self.itemsize)
+
+    @property
+    def span_bytes(self) -> int:
+        """From its first byte in the destination to behind its last one."""
+        return _span(self.shape, self.to_strides, self.to_itemsize)
+
+    @property
+    def origin_span_bytes(self) -> int:
+        """From its first byte in the source to behind its last one."""
+        return _span(self.shape, self.origin_strides, self.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Boxes by column: box i, of form `form[i]`, goes from byte `origin[i]` of the source to `to[i]` of the destination."""
+
+    to: Sequence[int]
+    origin: Sequence[int]
+    form: Sequence[Form]
+
+
+def _is_packed(shape: Sizes, strides: Sizes, itemsize: int) -> bool:
+    expected = itemsize
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _span(shape: Sizes, strides: Sizes, itemsize: int) -> int:
+    return itemsize + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
