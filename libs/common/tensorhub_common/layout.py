@@ -166,9 +166,18 @@ def _name_bytes(name: str) -> int:
         return 0
 
 
+def encoded(layout: Layout) -> bytes:
+    """Return a layout as it is kept and digested: parts are named only where a tensor has some."""
+    columns = [
+        (e.name, e.dtype, e.itemsize, e.shape, e.global_shape, e.offset, *((e.parts,) if e.parts else ()))
+        for e in layout.tensors
+    ]
+    return msgspec.msgpack.encode({"tensors": columns})
+
+
 def layout_digest(layout: Layout) -> str:
     """Return the content address of a layout: 64 hexadecimal digits (BLAKE2b-256 of its MessagePack form)."""
-    return hashlib.blake2b(msgspec.msgpack.encode(layout), digest_size=32).hexdigest()
+    return hashlib.blake2b(encoded(layout), digest_size=32).hexdigest()
 
 
 def placements(layout: Layout) -> list[int]:

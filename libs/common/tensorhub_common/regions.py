@@ -67,7 +67,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Boxes by column: box i, of form `form[i]`, goes from byte `origin[i]` of the source to `to[i]` of the destination."""
+    """Boxes by column: box i, of form `form[i]`, goes from byte `origin[i]` there to byte `to[i]` here."""
 
     to: Sequence[int]
     origin: Sequence[int]

@@ -19,7 +19,7 @@ from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.memory import Place
 from tensorhub_agent.workers import Worker
 from tensorhub_common.errors import AgentUnavailable, BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
-from tensorhub_common.layout import Layout, difference, layout_digest
+from tensorhub_common.layout import Layout, difference, encoded, layout_digest
 from tensorhub_common.names import check_name
 from tensorhub_common.telemetry import keep_foreign
 from tensorhub_common.wire.commands import PROTOCOL
@@ -281,4 +281,4 @@ def _core_call(frame: ShardCall, number: int, session: int, now: float) -> AnyCa
 def _read_layout(packed: bytes) -> tuple[Layout, bytes]:
     """Unpack and check a layout as a worker sent it. Raises `LayoutMismatch`."""
     layout = unpack_layout(packed)
-    return layout, msgspec.msgpack.encode(layout)
+    return layout, encoded(layout)

@@ -31,7 +31,7 @@ from tensorhub_agent.segments import (
 )
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
-from tensorhub_common.layout import Layout, layout_digest, layout_of, pieces, segment_bytes
+from tensorhub_common.layout import Layout, encoded, layout_digest, layout_of, pieces, segment_bytes
 
 MANIFEST_VERSION: Final = 1
 """A manifest of another version is foreign: the segment is given up, and filled anew."""
@@ -96,7 +96,7 @@ class Adopted:
 
 def pack_layout(layout: Layout) -> bytes:
     """Return the layout as zstd-compressed MessagePack."""
-    return zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(layout))
+    return zstandard.ZstdCompressor().compress(encoded(layout))
 
 
 def unpack_layout(packed: bytes) -> Layout:
