@@ -1,0 +1,216 @@
+"""A transfer program: which boxes of which source layouts make up one destination layout, as data. Pure.
+
+The planner compiles it once for a pair of layouts (or one layout and several) and keeps it by its digest; agents carry
+it out. It speaks of bytes: where a cell begins, its shape, its strides. A *cell* is a box of the destination that lies
+wholly in one box of each source layout that has it. A *unit* is a slice of a cell along one dimension, at most
+`PIECE_BYTES_MAX` long: what a read asks for, counts and retries.
+
+Tensors that are cut alike (all experts of all layers) share a *pattern* of cells; a *group* are those of them that also
+come from the same sources. So a program is a few patterns, and for each tensor where it begins at both ends.
+
+Units are numbered block by block: a *block* are the cells of a group that the same sources have. Blocks stand in the
+order of their sources, so what one source gives is few ranges of numbers, however many tensors there are.
+
+Always true: every element of the destination that is to be filled is in exactly one cell (proved where it is compiled);
+a program's units have the same numbers wherever they are counted.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from math import prod
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.regions import Form, Regions, Sizes
+
+UNITS_MAX: Final = 4_000_000
+"""A program has at most so many units, as a layout has pieces."""
+
+Range = tuple[int, int]
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """How cells of one shape are cut into units: `rows` at a time along `dim`."""
+
+    shape: Sizes
+    to_strides: Sizes
+    itemsize: int
+    dim: int
+    rows: int
+    units: int
+
+    def sizes(self, unit: int) -> Sizes:
+        """Return the shape of one of its units."""
+        if self.units == 1:
+            return self.shape
+        left = self.shape[self.dim] - unit * self.rows
+        return (*self.shape[: self.dim], min(self.rows, left), *self.shape[self.dim + 1 :])
+
+
+class Owner(msgspec.Struct, frozen=True, array_like=True):
+    """A source's box that a cell lies in, and how it lies there."""
+
+    box: int
+    """Which of the group's boxes."""
+    ahead: int
+    """So many bytes behind the beginning of the box."""
+    strides: Sizes
+    itemsize: int
+    cast: str
+
+
+class Cell(msgspec.Struct, frozen=True, array_like=True):
+    """A box of the destination, `to` bytes behind where its tensor begins."""
+
+    to: int
+    cut: Cut
+    owners: tuple[Owner, ...]
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """Tensors that are cut alike and come from the same sources. Tensor i begins at `to[i]`, its boxes at `at[i]`."""
+
+    pattern: int
+    sources: tuple[int, ...]
+    """Of each box, the number of the source layout that it stands in."""
+    to: tuple[int, ...]
+    at: tuple[tuple[int, ...], ...]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """How a destination layout is filled from those source layouts. `compiling` in the planner makes it."""
+
+    layout: str
+    sources: tuple[str, ...]
+    patterns: tuple[tuple[Cell, ...], ...]
+    groups: tuple[Group, ...]
+
+
+class _Block:
+    """The cells of a group that the same sources have."""
+
+    __slots__ = ("cells", "first_units", "group", "owners", "units")
+
+    def __init__(self, group: Group, owners: tuple[int, ...], cells: Sequence[Cell]) -> None:
+        self.group, self.owners, self.cells = group, owners, cells
+        self.first_units = list(accumulate((cell.cut.units for cell in cells), initial=0))
+        self.units = self.first_units[-1] * len(group.to)
+
+
+_decoder: Final = msgspec.msgpack.Decoder(Program)
+
+
+class Execution:
+    """A program, made ready to be carried out: units by number."""
+
+    def __init__(self, program: Program) -> None:
+        """Number the units. Raises `LayoutMismatch` when they are too many."""
+        self.program = program
+        self._blocks = _blocks(program)
+        self._first = list(accumulate((block.units for block in self._blocks), initial=0))
+        if len(self) > UNITS_MAX:
+            raise LayoutMismatch(
+                f"a shard would be filled by {len(self)} units, and {UNITS_MAX} are possible: use more shards"
+            )
+        self._number = {layout: number for number, layout in enumerate(program.sources)}
+        self._forms: dict[tuple[int, int, int], Form] = {}
+
+    def __len__(self) -> int:
+        """Return the number of units."""
+        return self._first[-1]
+
+    def nbytes(self) -> list[int]:
+        """Return the bytes of each unit in the destination."""
+        found: list[int] = []
+        for block in self._blocks:
+            sizes = [
+                prod(cell.cut.sizes(unit)) * cell.cut.itemsize for cell in block.cells for unit in range(cell.cut.units)
+            ]
+            found += sizes * len(block.group.to)
+        return found
+
+    def given_by(self, layout: str) -> tuple[Range, ...]:
+        """Return the units that a source of this layout has; none where the program knows no such layout."""
+        number = self._number.get(layout)
+        ranges: list[Range] = []
+        for first, block in zip(self._first, self._blocks, strict=False):
+            if number not in block.owners or not block.units:
+                continue
+            if ranges and sum(ranges[-1]) == first:
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + block.units)
+            else:
+                ranges.append((first, block.units))
+        return tuple(ranges)
+
+    def regions(self, layout: str, ranges: Iterable[Range]) -> Regions:
+        """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not."""
+        source = self._number[layout]
+        to: list[int] = []
+        origin: list[int] = []
+        form: list[Form] = []
+        for group, tensor, cell, unit in self._units(ranges):
+            owner = next((each for each in cell.owners if group.sources[each.box] == source), None)
+            if owner is None:
+                raise KeyError(f"layout {layout[:12]} does not have all of these units")
+            cut = cell.cut
+            ahead = unit * cut.rows
+            to.append(group.to[tensor] + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
+            there = group.at[tensor][owner.box] + owner.ahead
+            origin.append(there + (ahead * owner.strides[cut.dim] if ahead else 0))
+            form.append(self._form(cut, owner, unit))
+        return Regions(to, origin, form)
+
+    def _units(self, ranges: Iterable[Range]) -> Iterator[tuple[Group, int, Cell, int]]:
+        """Yield (group, number of the tensor in it, cell, number of the unit in that) of each unit."""
+        for first, count in ranges:
+            number = bisect_right(self._first, first) - 1
+            for unit in range(first, first + count):
+                while unit >= self._first[number + 1]:
+                    number += 1
+                block = self._blocks[number]
+                tensor, place = divmod(unit - self._first[number], block.first_units[-1])
+                cell = bisect_right(block.first_units, place) - 1
+                yield block.group, tensor, block.cells[cell], place - block.first_units[cell]
+
+    def _form(self, cut: Cut, owner: Owner, unit: int) -> Form:
+        # All units of a cell but the last one are alike.
+        key = (id(cut), id(owner), unit if unit == cut.units - 1 else 0)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = Form(
+                shape=cut.sizes(unit),
+                to_strides=cut.to_strides,
+                origin_strides=owner.strides,
+                itemsize=owner.itemsize,
+                to_itemsize=cut.itemsize,
+                cast=owner.cast,
+            )
+        return form
+
+
+def _blocks(program: Program) -> list[_Block]:
+    """Divide each group's cells by who has them, and put what the same source has side by side."""
+    found: list[tuple[tuple[int, ...], int, list[Cell]]] = []
+    for number, group in enumerate(program.groups):
+        by_owners: dict[tuple[int, ...], list[Cell]] = {}
+        for cell in program.patterns[group.pattern]:
+            by_owners.setdefault(tuple(group.sources[owner.box] for owner in cell.owners), []).append(cell)
+        found += [(owners, number, cells) for owners, cells in by_owners.items()]
+    found.sort(key=lambda each: each[:2])
+    return [_Block(program.groups[number], owners, cells) for owners, number, cells in found]
+
+
+def encoded(program: Program) -> bytes:
+    """Return a program as it is kept in the blob store, whose name for it is its digest."""
+    return msgspec.msgpack.encode(program)
+
+
+def decoded(data: bytes) -> Program:
+    """Read a program. Raises `LayoutMismatch` for what is none."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as why:
+        raise LayoutMismatch(f"what stands in the blob store as a transfer program is none: {why}") from None

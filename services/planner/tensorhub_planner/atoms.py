@@ -1,0 +1,97 @@
+"""The boxes of global tensors that stand in a shard's memory, whatever they are called there. Pure.
+
+A registered tensor is one atom, or several where its layout names parts of it. What an atom is cut out of its global
+tensor, and how it lies in memory, is its *cutout*; layouts have many tensors and few cutouts, so those are numbered.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, placements
+
+EMPTY: Final = -1
+"""The number of every cutout without an element."""
+
+
+class Cutout(NamedTuple):
+    """Elements `start[d] <= index[d] < stop[d]` of a global tensor, and how far apart they lie in the segment."""
+
+    dtype: str
+    itemsize: int
+    global_shape: Shape
+    start: Shape
+    stop: Shape
+    strides: Shape
+    """In bytes, for each dimension of the global tensor."""
+
+
+class Atom(NamedTuple):
+    """A box of the global tensor `name`; its first element stands at byte `at` of the segment."""
+
+    name: str
+    at: int
+    cutout: int
+
+
+class Cutouts:
+    """Cutouts by number. Equal ones have equal numbers."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._numbers: dict[Cutout, int] = {}
+        self._known: list[Cutout] = []
+        self._of_entry: dict[tuple[str, Shape, Shape, Shape], int] = {}
+
+    def __getitem__(self, number: int) -> Cutout:
+        """Return a cutout by its number."""
+        return self._known[number]
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._known)
+
+    def atoms(self, layout: Layout) -> Iterator[Atom]:
+        """Yield a layout's atoms in the order of its tensors; those without an element are left out."""
+        of_entry = self._of_entry
+        for entry, place in zip(layout.tensors, placements(layout), strict=True):
+            if entry.parts:
+                strides = _row_major(entry.shape, entry.itemsize)
+                for part in entry.parts:
+                    if 0 not in part.shape:
+                        at = place + sum(start * stride for start, stride in zip(part.start, strides, strict=True))
+                        yield Atom(part.name, at, self._number(_of_part(entry, part, strides)))
+                continue
+            key = (entry.dtype, entry.shape, entry.global_shape, entry.offset)
+            number = of_entry.get(key)
+            if number is None:
+                number = of_entry[key] = EMPTY if 0 in entry.shape else self._number(_of_whole(entry))
+            if number != EMPTY:
+                yield Atom(entry.name, place, number)
+
+    def _number(self, cutout: Cutout) -> int:
+        number = self._numbers.setdefault(cutout, len(self._known))
+        if number == len(self._known):
+            self._known.append(cutout)
+        return number
+
+
+def _of_whole(entry: TensorEntry) -> Cutout:
+    stop = tuple(o + s for o, s in zip(entry.offset, entry.shape, strict=True))
+    strides = _row_major(entry.shape, entry.itemsize)
+    return Cutout(entry.dtype, entry.itemsize, entry.global_shape, entry.offset, stop, strides)
+
+
+def _of_part(entry: TensorEntry, part: Part, strides: Shape) -> Cutout:
+    """Dimensions are matched from the last one on; those in front that only one of the two has are of one element."""
+    rank = len(part.global_shape)
+    own = strides[-rank:] if rank else ()
+    stop = tuple(o + s for o, s in zip(part.offset, part.extent, strict=True))
+    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, (0,) * (rank - len(own)) + own)
+
+
+def _row_major(shape: Shape, itemsize: int) -> Shape:
+    strides, stride = [], itemsize
+    for size in reversed(shape):
+        strides.append(stride)
+        stride *= size
+    return tuple(reversed(strides))

@@ -1,0 +1,294 @@
+"""Compiles a destination layout and the source layouts that there are to a transfer program. Pure.
+
+Each atom of the destination is cut where any source's box of the same tensor begins or ends, so that a cell lies wholly
+in one box of every source that has some of it. How a box is cut depends on where boxes begin and end, and not on the
+tensor's name: so that is worked out once for all tensors, layers and readers that are cut alike (a *pattern*).
+
+Always true: every element of every destination atom is in exactly one cell, and each cell has a source; where one has
+none `LayoutMismatch` names the tensor and the region, and there is no program.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Final, NamedTuple, TypeVar
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, Shape
+from tensorhub_common.program import Cell, Cut, Group, Owner, Program
+from tensorhub_planner.atoms import Cutout, Cutouts
+
+TENSORS_TOLD_MAX: Final = 4
+"""A refusal names so many tensors; the others are counted."""
+
+CELLS_MAX: Final = 1_000_000
+"""An atom is cut into so many cells at most."""
+
+OWNERS_MAX: Final = 16
+"""A cell names so many source layouts at most. What more of them have alike is for other readers, so that the load is
+spread: each takes those that follow on a place of its own."""
+
+PATTERNS_MAX: Final = 100_000
+"""So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
+
+_Item = TypeVar("_Item")
+
+Converts = Callable[[str, str], str | None]
+"""How an element of one dtype becomes one of another: "" as it is, the name of a cast, or None: not at all."""
+
+
+def only_equal(one: str, other: str) -> str | None:
+    """Convert nothing."""
+    return "" if one == other else None
+
+
+class _Tensor(NamedTuple):
+    """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`."""
+
+    alike: int
+    """The number of the list of cutouts: equal for tensors that are cut alike."""
+    sources: tuple[int, ...]
+    at: tuple[int, ...]
+
+
+class _Pattern(NamedTuple):
+    """The cells of tensors that are cut alike, in bytes behind where they begin, and which boxes they lie in."""
+
+    cells: tuple[Cell, ...]
+    boxes: tuple[int, ...]
+
+
+class _Gap(NamedTuple):
+    """A region that no source has."""
+
+    start: Shape
+    stop: Shape
+
+
+class SourceIndex:
+    """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
+
+    def __init__(self, layouts: Mapping[str, Layout], converts: Converts = only_equal) -> None:
+        """Take the layouts by digest; their order decides in which order a program's units stand."""
+        self.layouts = tuple(layouts)
+        self.cutouts = Cutouts()
+        self._converts = converts
+        self._tensors: dict[str, _Tensor] = {}
+        self._alike: dict[tuple[int, ...], int] = {}
+        self._patterns: dict[tuple[int, int, int], _Pattern | _Gap] = {}
+        found: dict[str, tuple[list[int], list[int], list[int]]] = {}
+        for number, layout in enumerate(layouts.values()):
+            for name, at, cutout in self.cutouts.atoms(layout):
+                known = found.get(name)
+                if known is None:
+                    known = found[name] = ([], [], [])
+                known[0].append(number)
+                known[1].append(at)
+                known[2].append(cutout)
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for name, (sources, places, cutouts) in found.items():
+            owners = tuple(sources)
+            alike = _numbered(self._alike, tuple(cutouts))
+            self._tensors[name] = _Tensor(alike, shared.setdefault(owners, owners), tuple(places))
+        self._lists = list(self._alike)
+
+    def tensor(self, name: str) -> _Tensor | None:
+        """Return what there is of a global tensor."""
+        return self._tensors.get(name)
+
+    def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
+        """Return how an atom of this cutout is made up of boxes that are cut like those."""
+        boxes = self._lists[alike]
+        # Readers that take the same ones of many sources share a pattern.
+        key = (cutout, alike, lot % -(-len(boxes) // OWNERS_MAX))
+        known = self._patterns.get(key)
+        if known is None:
+            if len(self._patterns) >= PATTERNS_MAX:
+                self._patterns.clear()
+            cut_like = [self.cutouts[each] for each in boxes]
+            known = self._patterns[key] = _cut_up(self.cutouts[cutout], cut_like, self._converts, key[2])
+        return known
+
+    def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
+        """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
+        boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
+        return any(
+            box.global_shape == cutout.global_shape and self._converts(box.dtype, cutout.dtype) is not None
+            for box in boxes
+        )
+
+    def told(self, name: str) -> str:
+        """Say what there is under a name."""
+        tensor = self._tensors.get(name)
+        boxes = () if tensor is None else (self.cutouts[each] for each in self._lists[tensor.alike])
+        some = dict.fromkeys(f"{box.dtype} of global shape {list(box.global_shape)}" for box in boxes)
+        return " and ".join(list(some)[:TENSORS_TOLD_MAX]) or "nothing of that name"
+
+
+def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> Program:
+    """Return how a shard of this layout is filled from sources of those.
+
+    Raises `LayoutMismatch` that names what no source has: tensors, and the region of the first gap of each.
+    """
+    lot = hash_of(digest)
+    grouped: dict[tuple[int, tuple[int, ...]], _Grouped] = {}
+    wrong: list[str] = []
+    for name, to, cutout in sources.cutouts.atoms(destination):
+        tensor = sources.tensor(name)
+        pattern = _Gap((), ()) if tensor is None else sources.pattern(cutout, tensor.alike, lot)
+        if tensor is None or isinstance(pattern, _Gap):
+            wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
+            continue
+        key = (id(pattern), tensor.sources)
+        group = grouped.get(key)
+        if group is None:
+            group = grouped[key] = _Grouped(pattern, tuple([tensor.sources[box] for box in pattern.boxes]), [], [])
+        at = tensor.at
+        group.to.append(to)
+        group.at.append(tuple([at[box] for box in pattern.boxes]))
+    if wrong:
+        more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
+        raise LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
+    return _program(digest, sources, list(grouped.values()))
+
+
+class _Grouped(NamedTuple):
+    """A group that is being made."""
+
+    pattern: _Pattern
+    sources: tuple[int, ...]
+    to: list[int]
+    at: list[tuple[int, ...]]
+
+
+def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Program:
+    """Number the patterns, and the sources that are used."""
+    used = sorted({source for group in grouped for source in group.sources})
+    number = {source: place for place, source in enumerate(used)}
+    patterns: dict[int, int] = {}
+    cells: list[tuple[Cell, ...]] = []
+    groups = []
+    for group in grouped:
+        pattern = patterns.setdefault(id(group.pattern), len(cells))
+        if pattern == len(cells):
+            cells.append(group.pattern.cells)
+        sources = tuple([number[source] for source in group.sources])
+        groups.append(Group(pattern, sources, tuple(group.to), tuple(group.at)))
+    return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
+
+
+def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: object, index: SourceIndex) -> str:
+    if tensor is not None and isinstance(gap, _Gap) and index.fits(cutout, tensor):
+        return f"no holder has {region(gap.start, gap.stop)} of {name!r}"
+    shape = list(cutout.global_shape)
+    return f"{name!r} is {cutout.dtype} of global shape {shape} here, and with the holders there is {index.told(name)}"
+
+
+def hash_of(digest: str) -> int:
+    """Return a number that differs from reader to reader: the lot by which they take different sources of many."""
+    return int.from_bytes(digest[:8].encode(), "big")
+
+
+def _cut_up(atom: Cutout, boxes: Sequence[Cutout], converts: Converts, lot: int) -> _Pattern | _Gap:
+    """Return the cells of an atom, or a region of it that no box has."""
+    able = [
+        (number, box, cast) for number, box in enumerate(boxes) if (cast := _meets(atom, box, converts)) is not None
+    ]
+    edges = [_edges(atom, [box for _, box, _ in able], dim) for dim in range(len(atom.start))]
+    if prod(len(some) - 1 for some in edges) > CELLS_MAX:
+        raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
+    owned: dict[Shape, list[tuple[int, Cutout, str]]] = {}
+    for each in able:
+        for index in product(
+            *(_span(some, *ends) for some, *ends in zip(edges, each[1].start, each[1].stop, strict=True))
+        ):
+            owned.setdefault(index, []).append(each)
+    cells: list[Cell] = []
+    used: dict[int, int] = {}
+    for index in product(*(range(len(some) - 1) for some in edges)):
+        start = tuple(some[at] for some, at in zip(edges, index, strict=True))
+        stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
+        owners = owned.get(index)
+        if owners is None:
+            return _Gap(start, stop)
+        cells += _cells(atom, start, stop, _some(owners, lot), used)
+    return _Pattern(tuple(cells), tuple(used))
+
+
+def _meets(atom: Cutout, box: Cutout, converts: Converts) -> str | None:
+    """Return how a box's elements are converted, if it has some of the atom's."""
+    if box.global_shape != atom.global_shape:
+        return None
+    if any(a >= d or b <= c for a, b, c, d in zip(box.start, box.stop, atom.start, atom.stop, strict=True)):
+        return None
+    return converts(box.dtype, atom.dtype)
+
+
+def _edges(atom: Cutout, boxes: Sequence[Cutout], dim: int) -> list[int]:
+    """Return where a dimension of an atom is cut: at its own ends, and wherever a box begins or ends in between."""
+    begin, end = atom.start[dim], atom.stop[dim]
+    inside = {edge for box in boxes for edge in (box.start[dim], box.stop[dim]) if begin < edge < end}
+    return [begin, *sorted(inside), end]
+
+
+def _span(edges: Sequence[int], start: int, stop: int) -> range:
+    """Return which cells of a dimension lie in a box that begins and ends there."""
+    return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
+
+
+def _some(owners: list[tuple[int, Cutout, str]], lot: int) -> list[tuple[int, Cutout, str]]:
+    """Return at most `OWNERS_MAX` of them, which ones by lot, in their order."""
+    if len(owners) <= OWNERS_MAX:
+        return owners
+    first = lot * OWNERS_MAX % len(owners)
+    return sorted([*owners, *owners][first : first + OWNERS_MAX], key=lambda each: each[0])
+
+
+def _cells(
+    atom: Cutout, start: Shape, stop: Shape, owners: Sequence[tuple[int, Cutout, str]], used: dict[int, int]
+) -> list[Cell]:
+    """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
+    shape = tuple(b - a for a, b in zip(start, stop, strict=True))
+    dim = _cut_dim(shape, atom.itemsize)
+    cut = _cut((1,) * dim + shape[dim:], atom.strides, atom.itemsize, dim)
+    found = []
+    for ahead in product(*(range(size) for size in shape[:dim])):
+        first = tuple(a + b for a, b in zip(start, ahead, strict=False)) + start[dim:]
+        there = tuple(
+            Owner(_numbered(used, number), _distance(first, box.start, box.strides), box.strides, box.itemsize, cast)
+            for number, box, cast in owners
+        )
+        found.append(Cell(_distance(first, atom.start, atom.strides), cut, there))
+    return found
+
+
+def region(start: Shape, stop: Shape) -> str:
+    """Write a box as a slice: "[0:4, 8:16]"."""
+    return f"[{', '.join(f'{a}:{b}' for a, b in zip(start, stop, strict=True))}]"
+
+
+def _cut_dim(shape: Shape, itemsize: int) -> int:
+    """Return the first dimension of which one slice fits into a unit; a box of no dimension has none to cut."""
+    below = prod(shape) * itemsize
+    for dim, size in enumerate(shape):
+        below //= size
+        if below <= PIECE_BYTES_MAX:
+            return dim
+    return 0
+
+
+def _cut(shape: Shape, strides: Shape, itemsize: int, dim: int) -> Cut:
+    if not shape:
+        return Cut(shape, strides, itemsize, 0, 1, 1)
+    slice_bytes = prod(shape[dim + 1 :]) * itemsize
+    rows = min(shape[dim], max(1, PIECE_BYTES_MAX // slice_bytes))
+    return Cut(shape, strides, itemsize, dim, rows, -(-shape[dim] // rows))
+
+
+def _distance(index: Shape, start: Shape, strides: Shape) -> int:
+    return sum((a - b) * stride for a, b, stride in zip(index, start, strides, strict=True))
+
+
+def _numbered(table: dict[_Item, int], item: _Item) -> int:
+    return table.setdefault(item, len(table))
