@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import RoundState
+from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, Turn
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
-from tensorhub_planner.mismatch import explain
 from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.resharding import cannot_be_filled
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation
@@ -97,5 +98,6 @@ class PlannerNode(Node):
         answer = Question(self.world.job, demand, found, sizes).decide(self.ledger, self.limits, self.now)
         self.ledger.check()
         if isinstance(answer, LayoutsDiffer):
-            return explain(demand, answer, None, None)
+            why = LayoutMismatch("nobody reshards in this simulation")
+            return cannot_be_filled(demand, why, found.holders, could_be=False)
         return answer

@@ -13,11 +13,13 @@ Always true: a piece is chosen once or is missing; it is missing only if no offe
 be one source more than a plan may have.
 """
 
+from collections.abc import Iterator
+
 import msgspec
 
 from tensorhub_common.wire.transfer import SourceId
 from tensorhub_planner.limits import Limits, Rates
-from tensorhub_planner.ranges import Ranges, Sizes, common, cut, without
+from tensorhub_planner.ranges import Ranges, Sizes, cut, normal, without
 from tensorhub_planner.striping import Candidate, stripe
 from tensorhub_planner.topology import Distance
 
@@ -119,24 +121,41 @@ def _worth_it(wanted: Ranges, nbytes: int, offers: tuple[Offer, ...], limits: Li
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
     """Divide what is wanted by who has it; what nobody in the tier has is left out."""
-    groups: list[tuple[Ranges, _Tier]] = [(wanted, [])]
-    whole = 0
-    for place, offer in tier:
-        if offer.pieces == wanted:
-            whole += 1
-            if whole > stripes_max:
-                # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
-                continue
-        divided: list[tuple[Ranges, _Tier]] = []
-        for pieces, able in groups:
-            inside = common(pieces, offer.pieces)
-            outside = () if inside == pieces else without(pieces, inside)
-            if inside:
-                divided.append((inside, [*able, (place, offer)]))
-            if outside:
-                divided.append((outside, able))
-        groups = divided
-    return sorted((group for group in groups if group[1]), key=lambda group: (len(group[1]), group[0]))
+    # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
+    whole = [each for each in tier if each[1].pieces == wanted][:stripes_max]
+    partial = [each for each in tier if each[1].pieces != wanted]
+    if not partial:
+        return [(wanted, whole)] if whole else []
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    everywhere = tuple(place for place, _ in whole)
+    for first, count, places in _stretches(wanted, partial):
+        groups.setdefault((*everywhere, *places), []).append((first, count))
+    able = dict(whole + partial)
+    divided = [
+        (normal(ranges), [(place, able[place]) for place in sorted(places)])
+        for places, ranges in groups.items()
+        if places
+    ]
+    return sorted(divided, key=lambda group: (len(group[1]), group[0]))
+
+
+def _stretches(wanted: Ranges, partial: _Tier) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Yield consecutive runs of what is wanted that the same ones of the tier have: (first, count, their places)."""
+    edges: list[tuple[int, int, int]] = []
+    for place, offer in [(0, None), *partial]:
+        for first, count in wanted if offer is None else offer.pieces:
+            edges += ((first, 1, place), (first + count, -1, place))
+    edges.sort()
+    open_now: dict[int, None] = {}
+    begin = 0
+    for at, step, place in edges:
+        if at > begin and 0 in open_now:
+            yield begin, at - begin, tuple(sorted(each for each in open_now if each))
+        begin = at
+        if step > 0:
+            open_now[place] = None
+        else:
+            del open_now[place]
 
 
 def _choose_group(

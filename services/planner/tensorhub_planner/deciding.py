@@ -19,9 +19,9 @@ from tensorhub_planner.ranges import Sizes, count_of, normal
 from tensorhub_planner.sources import Found, Holder, Holders, Seat, find
 
 
-def found_in(fold: Fold, demand: Demand, limits: Limits) -> Found | Refusal:
+def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
     """Look up in the log who can serve the demand."""
-    return find(fold.catalog, demand, pipelining=limits.pipelining)
+    return find(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Question:
             if turn is not None
             and holder.turn is not None
             and holder.turn < turn
-            and holder.key == self.found.seat.key
+            and holder.layout == self.found.seat.layout
             and not ledger.knows(self._reader(holder.source.replica))
         ]
         return sorted(earlier, key=attrgetter("turn"))[: limits.reserved_max]

@@ -6,14 +6,15 @@ fixed for each pair of reader and source and differs from reader to reader, so t
 which don't know of each other spread their readers all the same. Farther sources serve only what no nearer one has.
 `striping` decides how many equal ones to use. A mapped reader has one source, whole and on its own host (`mapping`).
 
-All pieces are numbered as in the reader's layout. Which of them a holder has to offer is decided in one place
-(`_offered`): a holder of an equal key numbers them alike, and one of another layout has none to offer yet.
+All pieces are numbered as in the reader's layout; where the demand names a transfer program, as its units. Which of
+them a holder has to offer is decided in one place (`_offered`): a holder of an equal key numbers them alike, and what
+one of another layout has of a program's units `resharding` has found out before.
 
 Always true: equal arguments give equal plans; a plan has passed `coverage.prove`; there is a refusal only when some
 wanted piece has no source left, and it says who was left out, and why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -74,16 +75,18 @@ def plan(
     choices, missing = choose(wanted, sizes, found.offers, limits)
     if missing or not found.offers:
         return _refuse(demand, missing, wanted, holders, found, limits)
+    able = {holder.source: holder for holder in holders.able}
     answer = Plan(
         version=demand.version,
-        shares=_shares(choices, sizes),
+        shares=_shares(choices, sizes, able, foreign=demand.program is not None),
+        program=demand.program,
         why=why_plan(choices, wanted, sizes, found.left_out),
     )
     prove(
         answer,
         wanted=wanted,
         sizes=sizes,
-        holders={holder.source: holder for holder in holders.able},
+        holders=able,
         reader=seat.me,
         avoid=frozenset(demand.avoid),
         turn=demand.turn,
@@ -155,7 +158,7 @@ def _offered(
         return "failed this read"
     if holder.source == seat.me:
         return "is the reader itself"
-    if demand.root is not None and holder.root != demand.root:
+    if demand.program is None and demand.root is not None and holder.root != demand.root:
         return f"holds root {holder.root}, not {demand.root}"
     if demand.mapped and holder.turn is not None:
         return "is still being filled"
@@ -175,8 +178,13 @@ def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
     return Plan(version=demand.version, shares=(share,), why=why)
 
 
-def _shares(choices: Sequence[Choice], sizes: Sizes) -> tuple[Share, ...]:
-    """Join what each source gives, in the order in which the sources were chosen."""
+def _shares(
+    choices: Sequence[Choice], sizes: Sizes, holders: Mapping[SourceId, Holder], *, foreign: bool
+) -> tuple[Share, ...]:
+    """Join what each source gives, in the order in which the sources were chosen.
+
+    Of `foreign` ones, which may have another layout than the reader, it is said which, and the root of that.
+    """
     pieces: dict[SourceId, list[tuple[int, int]]] = {}
     first: dict[SourceId, tuple[Choice, int]] = {}
     for choice in choices:
@@ -194,6 +202,8 @@ def _shares(choices: Sequence[Choice], sizes: Sizes) -> tuple[Share, ...]:
                 pieces=whole,
                 nbytes=sizes.of(whole),
                 why=why_share(choice, choice.parts[number]),
+                layout=holders[source].layout if foreign else None,
+                root=holders[source].root if foreign else None,
             )
         )
     return tuple(shares)

@@ -4,7 +4,6 @@ Several planners may run: each follows all logs and any of them answers a questi
 that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
 """
 
-import asyncio
 import time
 from typing import Final
 
@@ -15,8 +14,7 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
-from tensorhub_common.errors import BadCommand, TensorHubError
-from tensorhub_common.layout import Layout
+from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
@@ -27,8 +25,17 @@ from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 from tensorhub_planner.metrics import AnswerCounts
-from tensorhub_planner.mismatch import explain
 from tensorhub_planner.plan import LayoutsDiffer
+from tensorhub_planner.programs import Compiled, Programs
+from tensorhub_planner.resharding import (
+    cannot_be_filled,
+    in_units,
+    layouts_of,
+    nobody_has_it,
+    reads_by_program,
+    turns_to_program,
+)
+from tensorhub_planner.sources import Found, registered_layouts
 from tensorhub_planner.tracing import Tracing
 
 ROLE: Final = "planner"
@@ -52,7 +59,9 @@ class Planner:
         self.counts = AnswerCounts()
         self._ledger = Ledger(limits)
         self._tracing = Tracing()
-        self._layouts = Layouts(Blobs(bus))
+        blobs = Blobs(bus)
+        self._layouts = Layouts(blobs)
+        self._programs = Programs(blobs, self._layouts)
         self._catalogs = Catalogs(bus, self._ledger.see)
 
     async def run(self) -> None:
@@ -105,23 +114,44 @@ class Planner:
         found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits)
         if isinstance(found, Refusal):
             return found
-        sizes = await self._layouts.sizes(job, found.seat.layout)
-        answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
-        if isinstance(answer, LayoutsDiffer):
-            return await self._mismatch(job, demand, answer)
+        if not reads_by_program(demand):
+            sizes = await self._layouts.sizes(job, found.seat.layout)
+            answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
+            if not turns_to_program(demand, answer):
+                assert not isinstance(answer, LayoutsDiffer)
+                return answer
+        return await self._reshard(job, demand)
+
+    async def _reshard(self, job: str, demand: Demand) -> PlanAnswer:
+        """Plan for a reader that is filled from other layouts than its own."""
+        found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits, any_layout=True)
+        if isinstance(found, Refusal):
+            return found
+        if not found.holders.able:
+            return nobody_has_it(demand, found.holders)
+        try:
+            compiled = await self._program(job, demand, found)
+        except LayoutMismatch as why:
+            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(job, demand, found))
+        asked = msgspec.structs.replace(demand, program=compiled.digest)
+        question = Question(job, asked, in_units(found, compiled.execution), compiled.sizes)
+        answer = question.decide(self._ledger, self._limits, time.monotonic())
+        assert not isinstance(answer, LayoutsDiffer)
         return answer
 
-    async def _mismatch(self, job: str, demand: Demand, differ: LayoutsDiffer) -> Refusal:
-        mine, theirs = [await self._layout(job, digest) for digest in (differ.seat.layout, differ.holder.layout)]
-        return await asyncio.to_thread(explain, demand, differ, mine, theirs)
+    async def _program(self, job: str, demand: Demand, found: Found) -> Compiled:
+        if demand.program is not None:
+            return await self._programs.known(job, demand.program)
+        return await self._programs.compiled(job, found.seat.layout, layouts_of(found))
 
-    async def _layout(self, job: str, digest: str) -> Layout | None:
-        """Return a layout, or None: a refusal that names no tensors is better than none."""
+    async def _could_be(self, job: str, demand: Demand, found: Found) -> bool:
+        """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
+        fold = await self._catalogs.at(job, demand.at_seq)
         try:
-            return await self._layouts.layout(job, digest)
-        except TensorHubError as why:
-            _log.warning("a layout can't be compared", job=job, layout=digest, why=str(why))
-            return None
+            await self._programs.compiled(job, found.seat.layout, registered_layouts(fold.catalog, demand))
+        except LayoutMismatch:
+            return False
+        return True
 
 
 def _code(error: TensorHubError) -> str:

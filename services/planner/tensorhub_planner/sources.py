@@ -7,6 +7,8 @@ A shard whose round was decided for the version is a holder too, a half-filled o
 has to those whose turn is later. It will have everything, for it reads from ready shards and from earlier turns alone.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -46,6 +48,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     layout: str
     shards: int
+    root: str | None = None
+    """What it must hold at the version by the log; None: nobody of its layout has held that yet."""
 
 
 class Holders(msgspec.Struct, frozen=True):
@@ -71,10 +75,11 @@ def named(source: SourceId) -> str:
     return f"{source.replica}/{source.shard} on {source.agent}"
 
 
-def find(catalog: Catalog, demand: Demand, *, pipelining: bool) -> Found | Refusal:
+def find(catalog: Catalog, demand: Demand, *, pipelining: bool, any_layout: bool = False) -> Found | Refusal:
     """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
 
-    Without `pipelining` what is being filled serves nobody.
+    Without `pipelining` what is being filled serves nobody. With `any_layout` every shard of every replica counts that
+    has the version, and of each shard at the reader's own place only otherwise.
     """
     model = catalog.models.get(demand.model)
     if model is None:
@@ -84,7 +89,15 @@ def find(catalog: Catalog, demand: Demand, *, pipelining: bool) -> Found | Refus
         return seat
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
-    return _found(catalog, model, demand, seat, pipelining=pipelining)
+    seat = msgspec.structs.replace(seat, root=model.versions[demand.version].roots.get(seat.key))
+    return _found(catalog, model, demand, seat, pipelining=pipelining, any_layout=any_layout)
+
+
+def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
+    """Return the layouts of all shards of other replicas of the model, whatever they hold."""
+    replicas = catalog.models[demand.model].replicas.values()
+    others = (replica for replica in replicas if replica.name != demand.replica and not replica.mapped)
+    return tuple(sorted({shard.layout for replica in others for shard in replica.members.values()}))
 
 
 def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
@@ -103,7 +116,7 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     )
 
 
-def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipelining: bool) -> Found:
+def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipelining: bool, any_layout: bool) -> Found:
     agents = catalog.agents
     mine = agents[demand.agent]
     places = {mine.name: Place(mine.host, mine.site)}
@@ -115,20 +128,18 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
         # The reader's own replica is what the round fills: whatever its shards hold is about to be overwritten.
         if replica.name == demand.replica:
             continue
-        shard = None if replica.mapped else _candidate(replica, seat)
-        if shard is None:
-            # Nobody stands at the reader's seat, or whoever does only maps what another one holds.
-            continue
-        agent = agents[shard.agent]
-        holder = _holder(model, replica, shard, agent, demand.version, pipelining=pipelining)
-        if holder is not None:
-            holders.append(holder)
-            places[agent.name] = Place(agent.host, agent.site)
-            continue
-        draining |= shard.state is ShardState.DRAINING and shard.version == demand.version
-        absent_count += 1
-        if len(absent) < ABSENT_MAX:
-            absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
+        # Who only maps what another one holds is no source.
+        for shard in () if replica.mapped else _candidates(replica, seat, any_layout=any_layout):
+            agent = agents[shard.agent]
+            holder = _holder(model, replica, shard, agent, demand.version, pipelining=pipelining)
+            if holder is not None:
+                holders.append(holder)
+                places[agent.name] = Place(agent.host, agent.site)
+                continue
+            draining |= shard.state is ShardState.DRAINING and shard.version == demand.version
+            absent_count += 1
+            if len(absent) < ABSENT_MAX:
+                absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
     found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
     return Found(seat, found, Topology(places))
 
@@ -171,11 +182,14 @@ def _turn(replica: Replica, shard: Shard, version: int) -> Turn | None:
     return Turn(current.decided, current.number) if decided else None
 
 
-def _candidate(replica: Replica, seat: Seat) -> Shard | None:
-    """Return the shard at the reader's seat; of a replica cut otherwise, any, to compare layouts with."""
+def _candidates(replica: Replica, seat: Seat, *, any_layout: bool) -> Iterable[Shard]:
+    """Return the shard at the reader's seat, of a replica cut otherwise any; with `any_layout` all shards."""
+    if any_layout:
+        return replica.members.values()
     if replica.shards == seat.shards:
-        return replica.members.get(seat.me.shard)
-    return next(iter(replica.members.values()), None)
+        at_seat = replica.members.get(seat.me.shard)
+        return () if at_seat is None else (at_seat,)
+    return islice(replica.members.values(), 1)
 
 
 def _state(shard: Shard, agent: AgentState) -> str:

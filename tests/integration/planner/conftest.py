@@ -10,7 +10,7 @@ from tensorhub_common import subjects
 from tensorhub_common.bus import joblog
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of, payload_bytes
+from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
@@ -55,7 +55,7 @@ class Job:
         """Let a replica of one shard stand on an agent of the same name."""
         digest = layout_digest(layout)
         if stored:
-            assert await self._blobs.put(self.name, msgspec.msgpack.encode(layout)) == digest
+            assert await self._blobs.put(self.name, encoded(layout)) == digest
         await self.say(replica, Join(host=host or f"host-of-{replica}", site="berlin"))
         nbytes = payload_bytes(layout)
         await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))

@@ -94,7 +94,8 @@ async def test_other_layouts_name_the_tensors(planner: Planner, world: Job) -> N
     answer = await world.ask(world.demand("odd", root=None))
     assert isinstance(answer, Refusal)
     assert answer.error == "LayoutMismatch"
-    assert "'layer-0' (bfloat16[1024, 4096]" in answer.reason
+    assert "'layer-0' is float32 of global shape [2, 2] here" in answer.reason
+    assert "bfloat16 of global shape [1024, 4096]" in answer.reason
     assert "layer-1" not in answer.reason
 
 

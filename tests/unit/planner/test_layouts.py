@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any, cast
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from tensorhub_common.bus.blobs import Blobs, digest_of
 from tensorhub_common.bus.failures import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of, pieces
+from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, pieces
 from tensorhub_planner import layouts
 from tensorhub_planner.layouts import Layouts, most_pieces
 
@@ -26,7 +25,7 @@ class FakeBlobs:
         self.asked = 0
 
     def put(self, layout: Any) -> str:
-        data = msgspec.msgpack.encode(layout)
+        data = encoded(layout) if isinstance(layout, Layout) else msgspec.msgpack.encode(layout)
         self.stored[digest_of(data)] = data
         return digest_of(data)
 

@@ -12,8 +12,8 @@ import msgspec
 DIGESTS_PAGE_PIECES: Final = 16_384
 """A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
 
-SHARES_MAX: Final = 64
-"""A plan reads from at most so many sources."""
+SHARES_MAX: Final = 1024
+"""A plan reads from at most so many sources: a shard may consist of parts of as many others."""
 
 Transport = Literal["local", "ucxx"]
 
@@ -66,16 +66,25 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of the reader's round; without it only holders that are ready may be named."""
     mapped: bool = False
     """The memory of one ready holder on the reader's host is to be mapped, and nothing copied."""
+    program: str | None = None
+    """The read goes by this transfer program, and `pieces` are in numbers of its units."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What the demander reads from one source: pieces of its own layout, in the order in which to ask for them."""
+    """What the demander reads from one source: pieces of its own layout, in the order in which to ask for them.
+
+    Where the plan names a program they are units of that.
+    """
 
     source: SourceId
     transport: Transport
     pieces: tuple[Range, ...]
     nbytes: int
     why: str
+    layout: str | None = None
+    """The source's layout, as the program names it."""
+    root: str | None = None
+    """By the log the root of what the source holds, where that is not the reader's own."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -84,6 +93,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     version: int
     shares: tuple[Share, ...]
     why: str
+    program: str | None = None
+    """The digest of the transfer program by which a shard of another layout than its sources' is filled."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

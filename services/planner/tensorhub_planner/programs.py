@@ -1,0 +1,94 @@
+"""Transfer programs, compiled once for a reader's layout and those of its sources, and kept.
+
+Always true: at most `PROGRAMS_MAX` programs and `INDEXES_MAX` indexes of source layouts are kept, the last used ones;
+what was compiled stands in the blob store before anybody is told of it; one that is being compiled is waited for.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.program import Execution, Program, decoded, encoded
+from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_planner.layouts import Layouts
+from tensorhub_planner.ranges import Sizes
+
+PROGRAMS_MAX: Final = 4096
+INDEXES_MAX: Final = 8
+"""An index of 256 ranks of 10^12 parameters takes some 30 MB."""
+
+
+class Compiled(NamedTuple):
+    """A program, its digest, and the sizes of its units."""
+
+    digest: str
+    execution: Execution
+    sizes: Sizes
+
+
+class Programs:
+    """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
+
+    def __init__(self, blobs: Blobs, layouts: Layouts) -> None:
+        self._blobs, self._layouts = blobs, layouts
+        self._made: OrderedDict[tuple[str, str, tuple[str, ...]], Compiled] = OrderedDict()
+        self._by_digest: dict[str, Compiled] = {}
+        self._making: dict[tuple[str, str, tuple[str, ...]], asyncio.Task[Compiled]] = {}
+        self._indexes: OrderedDict[tuple[str, tuple[str, ...]], asyncio.Task[SourceIndex]] = OrderedDict()
+
+    async def compiled(self, job: str, layout: str, sources: tuple[str, ...]) -> Compiled:
+        """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, or what `Blobs` raises."""
+        key = (job, layout, sources)
+        made = self._made.get(key)
+        if made is not None:
+            self._made.move_to_end(key)
+            return made
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = asyncio.create_task(self._make(*key))
+            making.add_done_callback(lambda _: self._making.pop(key, None))
+        return await asyncio.shield(making)
+
+    async def known(self, job: str, digest: str) -> Compiled:
+        """Return a program that a reader names: made here, or by another planner."""
+        made = self._by_digest.get(digest)
+        if made is None:
+            program = decoded(await self._blobs.get(job, digest))
+            made = await asyncio.to_thread(_ready, program, digest)
+            self._keep((job, digest, ()), made)
+        return made
+
+    async def _make(self, job: str, layout: str, sources: tuple[str, ...]) -> Compiled:
+        destination = await self._layouts.layout(job, layout)
+        index = await self._index(job, sources)
+        program = await asyncio.to_thread(compile_program, layout, destination, index)
+        digest = await self._blobs.put(job, await asyncio.to_thread(encoded, program))
+        made = await asyncio.to_thread(_ready, program, digest)
+        self._keep((job, layout, sources), made)
+        return made
+
+    async def _index(self, job: str, sources: tuple[str, ...]) -> SourceIndex:
+        key = (job, sources)
+        task = self._indexes.get(key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._indexes[key] = asyncio.create_task(self._indexed(job, sources))
+        self._indexes.move_to_end(key)
+        while len(self._indexes) > INDEXES_MAX:
+            self._indexes.popitem(last=False)
+        return await asyncio.shield(task)
+
+    async def _indexed(self, job: str, sources: tuple[str, ...]) -> SourceIndex:
+        layouts = {digest: await self._layouts.layout(job, digest) for digest in sources}
+        return await asyncio.to_thread(SourceIndex, layouts)
+
+    def _keep(self, key: tuple[str, str, tuple[str, ...]], made: Compiled) -> None:
+        self._made[key] = self._by_digest[made.digest] = made
+        while len(self._made) > PROGRAMS_MAX:
+            old = self._made.popitem(last=False)[1]
+            self._by_digest.pop(old.digest, None)
+
+
+def _ready(program: Program, digest: str) -> Compiled:
+    execution = Execution(program)
+    return Compiled(digest, execution, Sizes(execution.nbytes()))

@@ -1,0 +1,65 @@
+"""Holders of any layout, seen in the units of a transfer program: so that one plan is made of them as of equals. Pure.
+
+A reader goes by a program where nobody of its own layout has held the version yet, or nobody of it is left. Then every
+shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
+"""
+
+import msgspec
+
+from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
+from tensorhub_common.program import Execution
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.plan import Answer, LayoutsDiffer
+from tensorhub_planner.ranges import Ranges, normal
+from tensorhub_planner.reasons import absentees, why_refusal
+from tensorhub_planner.sources import Found, Holders
+
+
+def reads_by_program(demand: Demand) -> bool:
+    """Tell of a demand by itself whether it goes by a program: it does already, or the log knows no root of its own."""
+    return demand.program is not None or (demand.root is None and not demand.mapped)
+
+
+def turns_to_program(demand: Demand, answer: Answer) -> bool:
+    """Tell of what was answered from holders of the reader's layout whether others have to be asked."""
+    if isinstance(answer, LayoutsDiffer):
+        return True
+    unavailable = isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__
+    return unavailable and demand.pieces is None and not demand.mapped
+
+
+def layouts_of(found: Found) -> tuple[str, ...]:
+    """Return the layouts of all who have the version, each once, in the order of replicas and shards."""
+    holders = sorted(
+        found.holders.able, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard)
+    )
+    return tuple(dict.fromkeys(holder.layout for holder in holders))
+
+
+def in_units(found: Found, execution: Execution) -> Found:
+    """Say of each holder which units of the program it has; one that has none is left out."""
+    given: dict[str, Ranges] = {}
+    able = []
+    for holder in found.holders.able:
+        units = given.get(holder.layout)
+        if units is None:
+            units = given[holder.layout] = normal(execution.given_by(holder.layout))
+        if units:
+            able.append(msgspec.structs.replace(holder, key=found.seat.key, pieces=units))
+    return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able)))
+
+
+def nobody_has_it(demand: Demand, holders: Holders) -> Refusal:
+    """Refuse a version that no shard of any layout has."""
+    what = f"version {demand.version} of {demand.model!r}"
+    return Refusal(error=VersionUnavailable.__name__, reason=why_refusal(what, (), (), holders))
+
+
+def cannot_be_filled(demand: Demand, why: LayoutMismatch, absent: Holders, *, could_be: bool) -> PlanAnswer:
+    """Refuse what no holder has; `could_be`: with those who are absent now it would be whole."""
+    what = f"version {demand.version} of {demand.model!r} can't fill shard {demand.shard} of {demand.replica!r}"
+    if could_be:
+        reason = f"{what} just now: {why} ({absentees((), (), absent)}): wait for another holder, and ask again"
+        return Refusal(error=VersionUnavailable.__name__, reason=reason)
+    reason = f"{what}: {why}. Register it with tensors of the same names, global shapes and dtypes, or with a mapping"
+    return Refusal(error=LayoutMismatch.__name__, reason=reason)
