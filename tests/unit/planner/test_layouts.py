@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
