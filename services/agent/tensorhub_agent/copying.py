@@ -6,10 +6,9 @@ has not sent. A piece is copied part by part and each part is hashed while it is
 memory would take of the bandwidth that copying is short of.
 
 Always true:
-- A job ends only when none of its threads writes any more, also when it was stopped, failed, or its awaiting task was
-  cancelled. Until then nobody else may write into its destination, nor can it be unmapped (the job holds both views).
+- What `copy_job.py` says of every job: it ends only when none of its threads writes any more. Until then nobody else
+  may write into its destination.
 - Nothing outside the batch's spans is written. Spans that don't fit are refused before the first byte.
-- A job costs one wake-up of the event loop, however many pieces it has.
 - Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another.
 
 Calls through ctypes, and xxhash on more than 100 KB, let go of the GIL; slice assignment between memoryviews doesn't.
@@ -17,21 +16,20 @@ Whoever lets go must win the GIL back, and waits for it up to `sys.getswitchinte
 that is why parts are not smaller, and why an agent sets a short interval.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tensorhub_agent.settled import settled
+from tensorhub_agent.copy_job import Job
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
@@ -55,14 +53,11 @@ JOBS_MAX: Final = 4096
 
 JOIN_S: Final = 5.0
 
-_Columns = npt.NDArray[np.int64]
-_memmove: Final = ctypes.CDLL(None).memmove
-_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memmove.restype = None
-
-
-class CopyStopped(TensorHubError):
-    """The job was stopped before its end: what stands in the destination is undefined."""
+Columns = npt.NDArray[np.int64]
+AnyJob = TypeVar("AnyJob", bound=Job)
+memmove: Final = ctypes.CDLL(None).memmove
+memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove.restype = None
 
 
 class CopyPoolFull(TensorHubError):
@@ -87,105 +82,36 @@ class Spans:
         return cls(at, at, nbytes)
 
 
-class CopyJob:
-    """A batch under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
+class CopyJob(Job):
+    """A batch of spans under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
 
     def __init__(self, destination: memoryview, source: memoryview | None, spans: Spans, digests: bytearray) -> None:
         """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
-        self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
-        self._lock = threading.Lock()
-        self._views: tuple[memoryview, memoryview | None] | None = (destination, source)
-        self._to_address = _address(destination)
-        self._from_address = None if source is None else _address(source)
+        super().__init__(destination, source)
+        self._to_address = address_of(destination)
+        self._from_address = None if source is None else address_of(source)
         self._spans = spans
         self._digests = digests
-        self._bounds: list[int] = []
-        self._next_task = 0
-        self._turns = 0
-        self._stopped = False
-        self._failure: Exception | None = None
-
-    def stop(self) -> None:
-        """Begin no further task. The job ends when the tasks under way have (each takes some milliseconds)."""
-        self._stopped = True
-
-    async def ended(self) -> None:
-        """Return once no thread touches the views any more.
-
-        A cancelled caller stops the job, and is still kept here until the job has ended: that is the whole point. The
-        wait is bounded by the tasks under way, which are some milliseconds of computing.
-        """
-        await settled(self._over, self.stop)
 
     async def result(self) -> bytes:
         """Wait for the end; return the pieces' digests one after another (empty with digests off).
 
         Raises `CopyStopped` when it was stopped before all was done.
         """
-        await self.ended()
-        if self._failure is not None:
-            raise self._failure
+        await self.done()
         return bytes(self._digests)
 
-    def begin(self, bounds: list[int], threads: int) -> int:
-        """Take the cut into tasks: task i is the pieces from bound i to bound i + 1. Return how many threads to use."""
-        self._bounds = bounds
-        self._turns = min(threads, len(bounds) - 1)
-        if not self._turns:
-            self._views = None
-            self._over.set_result(None)
-        return self._turns
-
-    def run_task(self, hasher: xxhash.xxh3_128) -> bool:
-        """Do the next task, in a thread of the pool. False: none is left, and the thread is done with the job."""
-        with self._lock:
-            number = self._next_task
-            claimed = number < len(self._bounds) - 1
-            if claimed and self._stopped:
-                claimed = False
-                self._failure = self._failure or CopyStopped("the copy was stopped; ask for its pieces again")
-            if claimed:
-                self._next_task += 1
-            else:
-                self._turns -= 1
-            ended = not self._turns
-        if claimed:
-            self._run(self._bounds[number], self._bounds[number + 1], hasher)
-        elif ended:
-            self._end()
-        return claimed
-
-    def add_done_callback(self, callback: Callable[["CopyJob"], None]) -> None:
-        """Call back in the loop's thread once the job has ended."""
-        self._over.add_done_callback(lambda _: callback(self))
-
-    def _run(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
-        try:
-            if self._digests:
-                self._copy_and_digest(first, last, hasher)
-            else:
-                self._copy(first, last)
-        except Exception as why:  # noqa: BLE001 (whatever it is, the waiting task must hear it)
-            self._failure = self._failure or why
-            self._stopped = True
-
-    def _end(self) -> None:
-        self._views = None
-        try:
-            self._loop.call_soon_threadsafe(self._tell)
-        except RuntimeError:
-            return  # The loop is closed: nobody waits any more.
-
-    def _tell(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+        if self._digests:
+            self._copy_and_digest(first, last, hasher)
+        else:
+            self._copy(first, last)
 
     def _copy(self, first: int, last: int) -> None:
         spans, to_address, from_address = self._spans, self._to_address, self._from_address
         assert from_address is not None
         for piece in range(first, last):
-            _memmove(to_address + spans.to[piece], from_address + spans.origin[piece], spans.nbytes[piece])
+            memmove(to_address + spans.to[piece], from_address + spans.origin[piece], spans.nbytes[piece])
 
     def _copy_and_digest(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
         views = self._views
@@ -208,7 +134,7 @@ class CopyJob:
         for at in range(to, to + size, PART_BYTES):
             stop = min(at + PART_BYTES, end)
             if offset is not None:
-                _memmove(to_address + at, offset + at, stop - at)
+                memmove(to_address + at, offset + at, stop - at)
             hasher.update(view[at:stop])
         self._digests[piece * PIECE_DIGEST_BYTES : (piece + 1) * PIECE_DIGEST_BYTES] = hasher.digest()
 
@@ -225,7 +151,7 @@ class CopyJob:
             size += nbytes[after]
             after += 1
         if self._from_address is not None:
-            _memmove(self._to_address + to[begin], self._from_address + origin[begin], size)
+            memmove(self._to_address + to[begin], self._from_address + origin[begin], size)
         digest, at = xxhash.xxh3_128_digest, to[begin]
         for number in range(begin, after):
             stop = at + nbytes[number]
@@ -240,8 +166,8 @@ class CopyPool:
     def __init__(self, threads: int = 0) -> None:
         """Start the threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
         self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
-        self._turns: SimpleQueue[CopyJob | None] = SimpleQueue()
-        self._jobs: set[CopyJob] = set()
+        self._turns: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: set[Job] = set()
         self._workers = [
             # Daemons, so that an exit never hangs on a copy that is under way.
             threading.Thread(target=_work, args=(self._turns,), name=f"copy-{number}", daemon=True)
@@ -258,22 +184,22 @@ class CopyPool:
         Raises ValueError, and copies nothing, when a span does not fit into one of the views.
         """
         to, origin, nbytes = _columns(spans)
-        _check_fits("source", len(source), origin, nbytes)
-        _check_fits("destination", len(destination), to, nbytes)
+        check_fits("source", len(source), origin, nbytes)
+        check_fits("destination", len(destination), to, nbytes)
         if destination.readonly:
             raise ValueError("the destination can't be written")
         if digests:
             job = CopyJob(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
         else:
-            to, origin, nbytes = _split(*_merged(to, origin, nbytes))
+            to, origin, nbytes = split(*merged(to, origin, nbytes))
             job = CopyJob(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
-        return self._start(job, nbytes)
+        return self.start(job, nbytes)
 
     def digest(self, view: memoryview, spans: Spans) -> CopyJob:
         """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
         to, _, nbytes = _columns(spans)
-        _check_fits("view", len(view), to, nbytes)
-        return self._start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
+        check_fits("view", len(view), to, nbytes)
+        return self.start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
 
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""
@@ -284,7 +210,8 @@ class CopyPool:
         for worker in self._workers:
             worker.join(JOIN_S)
 
-    def _start(self, job: CopyJob, nbytes: _Columns) -> CopyJob:
+    def start(self, job: AnyJob, nbytes: Columns) -> AnyJob:
+        """Have a job done whose item i has `nbytes[i]` bytes; return it. Raises `CopyPoolFull`."""
         if len(self._jobs) >= JOBS_MAX:
             raise CopyPoolFull(f"{JOBS_MAX} copies are under way already; post less at a time")
         turns = job.begin(_task_bounds(nbytes, self.threads), self.threads)
@@ -296,7 +223,7 @@ class CopyPool:
         return job
 
 
-def _work(turns: "SimpleQueue[CopyJob | None]") -> None:
+def _work(turns: "SimpleQueue[Job | None]") -> None:
     hasher = xxhash.xxh3_128()
     while (job := turns.get()) is not None:
         if job.run_task(hasher):
@@ -314,25 +241,27 @@ def _work(turns: "SimpleQueue[CopyJob | None]") -> None:
                 pass
 
 
-def _address(view: memoryview) -> int:
+def address_of(view: memoryview) -> int:
+    """Return where a view begins in this process's memory."""
     # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
 
 
-def _columns(spans: Spans) -> tuple[_Columns, _Columns, _Columns]:
+def _columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
     to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
     if not len(to) == len(origin) == len(nbytes):
         raise ValueError("the columns of spans have different lengths")
     return to, origin, nbytes
 
 
-def _check_fits(what: str, size: int, at: _Columns, nbytes: _Columns) -> None:
+def check_fits(what: str, size: int, at: Columns, nbytes: Columns) -> None:
+    """Raise ValueError unless each span lies within a memory of this size."""
     # Compared without adding the two columns, which could overflow.
     if np.any(nbytes < 0) or np.any(at < 0) or np.any(nbytes > size) or np.any(at > size - nbytes):
         raise ValueError(f"a span does not fit into the {what} of {size} bytes")
 
 
-def _merged(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns, _Columns, _Columns]:
+def merged(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
     """Join spans that follow one another at both ends: long copies are faster, and need less of the GIL."""
     if not len(nbytes):
         return to, origin, nbytes
@@ -341,7 +270,7 @@ def _merged(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns,
     return to[first], origin[first], np.add.reduceat(nbytes, first)
 
 
-def _split(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns, _Columns, _Columns]:
+def split(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
     """Cut spans to the length of a task."""
     parts = np.maximum(1, -(-nbytes // TASK_BYTES_MAX))
     number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -350,7 +279,7 @@ def _split(to: _Columns, origin: _Columns, nbytes: _Columns) -> tuple[_Columns, 
     return np.repeat(to, parts) + offset, np.repeat(origin, parts) + offset, size
 
 
-def _task_bounds(nbytes: _Columns, threads: int) -> list[int]:
+def _task_bounds(nbytes: Columns, threads: int) -> list[int]:
     """Cut pieces into tasks of about equal work; task i is the pieces from bound i to bound i + 1."""
     if not len(nbytes):
         return [0]

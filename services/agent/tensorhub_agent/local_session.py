@@ -16,8 +16,11 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.box_copying import copy_boxes
+from tensorhub_agent.boxes import BadForm
 from tensorhub_agent.confirming import Confirmations
-from tensorhub_agent.copying import CopyJob, CopyPool, CopyStopped, Spans
+from tensorhub_agent.copy_job import CopyStopped, Job
+from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, Renew
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
@@ -25,6 +28,7 @@ from tensorhub_agent.settled import Ending
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
+from tensorhub_common.regions import Regions
 
 _log: Final = logging.getLogger(__name__)
 
@@ -47,6 +51,12 @@ class OpenLease(ABC):
         self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
     ) -> bytes:
         """See `SourceSession.read`."""
+
+    @abstractmethod
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> None:
+        """See `SourceSession.gather`."""
 
     async def still_holds(self) -> bool:
         """See `SourceSession.still_holds`."""
@@ -136,7 +146,7 @@ class LocalSession(OpenLease):
         """Take over an opened connection and a mapping."""
         super().__init__(framed, on_lost, on_have)
         self._mapping, self._pool, self._cache = mapping, pool, cache
-        self._jobs: set[CopyJob] = set()
+        self._jobs: set[Job] = set()
 
     async def read(
         self,
@@ -153,11 +163,34 @@ class LocalSession(OpenLease):
             job = self._pool.copy_and_digest(destination, self._mapping.view, spans, digests=digests)
         except ValueError as why:
             raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
+        await self._done(job)
+        self._read_bytes += sum(spans.nbytes)
+        return await job.result()
+
+    async def gather(
+        self,
+        destination: memoryview,
+        regions: Regions,
+        *,
+        digests: bool,  # noqa: ARG002 (the bytes are taken from where they stand, so there is nothing to compare)
+        progress: Callable[[int], None] = silent,  # noqa: ARG002 (as for `read`)
+    ) -> None:
+        """See `SourceSession.gather`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        try:
+            job = copy_boxes(self._pool, destination, self._mapping.view, regions)
+        except BadForm:
+            raise
+        except ValueError as why:
+            raise TransportLost(f"the source's segment is not what was asked for: {why}") from why
+        await self._done(job)
+        self._read_bytes += job.origin_nbytes
+
+    async def _done(self, job: Job) -> None:
         self._jobs.add(job)
         try:
-            found = await job.result()
-            self._read_bytes += sum(spans.nbytes)
-            return found
+            await job.done()
         except CopyStopped:
             # Only `close` stops a copy whose caller still waits, and it says why before it does.
             raise TransportLost(str(self._over)) from None
@@ -185,6 +218,10 @@ class LentSession(OpenLease):
     async def read(self, *_: object, **__: object) -> bytes:
         """Refuse: nothing is copied of a segment that is lent."""
         raise TransportLost("this lease lends the segment to be mapped: ask for another one to copy from it")
+
+    async def gather(self, *_: object, **__: object) -> None:
+        """Refuse, as `read` does."""
+        await self.read()
 
     def take(self) -> int | None:
         """Return the descriptor, which is the caller's then; None if it was taken before."""

@@ -17,6 +17,7 @@ import msgspec
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.segments import Segment
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.regions import Regions
 from tensorhub_common.wire.transfer import LeaseGrant, Range
 
 
@@ -79,6 +80,18 @@ class SourceSession(Protocol):
 
         Raises `TransportLost`; what stands in the destination is undefined then. A read that was under way when the
         session was lost may still return: its digests tell whether the bytes are good.
+        """
+
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> None:
+        """Bring boxes that may lie strided at either end, or both, into the destination.
+
+        It ends, writes and tells of progress as `read` does. With `digests` a source on another host hashes what it
+        sends, and what came is compared with that before it counts; on one host nothing is sent that could differ.
+
+        Raises `TransportLost`, also when the bytes of a box are not what the source has sent; `CastUnknown` and
+        `BadForm`, before a byte moves, when the boxes are of a kind that nobody can bring.
         """
 
     async def still_holds(self) -> bool:

@@ -13,12 +13,14 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
+from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.lease_frames import Hello
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, unheard
 from tensorhub_agent.ucxx_engine import Engine
 from tensorhub_agent.ucxx_frames import COUNT_BITS, TAG_BITS, encode
+from tensorhub_agent.ucxx_gathering import Gathering
 from tensorhub_agent.ucxx_idle import IdleLinks
 from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_serving import Book, Served
@@ -61,6 +63,7 @@ class UcxxTransport:
         self._cache = MappingCache(MAPPINGS_MAX)
         self._engine = Engine(address, self._arrived, fault)
         self._idle = IdleLinks()
+        self._slots = SlotStore()
         self._port = 0
         self._served: set[Served] = set()
         self.served_bytes = 0
@@ -129,7 +132,7 @@ class UcxxTransport:
             is_new = link is None
             link = link or self._engine.connect(address, port)
             keep = functools.partial(self._idle.put, grant.endpoint)
-            session = UcxxSession(link, self._fresh_tag(), self._pool, gate.lost, on_have, keep)
+            session = UcxxSession(link, self._fresh_tag(), self._pool, self._slots, gate.lost, on_have, keep)
             link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
             try:
                 await session.welcomed()
@@ -147,7 +150,8 @@ class UcxxTransport:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
 
     def _arrived(self, link: Link) -> None:
-        self._served.add(Served(link, self._agent, self._book, self._cache, self._served.discard, self._sent))
+        packing = functools.partial(Gathering, link, self._pool, self._slots)
+        self._served.add(Served(link, self._agent, self._book, self._cache, packing, self._served.discard, self._sent))
 
     def _sent(self, nbytes: int) -> None:
         self.served_bytes += nbytes

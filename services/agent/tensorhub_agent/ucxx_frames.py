@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.gather_frames import Gather, Sums
 from tensorhub_agent.lease_frames import Frame, FromReader, FromSource
 from tensorhub_common.errors import BadCommand
 
@@ -47,19 +48,19 @@ class Idle(Frame, frozen=True, tag="idle"):
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want)
-_from_source: Final = msgspec.msgpack.Decoder(FromSource | Idle)
+_from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want | Gather)
+_from_source: Final = msgspec.msgpack.Decoder(FromSource | Idle | Sums)
 
 
-def from_reader(data: bytes) -> FromReader | Want:
+def from_reader(data: bytes) -> FromReader | Want | Gather:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromReader | Want = _from_reader.decode(data)
+    frame: FromReader | Want | Gather = _from_reader.decode(data)
     return frame
 
 
-def from_source(data: bytes) -> FromSource | Idle:
+def from_source(data: bytes) -> FromSource | Idle | Sums:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromSource | Idle = _from_source.decode(data)
+    frame: FromSource | Idle | Sums = _from_source.decode(data)
     return frame
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.gather_frames import Gather
 from tensorhub_agent.lease_frames import (
     REASON_CHARS_MAX,
     Broken,
@@ -30,6 +31,7 @@ from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, Refused
 from tensorhub_agent.ucxx_frames import Idle, Want, encode, from_reader
+from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering, Lacks
 from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX
 from tensorhub_common.errors import BadCommand, TensorHubError
@@ -52,10 +54,6 @@ LAST_WORD_S: Final = 0.05
 """A reader whose lease is broken gets so long to hear why; then its connection is closed under it."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-class BeyondGrant(BadCommand):
-    """A reader asked for what its ticket does not open."""
 
 
 class Book:
@@ -81,11 +79,16 @@ class Served:
         agent: str,
         book: Book,
         cache: MappingCache,
+        gathering: Callable[[memoryview, Lacks | None, Callable[[int], None], Callable[[str], None]], Gathering],
         gone: Callable[["Served"], None],
         count: Callable[[int], None],
     ) -> None:
-        """Wait for the ticket. `gone` is called when nothing of the connection is left, `count` with what was sent."""
-        self._count = count
+        """Wait for the ticket. `gathering` makes what serves boxes of an open lease's segment.
+
+        `gone` is called when nothing of the connection is left, `count` with what was sent.
+        """
+        self._count, self._new_gathering = count, gathering
+        self._gathering: Gathering | None = None
         self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
         self.lease: str | None = None
         self._mapping: Mapping | None = None
@@ -124,11 +127,15 @@ class Served:
 
     async def _end(self, after_s: float) -> None:
         self._silent.cancel()
+        if self._gathering is not None:
+            self._gathering.stop()
         if self.lease is not None and not self._is_broken:
             self._book.ended(self.lease, False)  # noqa: FBT003 (as LeaseBook has it)
         if after_s:
             await asyncio.sleep(after_s)
         await self._link.close()
+        if self._gathering is not None:
+            await self._gathering.ended()
         if self._mapping is not None:
             self._cache.release(self._mapping)
         self._gone(self)
@@ -165,6 +172,7 @@ class Served:
         self._mapping = self._cache.acquire(segment.name, fd, segment.nbytes, segment.origin)
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
         self._lacks = opened.lacks
+        self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
         if opened.pieces is not None:
             self.show(opened.pieces)
 
@@ -180,6 +188,8 @@ class Served:
         match frame:
             case Want():
                 self._send(frame)
+            case Gather():
+                self._gather(frame)
             case Renew():
                 if self._book.renew(lease):
                     self.show(())
@@ -209,6 +219,10 @@ class Served:
         self._sending_bytes += total
         batch.ended.add_done_callback(lambda _: self._sent(total))
 
+    def _gather(self, frame: Gather) -> None:
+        assert self._gathering is not None
+        self._sending_bytes += self._gathering.take(frame, WANTED_BYTES_MAX - self._sending_bytes)
+
     def _sent(self, nbytes: int) -> None:
         self._sending_bytes -= nbytes
         self._count(nbytes)
@@ -222,7 +236,7 @@ class Served:
         assert self._mapping is not None
         self._book.ended(self.lease, True)  # noqa: FBT003 (as LeaseBook has it)
         self._cache.release(self._mapping)
-        self.lease = self._mapping = None
+        self.lease = self._mapping = self._gathering = None
         self._is_done = False
         self._silent.cancel()
         self._silent = self._loop.call_later(IDLE_S, self.end, "it opened no other lease")

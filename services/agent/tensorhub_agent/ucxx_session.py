@@ -18,16 +18,20 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.gather_frames import Sums
 from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, No, Renew, Welcome
 from tensorhub_agent.settled import Ending, settled
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
+from tensorhub_agent.ucxx_gatherer import Gatherer
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
 from tensorhub_agent.ucxx_messages import Messages, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.regions import Regions
 
 DONE_S: Final = 0.5
 """A source that was told that all is done says so within this, or the connection is closed by force."""
@@ -43,6 +47,7 @@ class UcxxSession:
         link: Link,
         tag: int,
         pool: CopyPool,
+        store: SlotStore,
         on_lost: OnLost,
         on_have: OnHave,
         on_idle: Callable[[Link], None],
@@ -63,9 +68,15 @@ class UcxxSession:
         self._over: str | None = None
         self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._confirming = Confirmations()
+        self._gatherer = Gatherer(self, link, pool, store)
         self._ending = Ending(self._end)
         self._renewing: asyncio.Task[None] | None = None
-        link.on_frame, link.on_down = self._took, self._lose
+        link.on_frame, link.on_down = self._took, self.lose
+
+    @property
+    def over(self) -> str | None:
+        """Why the session is over, if it is."""
+        return self._over
 
     async def welcomed(self) -> None:
         """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
@@ -84,43 +95,61 @@ class UcxxSession:
         await self._bring(destination, bounce, messages, progress)
         return await self._settle(destination, bounce, spans, messages, digests=digests)
 
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> None:
+        """See `SourceSession.gather`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        self._reading += 1
+        try:
+            await self._gatherer.gather(destination, regions, digests=digests, progress=progress)
+        finally:
+            self._reading -= 1
+
     async def _bring(
         self, destination: memoryview, bounce: memoryview, messages: Messages, progress: Callable[[int], None]
     ) -> None:
         count = len(messages.nbytes)
         if not count:
             return
-        tag = self._take_tags(count)
+        tag = self.take_tags(count)
         batch = self._link.receive(_views(destination, bounce, messages), tag)
         batch.progress = progress
         self._link.send(encode(Want(tag, messages.origin, messages.nbytes)))
         self._reading += 1
         try:
-            await self._ended(batch)
+            await self.batch_ended(batch)
         finally:
             self._reading -= 1
         try:
             batch.check()
         except LinkDown as why:
-            self._lose(f"the source's bytes did not come: {why}")
+            self.lose(f"the source's bytes did not come: {why}")
             raise TransportLost(str(self._over)) from None
 
-    async def _ended(self, batch: Batch) -> None:
+    async def batch_ended(self, batch: Batch) -> None:
         """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
         try:
             await asyncio.shield(batch.ended)
         except asyncio.CancelledError:
-            self._over = self._over or "a read of the session was cancelled"
             with contextlib.suppress(asyncio.CancelledError):
-                await self._link.close()
+                await self.give_up("a read of the session was cancelled")
             with contextlib.suppress(asyncio.CancelledError):
                 await settled(batch.ended)
             raise
 
-    def _take_tags(self, count: int) -> int:
+    async def give_up(self, reason: str) -> None:
+        """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
+        self._over = self._over or reason
+        self._end_waiting()
+        await self._link.close()
+
+    def take_tags(self, count: int) -> int:
+        """Return the first of tags that were never used. Raises `TransportLost` when there are none."""
         tag = self._tag
         if tag + count > self._tags_end:
-            self._lose("the session has used up its tags")
+            self.lose("the session has used up its tags")
             raise TransportLost(str(self._over))
         self._tag += count
         return tag
@@ -153,7 +182,7 @@ class UcxxSession:
         try:
             return await self._confirming.answer(question)
         except TimeoutError as why:
-            self._lose(str(why))
+            self.lose(str(why))
         return False
 
     async def close(self) -> None:
@@ -170,6 +199,7 @@ class UcxxSession:
             self._on_idle(self._link)
         else:
             await self._link.close()
+            await self._gatherer.stopped()
 
     async def _hand_back(self) -> bool:
         """Say that all is done; tells whether the source has said that nothing of the lease is left."""
@@ -188,22 +218,25 @@ class UcxxSession:
                 case Welcome() if not self._welcomed.done():
                     self._welcomed.set_result(None)
                 case No(reason):
-                    self._lose(f"the source refused: {reason}")
+                    self.lose(f"the source refused: {reason}")
                 case Holds() as holds:
                     self._confirming.answered(holds)
                 case Have(pieces):
                     self._on_have(pieces)
+                case Sums() as sums:
+                    self._gatherer.took(sums)
                 case Idle():
                     self._idle.set()
                 case Broken(reason):
-                    self._lose(f"the source has broken the lease: {reason}")
+                    self.lose(f"the source has broken the lease: {reason}")
                 case other:
                     raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
         except (TensorHubError, msgspec.MsgspecError) as why:
             _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
-            self._lose(f"the source sent what can't be read: {why}")
+            self.lose(f"the source sent what can't be read: {why}")
 
-    def _lose(self, reason: str) -> None:
+    def lose(self, reason: str) -> None:
+        """The source is of no more use: end all waiting, and tell the owner."""
         if self._over is None:
             self._over = reason
             self._end_waiting()
@@ -214,6 +247,7 @@ class UcxxSession:
             self._welcomed.set_exception(TransportLost(str(self._over)))
             self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
         self._confirming.end()
+        self._gatherer.end()
 
     async def _renew(self) -> None:
         while self._over is None:

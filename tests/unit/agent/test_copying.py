@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from tensorhub_agent import copying
-from tensorhub_agent.copying import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, CopyStopped, Spans
+from tensorhub_agent.copy_job import CopyStopped
+from tensorhub_agent.copying import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, Spans
 from tensorhub_common.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
@@ -48,8 +49,8 @@ class Gate:
         self.entered = threading.Semaphore(0)
         self.writes = 0
         self._lock = threading.Lock()
-        self._memmove: Callable[..., Any] = copying._memmove
-        monkeypatch.setattr(copying, "_memmove", self)
+        self._memmove: Callable[..., Any] = copying.memmove
+        monkeypatch.setattr(copying, "memmove", self)
 
     def __call__(self, to: int, origin: int, nbytes: int) -> None:
         with self._lock:
@@ -141,7 +142,7 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
     pool: CopyPool, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
     """A copy that went wrong is found, though the source is as it should be."""
-    memmove = copying._memmove
+    memmove = copying.memmove
     spans = packed(sizes)
     source, destination = bytes_of(5, sum(sizes)), bytearray(sum(sizes))
 
@@ -149,7 +150,7 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
         memmove(to, origin, nbytes)
         destination[500] = source[500] ^ 1
 
-    monkeypatch.setattr(copying, "_memmove", wrong)
+    monkeypatch.setattr(copying, "memmove", wrong)
     found = await pool.copy_and_digest(memoryview(destination), source, spans).result()
     assert found != digests_of(source, spans)
     assert found == digests_of(memoryview(destination), spans)
@@ -227,7 +228,7 @@ async def test_what_goes_wrong_in_a_thread_is_raised_once_all_have_ended(
     def fails(_to: int, _origin: int, _nbytes: int) -> None:
         raise RuntimeError("no copy today")
 
-    monkeypatch.setattr(copying, "_memmove", fails)
+    monkeypatch.setattr(copying, "memmove", fails)
     with pytest.raises(RuntimeError, match="no copy today"):
         await pool.copy_and_digest(memoryview(bytearray(64 * MIB)), bytes_of(9, 64), packed([8] * 8)).result()
     monkeypatch.undo()

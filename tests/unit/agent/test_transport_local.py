@@ -160,7 +160,7 @@ async def test_a_read_that_does_not_fit_the_segment_is_lost_and_writes_nothing(h
 async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a caller that is cancelled; the read raises, and later tasks of it are never begun."""
     gate, entered = threading.Event(), asyncio.Event()
-    loop, memmove, inside = asyncio.get_running_loop(), copying._memmove, []
+    loop, memmove, inside = asyncio.get_running_loop(), copying.memmove, []
 
     def slow(*args: Any) -> None:
         inside.append(1)
@@ -169,7 +169,7 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
         memmove(*args)
         inside.pop()
 
-    monkeypatch.setattr(copying, "_memmove", slow)
+    monkeypatch.setattr(copying, "memmove", slow)
     segment = hub.published(16 * MIB)
     destination = memoryview(bytearray(segment.nbytes))
     session = await hub.open("L1", segment)
@@ -199,13 +199,13 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
 async def test_a_read_under_way_when_the_source_dies_still_tells_its_digests(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, memmove = threading.Event(), copying._memmove
+    gate, memmove = threading.Event(), copying.memmove
 
     def slow(*args: Any) -> None:
         assert gate.wait(GIVE_UP_S)
         memmove(*args)
 
-    monkeypatch.setattr(copying, "_memmove", slow)
+    monkeypatch.setattr(copying, "memmove", slow)
     lost = Lost()
     segment = hub.published(MIB)
     destination = memoryview(bytearray(segment.nbytes))

@@ -1,0 +1,171 @@
+"""Copying boxes that lie strided at either end, or both, in the copy pool's threads.
+
+A box is copied by numpy, which lets go of the GIL: as one array of its runs, so that the inner loop moves whole runs
+however short. Boxes that lie in one piece at both ends are joined, and moved as spans are.
+
+Always true:
+- What `copy_job.py` says of every job.
+- Nothing outside the boxes is written, and nothing outside the views is read: every box is checked against both before
+  the first byte, whoever has made its form, and numpy checks each array again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tensorhub_agent.boxes import Part, check, is_run, normal, parts, run_bytes
+from tensorhub_agent.converting import Convert, converter
+from tensorhub_agent.copy_job import Job
+from tensorhub_agent.copying import Columns, CopyPool, address_of, check_fits, memmove, merged, split
+from tensorhub_common.regions import Form, Regions, Sizes
+
+PART_BYTES_MAX: Final = 1024 * 1024
+"""A box is cut at this: its parts are shared out among the threads, and a stop waits for one of them at most."""
+
+SHORT_RUN_BYTES_MAX: Final = 256
+"""Runs up to this are elements of numpy's; longer ones are rows of bytes, for numpy keeps the GIL for few elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """A part of a box as numpy sees it at both ends."""
+
+    shape: Sizes
+    to_strides: Sizes
+    origin_strides: Sizes
+    to_dtype: np.dtype[Any]
+    dtype: np.dtype[Any]
+    convert: Convert
+
+    @classmethod
+    def of(cls, form: Form) -> "_Arrays":
+        """Return how numpy copies a normal form."""
+        if form.cast:
+            dtype, to_dtype = (np.dtype(f"u{size}") for size in (form.itemsize, form.to_itemsize))
+            return cls(form.shape, form.to_strides, form.origin_strides, to_dtype, dtype, converter(form.cast))
+        run = run_bytes(form)
+        if 1 < run <= SHORT_RUN_BYTES_MAX:
+            dtype = np.dtype((np.void, run))
+            return cls(form.shape[:-1], form.to_strides[:-1], form.origin_strides[:-1], dtype, dtype, np.copyto)
+        dtype = np.dtype("u1")
+        return cls(form.shape, form.to_strides, form.origin_strides, dtype, dtype, np.copyto)
+
+    def copy(self, destination: memoryview, to: int, source: memoryview, origin: int) -> None:
+        """Copy the part that begins at byte `origin` to byte `to`."""
+        there: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, source, origin, self.origin_strides)
+        here: npt.NDArray[Any] = np.ndarray(self.shape, self.to_dtype, destination, to, self.to_strides)
+        self.convert(here, there)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What all boxes of a form have in common. Without parts they lie in one piece at both ends."""
+
+    nbytes: int
+    origin_nbytes: int
+    span: int
+    origin_span: int
+    parts: tuple[tuple[Part, _Arrays], ...]
+
+    @classmethod
+    def of(cls, form: Form, nbytes_max: int, origin_nbytes_max: int) -> "_Kind":
+        """Look at a form whose boxes go from `origin_nbytes_max` bytes into `nbytes_max`. Raises ValueError."""
+        check(form)
+        if form.cast:
+            converter(form.cast)
+        form = normal(form)
+        if max(form.nbytes, form.span_bytes) > nbytes_max:
+            raise ValueError(f"a box that spans {form.span_bytes} bytes exceeds the destination of {nbytes_max}")
+        if max(form.origin_nbytes, form.origin_span_bytes) > origin_nbytes_max:
+            raise ValueError(
+                f"a box that spans {form.origin_span_bytes} bytes exceeds the source of {origin_nbytes_max}"
+            )
+        cut = () if is_run(form) else tuple((part, _Arrays.of(part.form)) for part in parts(form, PART_BYTES_MAX))
+        return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut)
+
+
+class BoxJob(Job):
+    """Boxes under way. `await job.done()`, or `stop()` it; it holds its views until it has ended."""
+
+    def __init__(self, destination: memoryview, source: memoryview, origin_nbytes: int) -> None:
+        """Begin without boxes; `copy_boxes` adds them."""
+        super().__init__(destination, source)
+        self.origin_nbytes = origin_nbytes
+        self._to_address, self._from_address = address_of(destination), address_of(source)
+        self._to: list[int] = []
+        self._origin: list[int] = []
+        self._how: list[int | _Arrays] = []
+        """Of what lies in one piece at both ends the number of its bytes."""
+
+    def add(self, to: Sequence[int], origin: Sequence[int], how: Sequence[int | _Arrays]) -> None:
+        """Copy these too."""
+        self._to += to
+        self._origin += origin
+        self._how += how
+
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:  # noqa: ARG002 (nothing is hashed here)
+        views = self._views
+        assert views is not None
+        destination, source = views
+        assert source is not None
+        for item in range(first, last):
+            to, origin, how = self._to[item], self._origin[item], self._how[item]
+            if isinstance(how, int):
+                memmove(self._to_address + to, self._from_address + origin, how)
+            else:
+                how.copy(destination, to, source, origin)
+
+
+def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regions: Regions) -> BoxJob:
+    """Copy boxes.
+
+    Raises ValueError, and copies nothing, when a form is bad or a box does not fit into one of the views; `CastUnknown`
+    for a form with a cast that this version doesn't have.
+    """
+    if destination.readonly:
+        raise ValueError("the destination can't be written")
+    known: dict[int, _Kind] = {}
+    kinds = [
+        known.get(id(form)) or known.setdefault(id(form), _Kind.of(form, len(destination), len(source)))
+        for form in regions.form
+    ]
+    to, origin = _column(regions.to), _column(regions.origin)
+    if not len(to) == len(origin) == len(kinds):
+        raise ValueError("the columns of boxes have different lengths")
+    check_fits("destination", len(destination), to, _column([kind.span for kind in kinds]))
+    check_fits("source", len(source), origin, _column([kind.origin_span for kind in kinds]))
+    job = BoxJob(destination, source, sum(kind.origin_nbytes for kind in kinds))
+    run_costs = _add_runs(job, to, origin, kinds)
+    part_costs = _add_parts(job, to, origin, kinds)
+    return pool.start(job, np.concatenate((run_costs, part_costs)))
+
+
+def _add_runs(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:
+    chosen = np.fromiter((not kind.parts for kind in kinds), dtype=np.bool_, count=len(kinds))
+    nbytes = _column([kind.nbytes for kind in kinds if not kind.parts])
+    to, origin, nbytes = split(*merged(to[chosen], origin[chosen], nbytes))
+    job.add(to.tolist(), origin.tolist(), nbytes.tolist())
+    return nbytes
+
+
+def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:
+    costs: list[int] = []
+    for at, there, kind in zip(to.tolist(), origin.tolist(), kinds, strict=True):
+        job.add(
+            [at + part.to for part, _ in kind.parts],
+            [there + part.origin for part, _ in kind.parts],
+            [arrays for _, arrays in kind.parts],
+        )
+        costs += [part.form.nbytes for part, _ in kind.parts]
+    return _column(costs)
+
+
+def _column(values: Sequence[int]) -> Columns:
+    try:
+        return np.asarray(values, dtype=np.int64)
+    except OverflowError:
+        raise ValueError("a box begins beyond all memory") from None
