@@ -106,9 +106,9 @@ _decoder: Final = msgspec.msgpack.Decoder(Program)
 class Execution:
     """A program, made ready to be carried out: units by number."""
 
-    def __init__(self, program: Program) -> None:
-        """Number the units. Raises `LayoutMismatch` when they are too many."""
-        self.program = program
+    def __init__(self, program: Program, digest: str = "") -> None:
+        """Number the units. Raises `LayoutMismatch` when they are too many. `digest` is the program's name."""
+        self.program, self.digest = program, digest
         self._blocks = _blocks(program)
         self._first = list(accumulate((block.units for block in self._blocks), initial=0))
         if len(self) > UNITS_MAX:

@@ -5,6 +5,8 @@ one. What is being filled is offered to readers of later turns while its transfe
 verified in the memory that is being filled; when the transfer is given up, their leases are broken first.
 """
 
+from collections.abc import Sequence
+
 from tensorhub_agent.effects import (
     AskPlan,
     Available,
@@ -12,6 +14,8 @@ from tensorhub_agent.effects import (
     CloseSource,
     Confirm,
     Confirmed,
+    Digest,
+    Digested,
     LetGo,
     OpenSource,
     PlanCame,
@@ -24,11 +28,12 @@ from tensorhub_agent.effects import (
     SourceOpened,
 )
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.ranges import marked
+from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.shard import ShardCore
-from tensorhub_agent.transfer import Todo, Transfer
+from tensorhub_agent.transfer import Phase, Todo, Transfer
+from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Demand, Range, SourceId, Turn
+from tensorhub_common.wire.transfer import Demand, Range, Share, SourceId, Turn
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
 """Pieces that need a source, and sources to leave out."""
@@ -46,23 +51,24 @@ class Carrier:
         """What the planner must have folded to know what this read rests on."""
         self._plan_number = 0
         self._turn: Turn | None = None
+        self.program: Execution | None = None
+        """What is read are units of this program, and not the shard's own pieces."""
+        self._digested: tuple[int, bytes] = (0, b"")
+        """Of a read by a program, the question for the digests of what it has filled, and the answer."""
 
     def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root)
-        self.transfer = Transfer(
-            version=version,
-            root=root,
+        self.program, self._digested = None, (0, b"")
+        self.transfer = self._new(
+            version,
+            root,
             # What is mapped weighs nothing, so all of it is asked for at once.
             nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
             # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
             verify=limits.digests and not core.place.mapped,
-            window_bytes=limits.window_bytes,
-            stall_s=limits.stall_s,
-            sources_lost_s=limits.sources_lost_s,
-            first_number=core.number(),
             now=now,
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
@@ -70,6 +76,66 @@ class Carrier:
         if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+
+    def _new(
+        self,
+        version: int,
+        root: str | None,
+        nbytes: Sequence[int],
+        *,
+        verify: bool,
+        now: float,
+        kept: tuple[bytearray, bytes] | None = None,
+    ) -> Transfer:
+        limits = self._core.limits
+        return Transfer(
+            version=version,
+            root=root,
+            nbytes=nbytes,
+            verify=verify,
+            window_bytes=limits.window_bytes,
+            stall_s=limits.stall_s,
+            sources_lost_s=limits.sources_lost_s,
+            first_number=self._core.number(),
+            now=now,
+            kept=kept,
+            able=self._able,
+        )
+
+    def _able(self, share: Share) -> bytearray | None:
+        """Return marks of the units that a source of this layout gives; None: all pieces."""
+        if self.program is None:
+            return None
+        marks = bytearray(len(self.program))
+        mark(marks, self.program.given_by(share.layout or ""))
+        return marks
+
+    def _planned(self, news: PlanCame, now: float) -> None:
+        """Take a plan. One that names a program turns a read that has not begun into one of the program's units."""
+        transfer = self.transfer
+        assert transfer is not None
+        if news.program is not None and self.program is None and transfer.phase is Phase.LEASING:
+            self._core.break_waiting("the shard is filled from other layouts than its own")
+            self.program = news.program
+            began = transfer.began
+            transfer = self._new(transfer.version, transfer.root, news.program.nbytes(), verify=False, now=now)
+            transfer.began = began
+            transfer.asking.asked(now)
+            self.transfer = transfer
+        transfer.planned(news.answer, now)
+
+    def digest(self) -> None:
+        """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
+        core = self._core
+        self._digested = (core.number(), b"")
+        core.out.append(Digest(core.key, self._digested[0], filled=True))
+
+    def has_digested(self, news: ShardNews) -> bool:
+        """Take these digests; tell whether they are what was asked for."""
+        if not isinstance(news, Digested) or news.number != self._digested[0]:
+            return False
+        self._digested = (0, news.digests)
+        return True
 
     def serve(self) -> None:
         """The memory is being filled: show what stands in it already."""
@@ -87,7 +153,7 @@ class Carrier:
         assert transfer is not None
         match news:
             case PlanCame() if news.number == self._plan_number:
-                transfer.planned(news.answer, now)
+                self._planned(news, now)
             case SourceOpened():
                 transfer.opened(news.source, news.digests, now, news.pieces)
             case Available():
@@ -145,7 +211,7 @@ class Carrier:
     @property
     def digests(self) -> bytes:
         """What every piece hashes to, as far as the log's root has vouched for that; empty without digests."""
-        return (self.transfer.proof.digests if self.transfer is not None else None) or b""
+        return self._digested[1] or (self.transfer.proof.digests if self.transfer is not None else None) or b""
 
     @property
     def is_quiet(self) -> bool:
@@ -176,15 +242,23 @@ class Carrier:
             avoid=avoid,
             turn=self._turn,
             mapped=core.place.mapped,
+            program=self.program.digest if self.program is not None else None,
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
+
+    def _root_of(self, share: Share) -> str | None:
+        """Return what a source must hold by the log: in its own layout, where that is not the reader's."""
+        assert self.transfer is not None
+        return self.transfer.root if self.program is None else share.root
 
     def _emit(self, todo: Todo) -> None:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         out = core.out
         out.extend(
-            OpenSource(key, n, share, transfer.version, transfer.root, self._turn, core.place.mapped)
+            OpenSource(
+                key, n, share, transfer.version, self._root_of(share), self._turn, core.place.mapped, self.program
+            )
             for n, share in todo.open
         )
         out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)

@@ -6,6 +6,7 @@ that takes time is answered later by the event named beside it; an answer that n
 
 import msgspec
 
+from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events import Sibling
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share, Turn
@@ -100,6 +101,8 @@ class Digest(Effect, frozen=True):
 
     key: Key
     number: int
+    filled: bool = False
+    """Hash where reads write: of a staged shard its spare memory."""
 
 
 class Save(Effect, frozen=True, kw_only=True):
@@ -170,6 +173,8 @@ class OpenSource(Effect, frozen=True):
     """Of the reader's round; a half-filled source serves later turns only."""
     mapped: bool = False
     """The source's memory is to be mapped."""
+    program: Execution | None = None
+    """What is asked for are units of this program."""
 
 
 class Post(Effect, frozen=True):
@@ -277,6 +282,8 @@ class PlanCame(msgspec.Struct, frozen=True):
     key: Key
     number: int
     answer: PlanAnswer
+    program: Execution | None = None
+    """The transfer program that the plan names."""
 
 
 class SourceOpened(msgspec.Struct, frozen=True):

@@ -298,7 +298,8 @@ class JobAgent:
         place = self.shelf.places[effect.key]
         digests = b""
         if self.core.limits.digests:
-            digests = await self._around.pool.digest(place.segment.view, Spans.of(place.table)).result()
+            segment = place.target if effect.filled else place.segment
+            digests = await self._around.pool.digest(segment.view, Spans.of(place.table)).result()
         self._news(Digested(effect.key, effect.number, digests))
 
     def _post(self, effect: Post) -> None:
@@ -339,8 +340,8 @@ class JobAgent:
         self._news(SiblingsChecked(key, mismatch))
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
-        answer = await self._questions.plan(effect.demand, headers_of(cause))
-        self._news(PlanCame(effect.key, effect.number, answer))
+        answer, program = await self._questions.plan(effect.demand, headers_of(cause))
+        self._news(PlanCame(effect.key, effect.number, answer, program))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""

@@ -20,6 +20,7 @@ from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice
+from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,
     RegistryUnavailable,
@@ -59,6 +60,7 @@ class Stage(StrEnum):
     GRANTED = "granted"
     DRAINING = "draining"
     FILLING = "filling"
+    DIGESTING = "digesting"
     FILLED = "filled"
     ENDING = "ending"
 
@@ -94,7 +96,7 @@ class ReadOperation:
     @property
     def reached(self) -> bool:
         """Once memory is being written the read is finished for the next worker."""
-        return self.stage in (Stage.DRAINING, Stage.FILLING, Stage.FILLED, Stage.ENDING)
+        return self.stage in (Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.FILLED, Stage.ENDING)
 
     def start(self, now: float) -> None:
         """Join the replica's round."""
@@ -218,7 +220,10 @@ class ReadOperation:
         """Pass on what came of the transfer's wishes, and what was found out about who maps the memory."""
         if self._destination.on_news(news, now):
             self._write(now)
-        if self.transfer is not None:
+        if self._carrier.has_digested(news):
+            if self.stage is Stage.DIGESTING:
+                self._filled(root_digest(self._carrier.digests))
+        elif self.transfer is not None:
             self._carrier.tell(news, now)
             self._drive(now)
 
@@ -292,9 +297,18 @@ class ReadOperation:
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
-        self.stage = Stage.FILLED
         self._report = report_of(transfer, self.core.place.nbytes, now - self._began)
-        self._voice.filled(transfer.version, transfer.root, at_once=self._at_once)
+        if self._carrier.program is None or not self.core.limits.digests:
+            self._filled(transfer.root)
+            return
+        # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.
+        self.stage = Stage.DIGESTING
+        self._carrier.digest()
+
+    def _filled(self, root: str | None) -> None:
+        assert self.transfer is not None
+        self.stage = Stage.FILLED
+        self._voice.filled(self.transfer.version, root, at_once=self._at_once)
 
     # The end.
 

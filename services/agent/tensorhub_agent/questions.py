@@ -11,14 +11,16 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.asking import NO_ANSWER
+from tensorhub_agent.programs import Programs
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.layout import Layout, shared_mismatch
+from tensorhub_common.program import Execution
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.events import Sibling
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 
 OPEN_ASK_S: Final = 5.0
 
@@ -36,6 +38,7 @@ class Questions:
     def __init__(self, job: str, bus: Bus, blobs: Blobs) -> None:
         """Ask nothing yet."""
         self._job, self._bus, self._blobs = job, bus, blobs
+        self._programs = Programs(job, blobs)
 
     async def open_job(self) -> None:
         """Have a registry make the job's log if there is none. Raises `JobGone`."""
@@ -43,8 +46,17 @@ class Questions:
         if isinstance(answer, Error):
             raise from_code(answer.error, answer.message)
 
-    async def plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
-        """Ask a planner who brings which piece."""
+    async def plan(self, demand: Demand, headers: Mapping[str, str]) -> tuple[PlanAnswer, Execution | None]:
+        """Ask a planner who brings which piece; return its answer, and the program if a plan names one."""
+        answer = await self._plan(demand, headers)
+        if not isinstance(answer, Plan) or answer.program is None:
+            return answer, None
+        try:
+            return answer, await self._programs.get(answer.program)
+        except TensorHubError as why:
+            return Refusal(error=NO_ANSWER, reason=f"the transfer program can't be had: {why}"), None
+
+    async def _plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
         question = msgspec.json.encode(demand)
         try:
             body = await self._bus.request(ask(self._job, "plan"), question, PLAN_ASK_S, headers)

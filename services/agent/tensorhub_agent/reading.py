@@ -48,6 +48,8 @@ class Reading:
     """To be asked for as soon as the source, a half-filled one, has them."""
     has: bytearray | None = None
     """Marks of what a half-filled source has; None: everything."""
+    able: bytearray | None = None
+    """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
     fed: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)

@@ -27,9 +27,14 @@ SWITCH_S: Final = 0.1
 
 
 def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
-    """Give loose pieces to these sources in equal parts, all of them."""
-    for number, source in enumerate(sources):
-        source.give(take_first(loose, -(-count_of(loose) // (len(sources) - number))))
+    """Give loose pieces to these sources in equal parts, all of them; what only some can give, to one of these."""
+    for source in sources:
+        if source.able is not None and loose:
+            there, loose[:] = split(source.able, loose)
+            source.give(there)
+    able = [source for source in sources if source.able is None]
+    for number, source in enumerate(able):
+        source.give(take_first(loose, -(-count_of(loose) // (len(able) - number))))
 
 
 def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
@@ -79,11 +84,14 @@ def fill(
 
 def take_over(taker: Reading, others: Iterable[Reading]) -> None:
     """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
+    if taker.able is not None:
+        # Most sources of other layouts have each their own, so only those of one layout are compared.
+        others = [other for other in others if other.share.layout == taker.share.layout]
     busiest = max((other for other in others if other is not taker), key=lambda other: other.waiting, default=None)
     if busiest is None or not busiest.waiting:
         return
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
-    taker.give(busiest.let_go(wanted, taker.has))
+    taker.give(busiest.let_go(wanted, taker.able if taker.has is None else taker.has))
 
 
 def _part(waiting: int, taker: float | None, giver: float | None) -> int:

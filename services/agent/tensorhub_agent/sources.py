@@ -36,6 +36,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
+from tensorhub_common.regions import Regions
 from tensorhub_common.subjects import agent_ask
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.transfer import (
@@ -66,9 +67,10 @@ class SourceGone(TensorHubError):
 class Source:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]", transport: str) -> None:
+    def __init__(self, task: "asyncio.Task[None]", effect: OpenSource) -> None:
         """Begin with the task that opens it."""
-        self.opening, self.transport = task, transport
+        self.opening, self.transport = task, effect.share.transport
+        self.program, self.layout = effect.program, effect.share.layout or ""
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -93,13 +95,15 @@ class Sources:
     def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         task = asyncio.create_task(self._opened(effect, reader, headers_of(cause)))
-        self._open[effect.key, effect.source] = Source(task, effect.share.transport)
+        self._open[effect.key, effect.source] = Source(task, effect)
 
     async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
         try:
             grant = await self._lease(effect, reader, headers)
-            digests = await self._digests(effect.share.source.agent, reader.agent, grant, headers)
+            # Units of a program are no pieces of the source: no list of digests is about them.
+            wants = effect.program is None
+            digests = await self._digests(effect.share.source.agent, reader.agent, grant, headers) if wants else b""
             session = await self._transports.open(
                 effect.share.transport,
                 grant,
@@ -171,8 +175,13 @@ class Sources:
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
-        spans = Spans.of(table, effect.pieces)
-        task = asyncio.create_task(self._posted(effect, source, source.session, segment, spans, digests=digests))
+        if source.program is not None:
+            regions = source.program.regions(source.layout, effect.pieces)
+            gathering = self._gathered(effect, source, source.session, segment, regions, digests=digests)
+            task = asyncio.create_task(gathering)
+        else:
+            spans = Spans.of(table, effect.pieces)
+            task = asyncio.create_task(self._posted(effect, source, source.session, segment, spans, digests=digests))
         source.tasks.add(task)
         task.add_done_callback(source.tasks.discard)
 
@@ -203,6 +212,19 @@ class Sources:
         else:
             self.read_bytes[source.transport] += sum(spans.nbytes)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
+
+    async def _gathered(
+        self, effect: Post, source: Source, session: SourceSession, segment: Segment, regions: Regions, *, digests: bool
+    ) -> None:
+        try:
+            await session.gather(
+                segment.view, regions, digests=digests, progress=lambda came: self._progressed(effect, came)
+            )
+        except TensorHubError as why:
+            self._lost(effect.key, effect.source, str(why))
+        else:
+            self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
+            self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
     def _progressed(self, effect: Post, nbytes: int) -> None:
         self._tell(Progressed(effect.key, effect.source, nbytes))

@@ -6,7 +6,7 @@ that the log's root vouches for; without digests, when its source says after the
 What it does about sources that are killed, stopped, slow or cut off: docs/protocol.md, "Faults during a transfer".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -54,6 +54,11 @@ class Todo:
     """Pieces that stand in the destination, verified: others may read them there."""
 
 
+def everything(_: Share) -> bytearray | None:
+    """Say of a source of the reader's own layout that it has every piece."""
+    return None
+
+
 class Transfer:
     """A read in progress. Feed it what happens; after each feed take `todo()` and look at `phase`."""
 
@@ -70,8 +75,14 @@ class Transfer:
         first_number: int,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
+        able: Callable[[Share], bytearray | None] = everything,
     ) -> None:
-        """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified."""
+        """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified.
+
+        Of a shard that is filled from other layouts than its own they are the units of a program, and `verify` is off:
+        no list of digests is about them. `able` returns marks of those that a share's source has or will have.
+        """
+        self._able = able
         self.version, self.root = version, root
         self.proof = Proof(len(nbytes), root, kept, verify=verify)
         self.phase = Phase.LEASING
@@ -287,7 +298,8 @@ class Transfer:
         others = [source for source in self.sources.values() if source.is_live]
         if others and self.phase is Phase.RUNNING:
             share_out(self._loose, others)
-            return
+            if not self._loose:
+                return
         lost_s = 0.0 if self.phase is Phase.LEASING else self._sources_lost_s
         if not self.asking.refused(refusal, self.trust, lost_s, now):
             self._fail_without(refusal.reason)
@@ -312,21 +324,22 @@ class Transfer:
         before = count_of(self._loose)
         given, self._loose = spread(plan, self._loose, len(self._nbytes))
         for share, ranges in given:
-            if self.trust.has_failed(share.source):
+            source = None if self.trust.has_failed(share.source) else self._source_of(share, now)
+            if source is None:
                 self._loose.extend(ranges)
             else:
-                self._source_of(share, now).give(ranges)
+                source.give(ranges)
         return not before or count_of(self._loose) < before
 
-    def _source_of(self, share: Share, now: float) -> Reading:
-        """Return the live source that a share names, or open it."""
+    def _source_of(self, share: Share, now: float) -> Reading | None:
+        """Return the live source that a share names, or open it; None where more can't be open."""
         live = [source for source in self.sources.values() if source.is_live]
         for source in live:
             if (source.share.source, source.share.transport) == (share.source, share.transport):
                 return source
         if len(live) >= SHARES_MAX:
-            return min(live, key=lambda source: source.waiting)
-        source = Reading(self._next, share, SourcePhase.OPENING, now)
+            return min((source for source in live if source.able is None), key=lambda each: each.waiting, default=None)
+        source = Reading(self._next, share, SourcePhase.OPENING, now, able=self._able(share))
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
         self._next += 1
         self.sources[source.number] = source

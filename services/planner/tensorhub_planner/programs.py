@@ -90,5 +90,5 @@ class Programs:
 
 
 def _ready(program: Program, digest: str) -> Compiled:
-    execution = Execution(program)
+    execution = Execution(program, digest)
     return Compiled(digest, execution, Sizes(execution.nbytes()))

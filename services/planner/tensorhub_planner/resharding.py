@@ -20,12 +20,15 @@ def reads_by_program(demand: Demand) -> bool:
     return demand.program is not None or (demand.root is None and not demand.mapped)
 
 
-def turns_to_program(demand: Demand, answer: Answer) -> bool:
-    """Tell of what was answered from holders of the reader's layout whether others have to be asked."""
+def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
+    """Tell of what was answered from holders of the reader's layout whether others have to be asked.
+
+    A read that has some pieces already goes on with those; it begins anew where nobody is left for the rest.
+    """
     if isinstance(answer, LayoutsDiffer):
         return True
     unavailable = isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__
-    return unavailable and demand.pieces is None and not demand.mapped
+    return unavailable and whole and not demand.mapped
 
 
 def layouts_of(found: Found) -> tuple[str, ...]:

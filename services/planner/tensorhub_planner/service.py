@@ -27,6 +27,7 @@ from tensorhub_planner.load import Ledger
 from tensorhub_planner.metrics import AnswerCounts
 from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.programs import Compiled, Programs
+from tensorhub_planner.ranges import count_of, normal
 from tensorhub_planner.resharding import (
     cannot_be_filled,
     in_units,
@@ -117,7 +118,8 @@ class Planner:
         if not reads_by_program(demand):
             sizes = await self._layouts.sizes(job, found.seat.layout)
             answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
-            if not turns_to_program(demand, answer):
+            whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)
+            if not turns_to_program(demand, answer, whole=whole):
                 assert not isinstance(answer, LayoutsDiffer)
                 return answer
         return await self._reshard(job, demand)
@@ -133,7 +135,8 @@ class Planner:
             compiled = await self._program(job, demand, found)
         except LayoutMismatch as why:
             return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(job, demand, found))
-        asked = msgspec.structs.replace(demand, program=compiled.digest)
+        pieces = demand.pieces if demand.program is not None else None
+        asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
         question = Question(job, asked, in_units(found, compiled.execution), compiled.sizes)
         answer = question.decide(self._ledger, self._limits, time.monotonic())
         assert not isinstance(answer, LayoutsDiffer)
