@@ -23,6 +23,11 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.parts import NAME_BYTES_MAX as NAME_BYTES_MAX  # noqa: PLC0414 (a layout's words are imported
+from tensorhub_common.parts import SIZE_MAX as SIZE_MAX  # noqa: PLC0414 (... from here, wherever they are defined)
+from tensorhub_common.parts import Part as Part  # noqa: PLC0414
+from tensorhub_common.parts import Shape as Shape  # noqa: PLC0414
+from tensorhub_common.parts import check_parts, name_bytes
 
 PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A piece is at most this long. Part of the protocol: it decides which digests a root is taken over."""
@@ -31,34 +36,10 @@ ALIGNMENT_BYTES: Final = 256
 """Every tensor starts at a multiple of this, which suits vector loads, CUDA and every dtype's itemsize."""
 
 TENSORS_MAX: Final = 1_000_000
-NAME_BYTES_MAX: Final = 4096
+_PARTS_TOLD: Final = 4
+"""A sentence about a tensor names at most so many of its parts."""
 TENSOR_BYTES_MAX: Final = 2**53 - 1
 """What every reader of JSON counts exactly; sizes stand in commands."""
-
-SIZE_MAX: Final = 2**63 - 1
-"""A dimension of a global tensor has at most so many elements: indices are 64-bit integers."""
-
-Shape = tuple[int, ...]
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """A box of a registered tensor that is a box of a global tensor of another name: q, k or v of a fused qkv.
-
-    Both boxes have the same sizes once the dimensions in front that have one element are left out: an expert's matrix
-    may be one layer of a stack of them.
-    """
-
-    name: str
-    """The global tensor's."""
-    global_shape: Shape
-    offset: Shape
-    """Where the box begins in the global tensor."""
-    extent: Shape
-    """Its size there."""
-    start: Shape
-    """Where it begins in the registered tensor."""
-    shape: Shape
-    """Its size there."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +53,10 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     global_shape: Shape
     offset: Shape
     parts: tuple[Part, ...] = ()
-    """What the tensor consists of where it is no box of a global tensor of its own name; each element in one part."""
+    """What the tensor consists of where it is no box of a global tensor of its own name; each element in one part.
+
+    With parts, `global_shape` and `offset` say nothing of a global tensor: they are the shape itself, and zeros.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -130,11 +114,19 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
             raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
     for entry in tensors:
         _check_entry(entry)
-    return Layout(tensors)
+        if entry.parts:
+            check_parts(entry.name, entry.shape, entry.parts)
+    layout = Layout(tensors)
+    mismatch = (
+        shared_mismatch(layout, layout, "elsewhere in the shard") if any(entry.parts for entry in tensors) else None
+    )
+    if mismatch is not None:
+        raise LayoutMismatch(mismatch)
+    return layout
 
 
 def _check_entry(entry: TensorEntry) -> None:
-    if not 0 < _name_bytes(entry.name) <= NAME_BYTES_MAX:
+    if not 0 < name_bytes(entry.name) <= NAME_BYTES_MAX:
         raise LayoutMismatch(
             f"tensor name {entry.name[:40]!r} is empty, no text or longer than {NAME_BYTES_MAX} bytes: rename it"
         )
@@ -156,14 +148,6 @@ def _check_entry(entry: TensorEntry) -> None:
             )
     if entry.nbytes > TENSOR_BYTES_MAX:
         raise LayoutMismatch(f"tensor {entry.name!r} has {entry.nbytes} bytes; at most {TENSOR_BYTES_MAX} are possible")
-
-
-def _name_bytes(name: str) -> int:
-    """Return how long a name is as UTF-8, or 0 when it can't be written so (a lone surrogate)."""
-    try:
-        return len(name.encode())
-    except UnicodeEncodeError:
-        return 0
 
 
 def encoded(layout: Layout) -> bytes:
@@ -247,19 +231,31 @@ def _indices(shape: Shape) -> Iterator[Shape]:
             yield (first, *rest)
 
 
-def shared_mismatch(one: Layout, other: Layout) -> str | None:
+def global_tensors(entry: TensorEntry) -> Iterator[tuple[str, Shape]]:
+    """Yield names and shapes of the global tensors that a registered tensor has boxes of; padding is of none."""
+    if not entry.parts:
+        yield entry.name, entry.global_shape
+    for part in entry.parts:
+        if not part.is_padding:
+            yield part.name, part.global_shape
+
+
+def shared_mismatch(one: Layout, other: Layout, where: str = "in a sibling shard") -> str | None:
     """Say why two shards of one replica can't belong together, or None: a shared name must be one global tensor."""
-    known = {entry.name: entry for entry in one.tensors}
+    known = {name: (entry, shape) for entry in one.tensors for name, shape in global_tensors(entry)}
     for entry in other.tensors:
-        twin = known.get(entry.name)
-        if twin is None:
-            continue
-        if (twin.dtype, twin.global_shape) != (entry.dtype, entry.global_shape):
-            return (
-                f"tensor {entry.name!r} is {entry.dtype} of global shape {entry.global_shape} here and "
-                f"{twin.dtype} of global shape {twin.global_shape} in a sibling shard"
-            )
+        for name, shape in global_tensors(entry):
+            twin, twin_shape = known.get(name, (entry, shape))
+            if (twin.dtype, twin_shape) != (entry.dtype, shape):
+                return (
+                    f"tensor {name!r} is {entry.dtype} of global shape {shape}{_within(entry, name)} here and "
+                    f"{twin.dtype} of global shape {twin_shape}{_within(twin, name)} {where}"
+                )
     return None
+
+
+def _within(entry: TensorEntry, name: str) -> str:
+    return "" if entry.name == name else f" (a part of {entry.name!r})"
 
 
 def difference(one: Layout, other: Layout, names_max: int = 5) -> str:
@@ -277,4 +273,9 @@ def difference(one: Layout, other: Layout, names_max: int = 5) -> str:
 def _describe(entry: TensorEntry | None) -> str:
     if entry is None:
         return "absent"
+    if entry.parts:
+        told = entry.parts[:_PARTS_TOLD]
+        parts = ["padding" if part.is_padding else f"{part.name} at {list(part.offset)}" for part in told]
+        more = f" and {len(entry.parts) - _PARTS_TOLD} parts more" if len(entry.parts) > _PARTS_TOLD else ""
+        return f"{entry.dtype}{list(entry.shape)} of {', '.join(parts)}{more}"
     return f"{entry.dtype}{list(entry.shape)} of {list(entry.global_shape)} at {list(entry.offset)}"
