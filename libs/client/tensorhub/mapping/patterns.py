@@ -1,0 +1,57 @@
+"""Patterns of tensor names, and templates that are filled with what a pattern has matched. Pure.
+
+`{layer}` stands for one component of a dotted name, `{kind:weight|bias}` for one of those given, `{*path}` for one
+component or more. In a template the same placeholders (`{layer}`, `{kind}`, `{path}`) stand for what was matched, and
+`{name}` for the whole name.
+
+Always true: a pattern matches a whole name or not at all; a template with an unknown placeholder is refused when it is
+made, not when a tensor comes.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+_PLACEHOLDER: Final = re.compile(r"\{(?P<star>\*?)(?P<word>[a-z_][a-z0-9_]*)(?::(?P<choice>[^{}]*))?\}")
+_COMPONENT: Final = r"[^.]+"
+
+WHOLE_NAME: Final = "name"
+"""The placeholder of a template that stands for all of the registered name."""
+
+
+def matched(pattern: str, name: str) -> dict[str, str] | None:
+    """Return what the pattern's placeholders stand for in this name, or None when it is not such a name."""
+    found = _compiled(pattern).fullmatch(name)
+    return None if found is None else found.groupdict()
+
+
+def filled(template: str, values: Mapping[str, object]) -> str:
+    """Put the values into a template."""
+    return _PLACEHOLDER.sub(lambda found: str(values[found["word"]]), template)
+
+
+def words(template: str) -> frozenset[str]:
+    """Return the placeholders of a pattern or a template. Raises `ValueError` when a brace belongs to none."""
+    if set("{}") & set(_PLACEHOLDER.sub("", template)):
+        raise ValueError(
+            f"{template!r} has a brace that belongs to no placeholder; possible are {{word}}, {{word:this|that}} and "
+            "{*word}, in small letters"
+        )
+    return frozenset(found["word"] for found in _PLACEHOLDER.finditer(template))
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    pieces, end = [], 0
+    for found in _PLACEHOLDER.finditer(pattern):
+        pieces.append(re.escape(pattern[end : found.start()]))
+        end = found.end()
+        pieces.append(f"(?P<{found['word']}>{_alternatives(found)})")
+    return re.compile("".join(pieces) + re.escape(pattern[end:]), re.DOTALL)
+
+
+def _alternatives(found: "re.Match[str]") -> str:
+    if found["choice"] is not None:
+        return "|".join(re.escape(choice) for choice in found["choice"].split("|"))
+    return ".+" if found["star"] else _COMPONENT
