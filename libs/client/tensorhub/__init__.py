@@ -11,6 +11,7 @@ Importing it brings in no torch: a control host has none, and `versions`, `repli
 
 from importlib.metadata import PackageNotFoundError, version
 
+from tensorhub import mapping
 from tensorhub.hub import AsyncHub, connect_async
 from tensorhub.hub_sync import Hub, Shard, connect
 from tensorhub.shard import AsyncShard
@@ -38,6 +39,7 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
+from tensorhub_common.layout import Part
 from tensorhub_common.settings import InvalidSetting
 from tensorhub_common.wire.asks import ReplicaInfo, ShardInfo, VersionInfo
 from tensorhub_common.wire.worker import ReadReport, SourceReport
@@ -65,6 +67,7 @@ __all__ = [
     "NotFilled",
     "NotInThisVersion",
     "NotPublished",
+    "Part",
     "ReadReport",
     "RegistryUnavailable",
     "ReplicaConflict",
@@ -84,4 +87,5 @@ __all__ = [
     "__version__",
     "connect",
     "connect_async",
+    "mapping",
 ]

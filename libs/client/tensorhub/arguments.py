@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Final, Literal, SupportsIndex, cast
 
+from tensorhub.mapping import Mapping
 from tensorhub_common.errors import (
     LayoutMismatch,
     TensorHubError,
@@ -123,3 +124,13 @@ def install(value: str) -> str:
     if value not in INSTALLS:
         raise ValueError(f"install is {value!r:.80}; possible are {', '.join(map(repr, INSTALLS))}")
     return value
+
+
+def mapping(value: object) -> Mapping | None:
+    """Return the mapping of names, if there is one."""
+    if value is None or isinstance(value, Mapping):
+        return value
+    raise TypeError(
+        f"mapping is a tensorhub.mapping.Mapping, as mapping.llama(config, tp_size=2, tp_rank=0) makes it; got "
+        f"{value!r:.80}"
+    )

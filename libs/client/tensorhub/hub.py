@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-import msgspec
 import zstandard
 
 from tensorhub import arguments
 from tensorhub.attachment import Attachment, Place
 from tensorhub.find import find_agent
+from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S, NatsAddress, Registry
 from tensorhub.session import Session
 from tensorhub.shard import AsyncShard
@@ -30,6 +30,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
 from tensorhub_common.errors import JobGone, TensorHubError
+from tensorhub_common.layout import encoded
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
@@ -86,6 +87,7 @@ class AsyncHub:
         shards: int = 1,
         spot: bool = False,
         install: str = "in-place",
+        mapping: Mapping | None = None,
         timeout_s: float = 30,
     ) -> AsyncShard:
         """Bring a shard into hub memory, or come back to it; waits for no other shard.
@@ -95,6 +97,8 @@ class AsyncHub:
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
         `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
         which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
+        `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
+        tensor that it has no rule for, or that is not as its rule says.
         """
         self._session.check()
         check_name("model", model)
@@ -102,7 +106,8 @@ class AsyncHub:
         number, count = arguments.shard_of(shard, shards)
         how = arguments.install(install)
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        described, layout = await _in_thread(lambda: _described(module_or_tensors))
+        names = arguments.mapping(mapping)
+        described, layout = await _in_thread(lambda: _described(module_or_tensors, names))
         place = Place(
             model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout, install=how
         )
@@ -327,16 +332,15 @@ def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsA
 # ------------------------------------------------------------------------------------------------ tensors and memory
 
 
-def _described(module_or_tensors: "Tensors") -> "tuple[Described, bytes]":
+def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[Described, bytes]":
     try:
         from tensorhub.tensors import describe  # noqa: PLC0415 (a control host asks questions and has no torch)
     except ModuleNotFoundError as error:
         raise TensorHubError(
             f"register needs {error.name}, which is not installed here: pip install 'tensorhub[torch]'"
         ) from None
-    described = describe(module_or_tensors)
-    packed = msgspec.msgpack.encode(described.layout)
-    return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(packed)
+    described = describe(module_or_tensors, mapping)
+    return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
 def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, Any], Staged | Mapped | None]":

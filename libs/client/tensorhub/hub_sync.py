@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tensorhub import arguments
 from tensorhub.background import Background
 from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
+from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S
 from tensorhub.session import OnProgress
 from tensorhub.shard import AsyncShard
@@ -199,6 +200,7 @@ class Hub:
         shards: int = 1,
         spot: bool = False,
         install: str = "in-place",
+        mapping: Mapping | None = None,
         timeout_s: float = 30,
     ) -> Shard:
         """Bring a shard into hub memory, or come back to it; waits for no other shard.
@@ -208,6 +210,8 @@ class Hub:
         its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
         `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
         which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
+        `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
+        tensor that it has no rule for, or that is not as its rule says.
         """
         shard_made = self._background.run(
             self._hub.register(
@@ -218,6 +222,7 @@ class Hub:
                 shards=shards,
                 spot=spot,
                 install=install,
+                mapping=mapping,
                 timeout_s=timeout_s,
             )
         )

@@ -4,7 +4,7 @@ A spec stands in for a tensor whose values come from the hub, so an engine need 
 overwritten. This module imports no torch, so that a host without it can read and write specs.
 
 Always true of a `TensorSpec`: its dtype is a key of `DTYPES`, its three shapes are tuples of whole numbers that are not
-negative, and they have the same number of dimensions. Whether the box fits is `layout_of`'s question.
+negative, and they have the same number of dimensions. Whether the box and the parts fit is `layout_of`'s question.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, SupportsIndex
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Shape, TensorEntry
+from tensorhub_common.layout import Part, Shape, TensorEntry
 
 DTYPES: Final[dict[str, int]] = {
     "bool": 1,
@@ -56,14 +56,16 @@ def dtype_name(what: str, dtype: object) -> str:
 class TensorSpec:
     """The place for a tensor, without values: `shape` elements from `offset` on, of a global tensor of `global_shape`.
 
-    Without `global_shape` and `offset` it is a whole tensor. `dtype` is a torch.dtype or its name, and reads back as
-    the name. Raises `LayoutMismatch` when a part is of the wrong kind.
+    Without `global_shape` and `offset` it is a whole tensor. With `parts` it is a tensor of its own that consists of
+    boxes of global ones. `dtype` is a torch.dtype or its name, and reads back as the name. Raises `LayoutMismatch` when
+    a value is of the wrong kind.
     """
 
     shape: Shape
     dtype: str
     global_shape: Shape = ()
     offset: Shape = ()
+    parts: tuple[Part, ...] = ()
 
     def __init__(
         self,
@@ -71,8 +73,9 @@ class TensorSpec:
         dtype: object,
         global_shape: Iterable[SupportsIndex] | None = None,
         offset: Iterable[SupportsIndex] | None = None,
+        parts: Iterable[Part] = (),
     ) -> None:
-        """Check the parts and bring them to one form."""
+        """Check the values and bring them to one form."""
         local = _shape("shape", shape)
         whole = local if global_shape is None else _shape("global_shape", global_shape)
         begin = (0,) * len(local) if offset is None else _shape("offset", offset)
@@ -81,15 +84,19 @@ class TensorSpec:
                 f"a TensorSpec of shape {local}, global_shape {whole} and offset {begin} must have the same number "
                 "of dimensions in each"
             )
+        consists = tuple(parts)
+        if not all(isinstance(part, Part) for part in consists):
+            raise LayoutMismatch("the parts of a TensorSpec are tensorhub.Part")
         # A frozen dataclass is written through object.__setattr__, as its own generated __init__ does.
         object.__setattr__(self, "shape", local)
         object.__setattr__(self, "dtype", dtype_name("a TensorSpec", dtype))
         object.__setattr__(self, "global_shape", whole)
         object.__setattr__(self, "offset", begin)
+        object.__setattr__(self, "parts", consists)
 
     def entry(self, name: str) -> TensorEntry:
         """Return the layout entry of a tensor of this kind that is called `name`."""
-        return TensorEntry(name, self.dtype, DTYPES[self.dtype], self.shape, self.global_shape, self.offset)
+        return TensorEntry(name, self.dtype, DTYPES[self.dtype], self.shape, self.global_shape, self.offset, self.parts)
 
 
 def _shape(what: str, sizes: object) -> Shape:

@@ -1,10 +1,12 @@
 """From what a caller registers to a layout, and from hub memory back to tensors: `describe`, then `bind`.
 
 `describe` looks and changes nothing: the layout is needed before there is memory. `bind` copies the given values into
-the memory and, for a module, lets its members stand there (module.py).
+the memory and, for a module, lets its members stand there (module.py). A mapping of names (tensorhub.mapping) says what
+fused and divided tensors consist of; what it leaves out stays where it is, and the hub does not have it.
 
 Always true: after an error in either, the caller's module is as it was; the values of a mapping are copied and never
-aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is refused by its name.
+aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is refused by its name; padding is zero after
+values were copied in, so that equal weights in equal layouts are equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,11 +19,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tensorhub.mapping import Mapping as NameMapping
 from tensorhub.memory import Memory, tensors_at
 from tensorhub.module import Member, adopt, is_dtensor, named_members, tie
 from tensorhub.specs import DTYPES, TensorSpec, dtype_name
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion, TensorHubError
-from tensorhub_common.layout import Layout, Shape, TensorEntry, layout_of
+from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
 
 Value = torch.Tensor | np.ndarray[Any, Any]
 Tensors = nn.Module | Mapping[str, Value | TensorSpec]
@@ -47,12 +50,19 @@ class Described:
         for name, value in self.values.items():
             if value.size if isinstance(value, np.ndarray) else value.numel():
                 _copy(name, value, standing[name])
+        for entry in self.layout.tensors:
+            for part in entry.parts:
+                if part.is_padding:
+                    box_of(part, standing[entry.name]).zero_()
 
 
-def describe(module_or_tensors: Tensors) -> Described:
-    """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't stand there."""
+def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> Described:
+    """Read off the layout of a module or mapping. Raises `LayoutMismatch` naming a tensor that can't stand there.
+
+    `mapping` says what of global tensors each registered one consists of.
+    """
     if isinstance(module_or_tensors, nn.Module):
-        return _describe_module(module_or_tensors)
+        return _describe_module(module_or_tensors, mapping)
     if not isinstance(module_or_tensors, Mapping):
         raise LayoutMismatch(
             f"register takes an nn.Module or a mapping of name to {_ACCEPTED}; got {_kind(module_or_tensors)}"
@@ -61,7 +71,10 @@ def describe(module_or_tensors: Tensors) -> Described:
     values: dict[str, Value] = {}
     for name, value in module_or_tensors.items():
         _check_name(name)
-        entries.append(_entry(name, value))
+        entry = _mapped(_entry(name, value), mapping)
+        if entry is None:
+            continue
+        entries.append(entry)
         if not isinstance(value, TensorSpec) and not (isinstance(value, torch.Tensor) and value.is_meta):
             values[name] = value
     return Described(layout_of(entries), {entry.name: entry.name for entry in entries}, values)
@@ -83,6 +96,11 @@ def bind(described: Described, memory: Memory, *, memory_wins: bool = False) -> 
     return {name: standing[canonical] for name, canonical in described.names.items()}
 
 
+def box_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the view of a registered tensor that is one of its parts."""
+    return tensor[tuple(slice(begin, end) for begin, end in zip(part.start, part.stop, strict=True))]
+
+
 def stand(
     members: Iterable[Member],
     names: Mapping[str, str],
@@ -96,7 +114,11 @@ def stand(
             tensor.data = standing[names[name]]
 
 
-def _describe_module(module: nn.Module) -> Described:
+def _mapped(entry: TensorEntry, mapping: NameMapping | None) -> TensorEntry | None:
+    return entry if mapping is None else mapping.entry(entry)
+
+
+def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Described:
     named = named_members(module)
     for name, tensor in named:
         _check_name(name)
@@ -104,9 +126,14 @@ def _describe_module(module: nn.Module) -> Described:
         _check_host(name, tensor.device, sharded=is_dtensor(tensor))
     members, names = tie(named)
     first = {member.name: member.tensor for member in reversed(members)}
-    entries = [_entry(name, tensor) for name, tensor in first.items()]
-    values: dict[str, Value] = {name: tensor for name, tensor in first.items() if not tensor.is_meta}
-    return Described(layout_of(entries), names, values, tuple(members))
+    found = [_mapped(_entry(name, tensor), mapping) for name, tensor in first.items()]
+    entries = {entry.name: entry for entry in found if entry is not None}
+    return Described(
+        layout_of(entries.values()),
+        {name: canonical for name, canonical in names.items() if canonical in entries},
+        {name: tensor for name, tensor in first.items() if name in entries and not tensor.is_meta},
+        tuple(member for member in members if member.name in entries),
+    )
 
 
 def _check_host(name: str, device: torch.device, *, sharded: bool) -> None:

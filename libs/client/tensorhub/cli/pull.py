@@ -9,7 +9,7 @@ Always true: the file appears whole or not at all; the replica is gone afterward
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -122,7 +122,7 @@ async def _register(hub: AsyncHub, model: str, holder: ReplicaInfo) -> list[Asyn
     for member in holder.members:
         layout = await hub.registry.layout(member.layout)
         specs = {
-            entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset)
+            entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset, entry.parts)
             for entry in layout.tensors
         }
         shards.append(
@@ -154,26 +154,39 @@ async def _replicate(shards: Sequence[AsyncShard], version: int, model: str, tim
 
 
 def _assembled(shards: Sequence[AsyncShard]) -> "dict[str, torch.Tensor]":
-    """Put whole tensors together from the shards' boxes."""
-    boxes: dict[str, dict[tuple[Shape, Shape], tuple[TensorEntry, torch.Tensor]]] = {}
+    """Put whole tensors together from the shards' boxes, and from the parts of fused ones."""
+    wholes: dict[str, Shape] = {}
+    boxes: dict[str, dict[tuple[Shape, Shape], torch.Tensor]] = {}
     for shard in shards:
         for entry in shard.layout.tensors:
-            boxes.setdefault(entry.name, {})[entry.offset, entry.shape] = entry, shard.tensors[entry.name]
-    return {name: _whole(name, list(parts.values())) for name, parts in boxes.items()}
+            for name, whole, offset, box in _boxes(entry, shard.tensors[entry.name]):
+                wholes[name] = whole
+                boxes.setdefault(name, {})[offset, tuple(box.shape)] = box
+    return {name: _whole(name, wholes[name], standing) for name, standing in boxes.items()}
 
 
-def _whole(name: str, parts: "list[tuple[TensorEntry, torch.Tensor]]") -> "torch.Tensor":
+def _boxes(entry: TensorEntry, tensor: "torch.Tensor") -> "Iterator[tuple[str, Shape, Shape, torch.Tensor]]":
+    """Yield the boxes of global tensors that a registered one has: name, global shape, offset, values."""
+    from tensorhub.tensors import box_of  # noqa: PLC0415 (it imports torch, which other commands do without)
+
+    if not entry.parts:
+        yield entry.name, entry.global_shape, entry.offset, tensor
+    for part in entry.parts:
+        if not part.is_padding:
+            yield part.name, part.global_shape, part.offset, box_of(part, tensor).reshape(part.extent)
+
+
+def _whole(name: str, shape: Shape, boxes: "dict[tuple[Shape, Shape], torch.Tensor]") -> "torch.Tensor":
     import torch  # noqa: PLC0415 (other commands do without)
 
-    shape = parts[0][0].global_shape
-    for entry, tensor in parts:
-        if entry.shape == shape:
-            return tensor
-    if sum(math.prod(entry.shape) for entry, _ in parts) < math.prod(shape):
+    for tensor in boxes.values():
+        if tensor.shape == shape:
+            return tensor.contiguous()
+    if sum(tensor.numel() for tensor in boxes.values()) < math.prod(shape):
         raise LayoutMismatch(
             f"the holder's shards have only a part of tensor {name!r}, so no whole file can be written"
         )
-    whole = torch.empty(shape, dtype=parts[0][1].dtype)
-    for entry, tensor in parts:
-        whole[tuple(slice(at, at + size) for at, size in zip(entry.offset, entry.shape, strict=True))] = tensor
+    whole = torch.empty(shape, dtype=next(iter(boxes.values())).dtype)
+    for (offset, size), tensor in boxes.items():
+        whole[tuple(slice(at, at + length) for at, length in zip(offset, size, strict=True))] = tensor
     return whole
