@@ -5,8 +5,8 @@ the memory and, for a module, lets its members stand there (module.py). A mappin
 fused and divided tensors consist of; what it leaves out stays where it is, and the hub does not have it.
 
 Always true: after an error in either, the caller's module is as it was; the values of a mapping are copied and never
-aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is refused by its name; padding is zero after
-values were copied in, so that equal weights in equal layouts are equal bytes.
+aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is refused by its name; padding is zero
+after values were copied in, so that equal weights in equal layouts are equal bytes.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -165,7 +165,7 @@ def _with_parts(entry: TensorEntry, parts: list[Part]) -> TensorEntry:
 def _without_elements(entry: TensorEntry, parts: list[Part]) -> TensorEntry:
     """Return the entry of an uneven shard that has nothing of a tensor: its siblings must agree on the global shape."""
     own = next((part for part in parts if _is_own(part, entry)), None)
-    if own is None:
+    if own is None or any(size > whole for size, whole in zip(entry.shape, own.global_shape, strict=True)):
         return _changed(entry, entry.shape, (0,) * len(entry.shape))
     begin = (at + moved for at, moved in zip(own.offset, entry.offset, strict=True))
     offset = (min(at, whole - size) for at, whole, size in zip(begin, own.global_shape, entry.shape, strict=True))
