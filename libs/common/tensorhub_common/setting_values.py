@@ -90,6 +90,12 @@ def name(what: str) -> Callable[[str], str]:
     return parse
 
 
+def optional_name(what: str) -> Callable[[str], str]:
+    """Take a name that may stand in a subject, or none, which is the empty text."""
+    parse = name(what)
+    return lambda text: parse(text) if text else ""
+
+
 def path(text: str) -> Path:
     """Take a path."""
     if "\0" in text:

@@ -128,6 +128,14 @@ class Settings:
         example="berlin",
         meaning="The datacenter that this host stands in.",
     )
+    rack: str = _variable(
+        values.optional_name("rack"),
+        "",
+        unit="name",
+        example="r07",
+        meaning="The rack that this host stands in; hosts of one are nearer to each other. By default none is known,"
+        " and all hosts of a site are equally near. Set it once all registries and planners are of a release that has it.",
+    )
     agent: str | None = _variable(
         values.agent,
         "",

@@ -77,7 +77,7 @@ class AgentCore:
         self._add(place, held)
         self.keeper.found(place.key)
 
-    def join(self, incarnation: int, host: str, site: str, now: float) -> list[AnyEffect]:
+    def join(self, incarnation: int, host: str, site: str, now: float, *, rack: str = "") -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
         again = self.incarnation > 0
         self._speech.begin(incarnation)
@@ -87,9 +87,9 @@ class AgentCore:
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
-        effects: list[AnyEffect] = [
-            Say(Join(by=self._speech.sender(0), host=host, site=site, holds=holds, cache_bytes=self.limits.cache_bytes))
-        ]
+        by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
+        joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
+        effects: list[AnyEffect] = [Say(joins)]
         if again:
             for core in list(self.shards.values()):
                 core.rejoined(now)

@@ -177,7 +177,7 @@ class JobAgent:
             self._rejoin_all()
             return
         around = self._around
-        self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time()))
+        self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time(), rack=around.rack))
 
     def _on_entry(self, data: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         if not self._is_concerned(data):

@@ -149,6 +149,7 @@ class AgentService:
             agent=self.agent,
             host=settings.host,
             site=settings.site,
+            rack=settings.rack,
             bus=bus,
             blobs=blobs,
             pool=pool,

@@ -21,6 +21,7 @@ class Surroundings:
     agent: str
     host: str
     site: str
+    rack: str
     bus: Bus
     blobs: Blobs
     pool: CopyPool

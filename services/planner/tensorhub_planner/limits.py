@@ -40,6 +40,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     local: Rates = LOCAL
     network: Rates = NETWORK
+    """Within a site, in one rack or in two: what a switch between racks gives is not known before it is measured."""
     wide: Rates = WIDE
     stripes_max: int = 16
     """Equal pieces are striped over so many sources at most."""
@@ -66,4 +67,4 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rates that hold over a distance."""
         if distance <= Distance.HOST:
             return self.local
-        return self.network if distance is Distance.SITE else self.wide
+        return self.network if distance <= Distance.SITE else self.wide

@@ -119,7 +119,7 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
 def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipelining: bool, any_layout: bool) -> Found:
     agents = catalog.agents
     mine = agents[demand.agent]
-    places = {mine.name: Place(mine.host, mine.site)}
+    places = {mine.name: Place(mine.host, mine.site, mine.rack)}
     holders: list[Holder] = []
     absent: list[str] = []
     absent_count = 0
@@ -134,7 +134,7 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
             holder = _holder(model, replica, shard, agent, demand.version, pipelining=pipelining)
             if holder is not None:
                 holders.append(holder)
-                places[agent.name] = Place(agent.host, agent.site)
+                places[agent.name] = Place(agent.host, agent.site, agent.rack)
                 continue
             draining |= shard.state is ShardState.DRAINING and shard.version == demand.version
             absent_count += 1

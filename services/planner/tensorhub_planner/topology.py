@@ -1,6 +1,7 @@
 """Where agents stand, and so how far a reader is from a source and by which transport its bytes come.
 
-A host's name counts within its site alone: two datacenters may both have a `node-1`.
+A host's name counts within its site alone: two datacenters may both have a `node-1`. So does a rack's. An agent is one
+GPU's, so the same GPU is the same agent; those of one host share its memory.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,15 @@ class Distance(IntEnum):
 
     AGENT = 0
     HOST = 1
-    SITE = 2
-    WAN = 3
+    RACK = 2
+    SITE = 3
+    WAN = 4
 
 
 WORDS: Final[Mapping[Distance, str]] = {
     Distance.AGENT: "the same agent",
     Distance.HOST: "the same host",
+    Distance.RACK: "the same rack",
     Distance.SITE: "the same site",
     Distance.WAN: "another site",
 }
@@ -31,16 +34,18 @@ WORDS: Final[Mapping[Distance, str]] = {
 TRANSPORTS: Final[Mapping[Distance, Transport]] = {
     Distance.AGENT: "local",
     Distance.HOST: "local",
+    Distance.RACK: "ucxx",
     Distance.SITE: "ucxx",
     Distance.WAN: "ucxx",
 }
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A host of a site."""
+    """A host of a site, and its rack there; without one it shares none with anybody."""
 
     host: str
     site: str
+    rack: str = ""
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -55,4 +60,6 @@ class Topology(msgspec.Struct, frozen=True):
         here, there = self.places.get(one), self.places.get(other)
         if here is None or there is None or here.site != there.site:
             return Distance.WAN
-        return Distance.HOST if here.host == there.host else Distance.SITE
+        if here.host == there.host:
+            return Distance.HOST
+        return Distance.RACK if here.rack and here.rack == there.rack else Distance.SITE

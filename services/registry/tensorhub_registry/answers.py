@@ -106,6 +106,7 @@ def status(catalog: Catalog, seq: int, registry: str, term: int) -> Status:
                 agent=agent.name,
                 host=agent.host,
                 site=agent.site,
+                rack=agent.rack,
                 live=agent.state is AgentState.LIVE,
                 incarnation=agent.incarnation,
                 shards=len(agent.shards),

@@ -61,16 +61,16 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
     hub_json.parent.mkdir()
     hub_json.write_text("of an earlier hub that was killed")
     environment = dict(os.environ) | {"TENSORHUB_CREDENTIALS": "/of/another/hub", "TENSORHUB_BEAT_S": "0.25"}
-    up = Up(tmp_path / "hub", agents=3, hosts=2, site="berlin", commands=stubs(), environment=environment)
+    up = Up(tmp_path / "hub", agents=3, hosts=2, racks=1, site="berlin", commands=stubs(), environment=environment)
     async with up as started:
         assert started.hub == hub_file.read(tmp_path / "hub")
         assert stat.S_IMODE(hub_json.stat().st_mode) == 0o600
         hub = started.hub
         assert all(is_alive(pid) for pid in pids_of(hub).values())
-        assert [(agent.id, agent.host, agent.site) for agent in hub.agents] == [
-            ("agent-0", "host-0", "berlin"),
-            ("agent-1", "host-1", "berlin"),
-            ("agent-2", "host-0", "berlin"),
+        assert [(agent.id, agent.host, agent.rack, agent.site) for agent in hub.agents] == [
+            ("agent-0", "host-0", "rack-0", "berlin"),
+            ("agent-1", "host-1", "rack-0", "berlin"),
+            ("agent-2", "host-0", "rack-0", "berlin"),
         ]
         seen = json.loads((tmp_path / "hub" / "agent-2.env.json").read_text())
         assert seen == {
@@ -81,6 +81,7 @@ async def test_it_brings_up_what_it_says(tmp_path: Path) -> None:
             "TENSORHUB_AGENT_ID": "agent-2",
             "TENSORHUB_HOST": "host-0",
             "TENSORHUB_UCXX": "on",
+            "TENSORHUB_RACK": "rack-0",
             "TENSORHUB_SITE": "berlin",
             "TENSORHUB_SOCKET": hub.agents[2].socket,
             "TENSORHUB_STATE_DIR": str(tmp_path / "hub" / "state" / "agent-2"),

@@ -78,7 +78,9 @@ STATUS = Status(
     registry="registry-0",
     term=2,
     models=(ModelInfo(model="policy", last=3, replicas=1),),
-    agents=(AgentInfo(agent="agent-0", host="host-0", site="site-0", live=True, incarnation=1, shards=1),),
+    agents=(
+        AgentInfo(agent="agent-0", host="host-0", rack="rack-0", site="site-0", live=True, incarnation=1, shards=1),
+    ),
 )
 
 
@@ -184,7 +186,7 @@ def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch:
     answers |= {"status": STATUS, "replicas": [REPLICA]}
     out = run("status").out
     assert "job default at entry 12, led by registry-0" in out
-    assert re.search(r"^agent-0 +host-0 +site-0 +live +1$", out, re.MULTILINE)
+    assert re.search(r"^agent-0 +host-0 +rack-0 +site-0 +live +1$", out, re.MULTILINE)
     assert re.search(r"^policy +3 +trainer +3 +1 +agent-0$", out, re.MULTILINE)
     [told] = run("status", "--json").objects
     assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1, "retain": 0, "pins": []}]

@@ -156,6 +156,15 @@ def test_an_agent_may_return_on_another_host(one: World) -> None:
     assert (one.catalog.agents["a"].host, one.catalog.agents["a"].site) == ("elsewhere", "far")
 
 
+def test_an_agent_may_return_in_another_rack_or_in_none_that_is_known(one: World) -> None:
+    assert one.catalog.agents["a"].rack == "", "an agent that names no rack"
+    [joined] = one.say(Join(by=Sender("a", 2, 1), host="h", site="s", rack="r07"))[:1]
+    assert isinstance(joined, AgentJoined)
+    assert joined.rack == one.catalog.agents["a"].rack == "r07"
+    one.say(Join(by=Sender("a", 3, 1), host="h", site="s"))
+    assert one.catalog.agents["a"].rack == ""
+
+
 def test_a_version_without_digests_is_believed_by_its_own_agent(one: World) -> None:
     one.ready("trainer", 12, digest=NO_ROOT)
     one.join("a", holding(12, NO_ROOT))

@@ -53,6 +53,7 @@ def test_what_other_shards_stand_in_the_way(world: World) -> None:
     ("said", "message"),
     [
         ({"host": "a.b"}, "host name 'a.b' can't be used: "),
+        ({"rack": "a.b"}, "rack name 'a.b' can't be used: "),
         ({"site": "a.b"}, "site name 'a.b' can't be used: "),
         ({"cache_bytes": -1}, "cache -1 is out of range: "),
         ({"by": Sender("_hub", 1, 1)}, "an agent must join under its own name, which can't begin with '_'"),

@@ -109,6 +109,14 @@ def test_a_field_that_no_command_has_is_refused() -> None:
     assert "versoin" in reason(read(body, "publish", None))
 
 
+def test_who_uses_nothing_new_says_nothing_that_an_earlier_release_would_refuse() -> None:
+    """An agent without a rack joins as one did before there were racks, and such a join is still read as it was."""
+    join = Join(by=Sender("a", 1, 1), host="h", site="s")
+    assert set(msgspec.json.decode(encode(join))) == {"verb", "by", "host", "site"}
+    before = b'{"verb":"join","by":{"lane":"a","incarnation":1,"n":1},"host":"h","site":"s","holds":[],"cache_bytes":0}'
+    assert decode_command("join", "a", before) == join
+
+
 def test_a_body_that_is_too_long_is_not_even_parsed() -> None:
     assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1)))
 

@@ -96,6 +96,7 @@ def test_an_agent_is_an_id_or_the_path_of_a_socket(agent: str) -> None:
         ({"TENSORHUB_DIR": "a\0b"}, "zero byte"),
         ({"TENSORHUB_JOB": "run.7"}, "job name 'run.7' can't be used"),
         ({"TENSORHUB_SITE": "_inner"}, "kept for the hub itself"),
+        ({"TENSORHUB_RACK": "row 7"}, "rack name 'row 7' can't be used"),
         ({"TENSORHUB_AGENT": "a b"}, "agent name 'a b' can't be used"),
         ({"TENSORHUB_BEAT_S": "0,5"}, "is 0,5 and must be a number of seconds above 0"),
         ({"TENSORHUB_BEAT_S": "0"}, "above 0"),

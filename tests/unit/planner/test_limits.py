@@ -7,7 +7,7 @@ from tensorhub_planner.topology import Distance
 
 def test_rates_by_distance() -> None:
     limits = Limits()
-    assert [limits.rates(distance) for distance in Distance] == [LOCAL, LOCAL, NETWORK, WIDE]
+    assert [limits.rates(distance) for distance in Distance] == [LOCAL, LOCAL, NETWORK, NETWORK, WIDE]
 
 
 def test_a_plan_fits_the_wire() -> None:

@@ -31,8 +31,8 @@ def status(
         line(f"job {found.job} is not there yet: its first connect() or 'tensorhub publish' makes it")
     if found.agents:
         line("")
-        rows = ((a.agent, a.host, a.site, _state(a), a.shards) for a in found.agents)
-        columns(("AGENT", "HOST", "SITE", "STATE", "SHARDS"), rows)
+        rows = ((a.agent, a.host, a.rack, a.site, _state(a), a.shards) for a in found.agents)
+        columns(("AGENT", "HOST", "RACK", "SITE", "STATE", "SHARDS"), rows)
     if found.models:
         last = {model.model: model.last for model in found.models}
         line("")
@@ -60,6 +60,7 @@ async def _without_job(registry: Registry, directory: Path | None) -> Status:
             agent=agent.id,
             host=agent.host,
             site=agent.site,
+            rack=agent.rack,
             live=await ping(bus, agent.id) is not None,
             incarnation=0,
             shards=0,

@@ -19,6 +19,7 @@ from tensorhub_common.bus.address import shown
 def up(
     agents: Annotated[int, typer.Option(help="How many agents to run.", min=1, max=AGENTS_MAX)] = 1,
     hosts: Annotated[int, typer.Option(help="How many hosts they pretend to be on.", min=1, max=AGENTS_MAX)] = 1,
+    racks: Annotated[int, typer.Option(help="How many racks those stand in; 0: none is known.", min=0)] = 0,
     registries: Annotated[int, typer.Option(help="How many registries: one leads.", min=1, max=REGISTRIES_MAX)] = 1,
     nats_nodes: Annotated[int, typer.Option(help="How many NATS nodes: 1, 3 or 5. Each log stands on 3.")] = 1,
     directory: options.Directory = None,
@@ -29,11 +30,21 @@ def up(
         raise typer.BadParameter(f"{nats_nodes} nodes are not possible: take 1, 3 or 5", param_hint="--nats-nodes")
     if hosts > agents:
         raise typer.BadParameter(f"{hosts} hosts need as many agents; there are {agents}", param_hint="--hosts")
+    if racks > hosts:
+        raise typer.BadParameter(f"{racks} racks need as many hosts; there are {hosts}", param_hint="--racks")
     settings = settings_of(directory)
     name = job_of(job, settings)
     # It stays, so what becomes of its processes is worth a line.
     telemetry.start_logs("tensorhub", "up", settings)
-    hub = Up(settings.dir.absolute(), agents, hosts, registries=registries, nats_nodes=nats_nodes, site=settings.site)
+    hub = Up(
+        settings.dir.absolute(),
+        agents,
+        hosts,
+        racks=racks,
+        registries=registries,
+        nats_nodes=nats_nodes,
+        site=settings.site,
+    )
     run(hub.run(lambda file: say_ready(file, settings.dir, name)))
 
 

@@ -24,14 +24,15 @@ class ProcessEntry(msgspec.Struct, frozen=True):
     pid: int
 
 
-class AgentEntry(msgspec.Struct, frozen=True):
-    """An agent: where workers of its host reach it, and where it pretends to stand."""
+class AgentEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An agent: where workers of its host reach it, and where it pretends to stand; a rack only if there is one."""
 
     id: str
     pid: int
     socket: str
     host: str
     site: str
+    rack: str = ""
 
 
 class RegistryEntry(msgspec.Struct, frozen=True):

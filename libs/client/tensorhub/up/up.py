@@ -77,6 +77,7 @@ class Up:
         agents: int = 1,
         hosts: int = 1,
         *,
+        racks: int = 0,
         registries: int = 1,
         nats_nodes: int = 1,
         site: str = "site-0",
@@ -87,13 +88,15 @@ class Up:
             raise ValueError(f"{agents} agents are not possible: take 1 to {AGENTS_MAX}")
         if not 1 <= hosts <= agents:
             raise ValueError(f"{hosts} hosts are not possible with {agents} agents: take 1 to {agents}")
+        if not 0 <= racks <= hosts:
+            raise ValueError(f"{racks} racks are not possible with {hosts} hosts: take 0 (none is known) to {hosts}")
         if not 1 <= registries <= REGISTRIES_MAX:
             raise ValueError(f"{registries} registries are not possible: take 1 to {REGISTRIES_MAX}")
         if nats_nodes not in NATS_NODES:
             raise ValueError(f"{nats_nodes} NATS nodes are not possible: take 1, 3 or 5")
         self._directory = HubDir(directory)
         self._count = agents
-        self._hosts = hosts
+        self._hosts, self._racks = hosts, racks
         self._site = site
         self._commands = commands or Commands()
         self._environment = dict(os.environ if environment is None else environment)
@@ -116,10 +119,7 @@ class Up:
             credentials=str(self._keys.path_of(CLIENT)),
             registry=ProcessEntry(pids[self._registries[0]]),
             planner=ProcessEntry(pids[PLANNER]),
-            agents=[
-                AgentEntry(agent, pids[agent], str(self._directory.socket(agent)), self._host(index), self._site)
-                for index, agent in enumerate(self._agents())
-            ],
+            agents=[self._entry(agent, index, pids[agent]) for index, agent in enumerate(self._agents())],
             registries=[RegistryEntry(name, pids[name]) for name in self._registries],
             nats_nodes=nodes,
         )
@@ -219,6 +219,13 @@ class Up:
     def _host(self, index: int) -> str:
         return f"host-{index % self._hosts}"
 
+    def _rack(self, index: int) -> str:
+        return f"rack-{index % self._hosts % self._racks}" if self._racks else ""
+
+    def _entry(self, agent: str, index: int, pid: int) -> AgentEntry:
+        host, rack = self._host(index), self._rack(index)
+        return AgentEntry(agent, pid, str(self._directory.socket(agent)), host, self._site, rack)
+
     @property
     def _replicas(self) -> int:
         """On how many nodes each log stands."""
@@ -244,6 +251,7 @@ class Up:
             "TENSORHUB_WORKER_CREDENTIALS": str(self._keys.path_of(CLIENT)),
             "TENSORHUB_AGENT_ID": agent,
             "TENSORHUB_HOST": self._host(index),
+            "TENSORHUB_RACK": self._rack(index),
             "TENSORHUB_SITE": self._site,
             "TENSORHUB_SOCKET": str(self._directory.socket(agent)),
             "TENSORHUB_STATE_DIR": str(state),

@@ -51,6 +51,8 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
         raise Refused(BadCommand, "an agent must join under its own name, which can't begin with '_'")
     checked_name("host", command.host)
     checked_name("site", command.site)
+    if command.rack:
+        checked_name("rack", command.rack)
     checked_number("cache", command.cache_bytes)
     agent = catalog.agents.get(by.process)
     if agent is None:
@@ -64,7 +66,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
     before = dict(agent.shards)
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
-    agent.cache_bytes = command.cache_bytes
+    agent.rack, agent.cache_bytes = command.rack, command.cache_bytes
     _forget_lanes(catalog, agent.name, by.incarnation)
     stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
     dropped = tuple(h for h in command.holds if (h.model, h.replica, h.shard) not in agent.shards)
@@ -74,6 +76,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
         incarnation=agent.incarnation,
         host=agent.host,
         site=agent.site,
+        rack=agent.rack,
         kept=tuple(_believed(catalog, key) for key in agent.shards),
         dropped=dropped,
     )

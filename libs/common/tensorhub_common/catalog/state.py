@@ -169,6 +169,8 @@ class AgentRecord:
     """So many of these are taken."""
     draining: bool = False
     drained: bool = False
+    rack: str = ""
+    """Empty: none is known."""
 
 
 @dataclass(frozen=True, slots=True)

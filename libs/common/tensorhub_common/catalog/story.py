@@ -34,7 +34,7 @@ def line(event: AnyEvent) -> str:
     """Return one event as a line: sequence, part, kind, and what it says."""
     said = {key: value for key, value in msgspec.structs.asdict(event).items() if key not in _COMMON}
     sender = f"  by {event.by.lane}" if event.by is not None else ""
-    words = " ".join(f"{key}={_short(value)}" for key, value in said.items() if value not in (None, ()))
+    words = " ".join(f"{key}={_short(value)}" for key, value in said.items() if value not in (None, (), ""))
     return f"{event.cmd:>6}.{event.i}/{event.k}  {kind_of(event):<20} {words}{sender}"
 
 

@@ -133,6 +133,8 @@ class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """It takes no new shard: somebody drains it for maintenance."""
     may_stop: bool = False
     """It drains, and no retained version has its last counting copy there."""
+    rack: str = ""
+    """Empty: none is known."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

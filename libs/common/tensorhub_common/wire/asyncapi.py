@@ -97,6 +97,7 @@ _VALUES: Final[Json] = {
     "protocol": commands.PROTOCOL,
     "published_at": 1763692800.25,
     "publisher": "trainer",
+    "rack": "r07",
     "reader": ["node-2-0", 1763692800456, "rollout-3", 0],
     "reason": "unpublished",
     "registry": "registry-0",

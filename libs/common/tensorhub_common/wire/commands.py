@@ -136,14 +136,20 @@ class Expire(Command, frozen=True, kw_only=True, tag="expire"):
     term: int
 
 
-class Join(Command, frozen=True, kw_only=True, tag="join"):
-    """An agent came (again), with a higher incarnation, and states what its memory holds."""
+class Join(Command, frozen=True, kw_only=True, tag="join", omit_defaults=True):
+    """An agent came (again), with a higher incarnation, and states what its memory holds.
+
+    What is as by default is not written: so a registry of an earlier release, which refuses a field that it does not
+    know, lets in who makes no use of it.
+    """
 
     host: str
     site: str
     holds: tuple[Holding, ...] = ()
     cache_bytes: int = 0
     """So many bytes of copies of retained versions this agent takes in, in all."""
+    rack: str = ""
+    """The rack of the site that the host stands in; empty: none is known, and it shares one with nobody."""
 
 
 class Register(ShardCommand, frozen=True, kw_only=True, tag="register"):

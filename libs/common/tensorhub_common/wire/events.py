@@ -68,6 +68,7 @@ class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):
     site: str
     kept: tuple[Holding, ...] = ()
     dropped: tuple[Holding, ...] = ()
+    rack: str = ""
 
 
 class AgentLost(Event, frozen=True, kw_only=True, tag="agent.lost"):
