@@ -105,6 +105,7 @@ class Link:
             root=self.root,
             reader=me,
             turn=self.turn,
+            nbytes=self.share.nbytes,
         )
         self._at_reader(LEASE_ASK_S, self._silent)
         if world.net_loses(self.reader, self.source):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_agent.serving import summed
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, Turn
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
@@ -20,6 +22,7 @@ from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.upgrading import OLD, built
 
 if TYPE_CHECKING:
+    from tensorhub_simulator.agent import AgentNode
     from tensorhub_simulator.world import World
 
 LATE_S: Final = 0.05
@@ -66,6 +69,13 @@ class PlannerNode(Node):
             events = self.fold.take(entry)
         for event in events:
             self.ledger.see(self.world.job, event)
+
+    def hear(self, agent: "AgentNode") -> None:
+        """Hear an agent's beat, in which it says who reads from it in all jobs."""
+        jobs = [job.agents[agent.name] for job in self.world.jobs]
+        serving = summed(reader for each in jobs if each.up for reader in each.core.table.readers())
+        self.ledger.hear(Beat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
+        self.ledger.check()
 
     def asked(self, demand: Demand, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:
         """Answer once the log is folded as far as the demand rests on; say nothing if that takes too long."""

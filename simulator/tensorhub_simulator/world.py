@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from random import Random
 from typing import Final
 
 from tensorhub_agent.effects import Key
@@ -73,6 +74,8 @@ class World:
         self.quiet_at = 0
         """Where the log ended then."""
         self._numbers = 0
+        # Not drawn from the clock's chance, so that the seeds stay what they were.
+        self._heard = Random(seed)
         self.borrowers = Borrowers(self, seed)
         self.director, self.views = Director(self, seed), Views(self)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
@@ -216,6 +219,8 @@ class World:
                 for registry in self.registries:
                     if registry.runs and not self.net_loses(agent, registry):
                         registry.beat(agent.name, agent.core.incarnation)
+                if self.planner.runs and self._heard.random() >= self.plan.loss_odds:
+                    self.planner.hear(agent)
         self.clock.after(BEAT_S, None, self._beat)
 
     def _look(self) -> None:

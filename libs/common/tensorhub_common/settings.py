@@ -134,7 +134,7 @@ class Settings:
         unit="name",
         example="r07",
         meaning="The rack that this host stands in; hosts of one are nearer to each other. By default none is known,"
-        " and all hosts of a site are equally near. Set it once all registries and planners are of a release that has it.",
+        " and all hosts of a site are equally near. Set it once all registries and planners know of racks.",
     )
     agent: str | None = _variable(
         values.agent,

@@ -2,6 +2,9 @@
 
 It comes from a thread and a connection of its own, so that neither copying nor a busy event loop can hold it up. If the
 agent's main loop stops turning altogether, the beat stops too: an agent that answers nobody is lost.
+
+It says too who reads from this agent just now, for the planners: what they assigned themselves they forget when they
+are restarted, and of what others assigned they know nothing.
 """
 
 import asyncio
@@ -9,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,7 +23,7 @@ from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import beat
-from tensorhub_common.wire.asks import Beat
+from tensorhub_common.wire.asks import Beat, Serving
 
 MAIN_SILENT_S_MAX: Final = 10.0
 """The main loop must have turned within this for the beat to go on."""
@@ -33,8 +37,9 @@ _log: Final = logging.getLogger(__name__)
 class BeatThread:
     """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Prepare; `start` begins."""
+    def __init__(self, settings: Settings, serving: Callable[[], tuple[Serving, ...]]) -> None:
+        """Prepare; `start` begins. `serving` is called from this thread."""
+        self._serving = serving
         self.incarnation = 0
         self._turned = time.monotonic()
         self._settings = settings
@@ -79,7 +84,8 @@ class BeatThread:
             async with bus:
                 while not self._stop.is_set():
                     if self.incarnation and time.monotonic() - self._turned < MAIN_SILENT_S_MAX:
-                        body = msgspec.json.encode(Beat(agent=agent, incarnation=self.incarnation))
+                        said = Beat(agent=agent, incarnation=self.incarnation, serving=self._serving())
+                        body = msgspec.json.encode(said)
                         with contextlib.suppress(NoBus):
                             await bus.publish(subject, body)
                     await asyncio.sleep(beat_s)

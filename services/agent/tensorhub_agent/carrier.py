@@ -55,6 +55,7 @@ class Carrier:
         """What is read are units of this program, and not the shard's own pieces."""
         self._digested: tuple[int, bytes] = (0, b"")
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
+        self._driven_at = 0.0
 
     def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
@@ -177,11 +178,14 @@ class Carrier:
         transfer.is_relayed = core.table.awaiting(core.key) > 0
         transfer.tick(now)
         todo = transfer.todo()
+        self._driven_at = now
+        if transfer.phase in (Phase.DONE, Phase.FAILED):
+            self._measure()
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
         self._show(tuple(todo.proven))
         if todo.plan is not None:
-            self._ask_plan(transfer, todo.plan, agent)
+            self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
         self._core.numbers_up_to(transfer.next_number)
 
@@ -199,8 +203,14 @@ class Carrier:
         if self._core.place.mapped:
             self._core.out.append(LetGo(self._core.key))
         if self.transfer is not None:
+            self._measure()
             self.transfer.stop()
             self._emit(self.transfer.todo())
+
+    def _measure(self) -> None:
+        """Take note of how fast each link was, also of a read that is given up: it may be for a slow one."""
+        if self.transfer is not None:
+            self._core.measured.note(self.transfer.meters.take(self._driven_at), self._driven_at)
 
     def forget_if_quiet(self) -> None:
         """Forget an abandoned transfer that can write nothing any more."""
@@ -226,8 +236,9 @@ class Carrier:
         if transfer is not None and keep is not None and transfer.root is not None:
             held.kept = (transfer.version, transfer.root, *keep)
 
-    def _ask_plan(self, transfer: Transfer, plan: PlanWish, agent: str) -> None:
+    def _ask_plan(self, transfer: Transfer, plan: PlanWish, agent: str, now: float) -> None:
         core, key = self._core, self._core.key
+        self._measure()
         pieces, avoid = plan
         self._plan_number = core.number()
         demand = Demand(
@@ -243,6 +254,7 @@ class Carrier:
             turn=self._turn,
             mapped=core.place.mapped,
             program=self.program.digest if self.program is not None else None,
+            rates=core.measured.told(now),
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 

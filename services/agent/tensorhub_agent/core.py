@@ -25,6 +25,7 @@ from tensorhub_agent.effects import (
     ShardNews,
 )
 from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation, Stage
@@ -49,9 +50,10 @@ from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 class AgentCore:
     """One agent's decisions in one job."""
 
-    def __init__(self, agent: str, limits: Limits) -> None:
-        """Begin with nothing; `adopt` what was found, then `join`."""
+    def __init__(self, agent: str, limits: Limits, measured: Measured | None = None) -> None:
+        """Begin with nothing; `adopt` what was found, then `join`. What is `measured` all jobs of an agent share."""
         self.agent, self.limits = agent, limits
+        self.measured = measured or Measured()
         self.joined = False
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
@@ -376,7 +378,7 @@ class AgentCore:
     def _add(self, place: Place, held: Held | None) -> ShardCore:
         lane = self._speech.lane_of(place.key, self.shards)
         sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
-        core = ShardCore(place, self.table, self.limits, sender, begin, held)
+        core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
         self.shards[place.key] = core
         return core
 

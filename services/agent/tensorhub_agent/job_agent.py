@@ -87,7 +87,7 @@ class JobAgent:
         self.job = job
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
-        self.core = AgentCore(around.agent, around.limits)
+        self.core = AgentCore(around.agent, around.limits, around.measured)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         self._questions = Questions(job, around.bus, around.blobs)

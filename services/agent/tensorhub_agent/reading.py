@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from tensorhub_agent.meter import Meter
 from tensorhub_agent.pace import Pace
 from tensorhub_agent.ranges import count_of, mark, marked, merged, split
 from tensorhub_common.wire.transfer import Range, Share
@@ -72,6 +73,8 @@ class Reading:
     lost: str = ""
     """Why it was left out before its end."""
     pace: Pace = field(init=False)
+    meter: Meter = field(default_factory=Meter)
+    """Of the link that its bytes come by."""
 
     def __post_init__(self) -> None:
         """Begin to measure."""
@@ -204,6 +207,7 @@ class Reading:
         """Take note of a batch that is under way; with the first one its patience begins."""
         if not self.flying:
             self.since, self.early_bytes = now, 0
+            self.meter.begins(now)
         self.flying[batch] = (ranges, nbytes)
 
     def progressed(self, nbytes: int, now: float) -> None:
@@ -212,12 +216,17 @@ class Reading:
         if came > 0:
             self.early_bytes += came
             self.pace.came(came, now - self.since)
+            self.meter.came(came)
             self.since = now
 
     def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
         """Take a batch out of what is under way; returns its pieces and bytes."""
         ranges, nbytes = self.flying.pop(batch)
-        self.pace.came(max(nbytes - self.early_bytes, 0), now - self.since)
+        late_bytes = max(nbytes - self.early_bytes, 0)
+        self.pace.came(late_bytes, now - self.since)
+        self.meter.came(late_bytes)
+        if not self.flying:
+            self.meter.ends(now)
         self.early_bytes = max(self.early_bytes - nbytes, 0)
         self.since = now
         return ranges, nbytes

@@ -22,9 +22,10 @@ from tensorhub_agent.desk import Desk
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.segments import SegmentStore
-from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.serving import LeaseMove, summed
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused
@@ -42,6 +43,7 @@ from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhauste
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_asks
+from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.wire.worker import Attached
@@ -80,7 +82,7 @@ class AgentService:
         settings = self._settings
         bus = await self._connect()
         pool = CopyPool(settings.copy_threads)
-        beat = BeatThread(settings)
+        beat = BeatThread(settings, self.serving)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)
@@ -155,6 +157,7 @@ class AgentService:
             pool=pool,
             transports=self._transports(pool),
             limits=limits,
+            measured=Measured(),
             incarnation=Incarnation(settings.state_dir),
             shelves=shelves,
             copies=CopyMaker(shelves, blobs, room),
@@ -302,6 +305,10 @@ class AgentService:
         """Tell whether a lease has held up to now."""
         job = self._jobs.get(_job_of(lease))
         return job is not None and job.core.table.holds(lease)
+
+    def serving(self) -> tuple[Serving, ...]:
+        """Say who reads from this agent. It is called from the beat's thread, so it only reads."""
+        return summed(reader for job in list(self._jobs.values()) for reader in job.core.table.readers())
 
     def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)
         """Note that a reader is done, or gone."""

@@ -9,7 +9,7 @@ It says which pieces stand there, verified; these may be asked for, and no other
 on as those of a ready shard. Given up, or decided anew, they are broken before the memory is used again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -17,6 +17,7 @@ from typing import Final
 from tensorhub_agent.effects import Key
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import (
     DIGESTS_PAGE_PIECES,
@@ -24,6 +25,7 @@ from tensorhub_common.wire.transfer import (
     LeaseGrant,
     LeaseRefusal,
     Range,
+    Transport,
     Turn,
     precedes,
 )
@@ -100,6 +102,9 @@ class Lease:
     """Its reader asks for nothing before it is told that it is there."""
     is_mapped: bool = False
     """Its reader's worker maps the memory, and may go on with that when the lease is over."""
+    transport: Transport = "local"
+    nbytes: int = 0
+    """So much its reader was planned to read."""
     state: LeaseState = LeaseState.GRANTED
 
     def pieces(self) -> tuple[Range, ...] | None:
@@ -238,6 +243,7 @@ class LeaseTable:
         filling = offered.has is not None
         reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
         lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling, is_mapped=ask.mapped)
+        lease.transport, lease.nbytes = ask.transport, max(ask.nbytes, 0)
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
         return LeaseGrant(
             lease=name,
@@ -277,6 +283,10 @@ class LeaseTable:
     def states(self) -> list[str]:
         """Return the state of each lease under way. It may be called from another thread."""
         return [str(lease.state) for lease in list(self._leases.values())]
+
+    def readers(self) -> list[tuple[Transport, int]]:
+        """Return the transport and bytes of each lease that costs this agent. It may be called from another thread."""
+        return [(lease.transport, lease.nbytes) for lease in list(self._leases.values()) if not lease.is_mapped]
 
     def renew(self, name: str, now: float) -> bool:
         """Note that the reader is alive; False when the lease is over."""
@@ -336,3 +346,12 @@ class LeaseTable:
         self._tickets.pop(lease.ticket, None)
         del self._leases[lease.name]
         del lease.offered.leases[lease.name]
+
+
+def summed(readers: Iterable[tuple[Transport, int]]) -> tuple[Serving, ...]:
+    """Say what the readers of all jobs come to."""
+    found: dict[Transport, Serving] = {}
+    for transport, nbytes in readers:
+        before = found.get(transport, Serving(transport, 0, 0))
+        found[transport] = Serving(transport, before.readers + 1, before.nbytes + nbytes)
+    return tuple(found.values())

@@ -24,6 +24,7 @@ from tensorhub_agent.effects import (
     ShardNews,
 )
 from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op import Operation
 from tensorhub_agent.serving import LeaseTable
@@ -63,10 +64,11 @@ class ShardCore:
         sender: Callable[[], Sender],
         begin: Begin,
         held: Held | None = None,
+        measured: Measured | None = None,
     ) -> None:
         """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
         self.place, self.key = place, place.key
-        self.table, self.limits = table, limits
+        self.table, self.limits, self.measured = table, limits, measured or Measured()
         self.held = held or Held()
         self.replica_version: int | None = None
         self.session: int | None = None

@@ -141,6 +141,7 @@ class Sources:
             transport=effect.share.transport,
             turn=effect.turn,
             mapped=effect.mapped,
+            nbytes=effect.share.nbytes,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)

@@ -8,6 +8,7 @@ from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
@@ -27,6 +28,7 @@ class Surroundings:
     pool: CopyPool
     transports: Transports
     limits: Limits
+    measured: Measured
     incarnation: Incarnation
     shelves: Shelves
     copies: CopyMaker

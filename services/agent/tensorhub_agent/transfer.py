@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
+from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, merged, split
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
@@ -88,7 +89,7 @@ class Transfer:
         self.phase = Phase.LEASING
         self.error: tuple[str, str] | None = None
         self.sources: dict[int, Reading] = {}
-        self.trust, self.trial = Trust(), Trial()
+        self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
         self.asking = Asking(now)
         self.began = self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
@@ -203,6 +204,8 @@ class Transfer:
         if source is None or source.phase is SourcePhase.CLOSED:
             return
         source.phase = SourcePhase.CLOSED
+        if source.flying:
+            source.meter.ends(now)
         self._loose.extend(source.give_up())
         self._advance(now)
 
@@ -341,6 +344,7 @@ class Transfer:
             return min((source for source in live if source.able is None), key=lambda each: each.waiting, default=None)
         source = Reading(self._next, share, SourcePhase.OPENING, now, able=self._able(share))
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
+        source.meter = self.meters.of(share)
         self._next += 1
         self.sources[source.number] = source
         self._todo.open.append((source.number, share))
@@ -373,6 +377,7 @@ class Transfer:
         if late_s > LATE_S:
             for source in self.sources.values():
                 source.since, source.fed = min(source.since + late_s, now), min(source.fed + late_s, now)
+            self.meters.paused(late_s, now)
         self._seen = max(self._seen, now)
 
     def _leave(self, source: Reading, reason: str) -> None:

@@ -1,5 +1,7 @@
 """Which of the usable sources give which pieces: nearest first, then who brings all soonest, striped where it pays.
 
+What is nearest `nearness` says: by distance, unless a nearer source was measured to be far slower than a farther one.
+
 Who brings all soonest is a model of two costs: a source shares what it gives among its readers, and each half-filled
 replica on the way makes the end later by what `hop_bytes` take. So while a reader more on the one ready holder is
 dearer than a hop, readers form a chain; where a model is small they all read from the holder; in between it is a tree.
@@ -17,8 +19,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tensorhub_common.wire.transfer import SourceId
+from tensorhub_common.wire.transfer import LinkRate, SourceId
 from tensorhub_planner.limits import Limits, Rates
+from tensorhub_planner.nearness import Measure, Rank, ranks
 from tensorhub_planner.ranges import Ranges, Sizes, cut, normal, without
 from tensorhub_planner.striping import Candidate, stripe
 from tensorhub_planner.topology import Distance
@@ -36,6 +39,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     lot: int
     """Settles between sources that are equal otherwise."""
     pieces: Ranges
+    measured: LinkRate | None = None
+    """What the reader measured of the link to it, if that counts."""
+    link: str = ""
+
+    @property
+    def measured_bps(self) -> float | None:
+        """What one reader got over the link."""
+        return None if self.measured is None else float(self.measured.bps)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +68,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     seconds_alone: float
     stripes_pay: bool
     """Whether several sources can be faster than one at this distance at all."""
+    is_behind: bool = False
+    """It comes after farther ones, which were measured to be far faster."""
 
 
 _Tier = list[tuple[int, Offer]]
@@ -70,17 +83,17 @@ def choose(
     begun: dict[SourceId, int] = {}
     left = wanted
     nbytes = sizes.of(wanted)
-    offers = _worth_it(wanted, nbytes, offers, limits)
+    ranked = _worth_it(wanted, nbytes, _ranked(offers, limits), limits)
 
     def order(offer: Offer) -> tuple[float, int, int, int, tuple[str, int, str, int]]:
         return (_seconds(offer, nbytes, limits), *_load(offer))
 
-    for distance in sorted({offer.distance for offer in offers}):
+    for rank in sorted({rank for rank, _ in ranked}):
         if not left:
             break
-        tier = list(enumerate(sorted((o for o in offers if o.distance is distance), key=order), start=1))
+        tier = list(enumerate(sorted((offer for its, offer in ranked if its == rank), key=order), start=1))
         for pieces, able in _groups(left, tier, limits.stripes_max):
-            choice = _choose_group(pieces, able, len(tier), sizes, begun, limits)
+            choice = _choose_group(pieces, able, len(tier), sizes, begun, limits, is_behind=rank.is_behind)
             if choice is None:
                 continue
             choices.append(choice)
@@ -91,12 +104,26 @@ def choose(
     return tuple(choices), left
 
 
+def _ranked(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, Offer]]:
+    measures = [Measure(offer.distance, None if offer.measured is None else offer.measured.bps) for offer in offers]
+    return list(zip(ranks(measures, limits), offers, strict=True))
+
+
 def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
-    """Return when a reader that takes everything from this source ends, by the model."""
-    rates = limits.rates(offer.distance)
-    share = 0.0 if rates.source_bps is None else (offer.readers + 1) / rates.source_bps
+    """Return when a reader that takes everything from this source ends, as measured, or else by the model."""
+    rates = _rates(offer, limits)
+    source_bps = rates.source_bps and (offer.measured_bps or rates.source_bps)
+    share = (offer.readers + 1) / source_bps if source_bps else 0.0
     hops_s = offer.depth * limits.hop_bytes / rates.ingest_bps
     return nbytes * max(1 / rates.ingest_bps, share) + rates.setup_s + hops_s
+
+
+def _rates(first: Offer, limits: Limits) -> Rates:
+    """Return the rates of a tier; where one source is read, and the way to it is the bound, of that way."""
+    rates, measured = limits.rates(first.distance), first.measured_bps
+    if rates.source_bps is None and measured:
+        return msgspec.structs.replace(rates, ingest_bps=measured)
+    return rates
 
 
 def _load(offer: Offer) -> tuple[int, int, int, tuple[str, int, str, int]]:
@@ -105,18 +132,20 @@ def _load(offer: Offer) -> tuple[int, int, int, tuple[str, int, str, int]]:
     return (offer.readers, offer.assigned, offer.lot, name)
 
 
-def _worth_it(wanted: Ranges, nbytes: int, offers: tuple[Offer, ...], limits: Limits) -> tuple[Offer, ...]:
+def _worth_it(
+    wanted: Ranges, nbytes: int, ranked: list[tuple[Rank, Offer]], limits: Limits
+) -> list[tuple[Rank, Offer]]:
     """Leave out half-filled sources where a ready one that has everything is as near and brings it as soon."""
-    ready = [offer for offer in offers if not offer.depth and offer.pieces == wanted]
+    ready = [(rank, offer) for rank, offer in ranked if not offer.depth and offer.pieces == wanted]
     if not ready:
-        return offers
-    nearest = min(offer.distance for offer in ready)
-    best = min(_seconds(offer, nbytes, limits) for offer in ready if offer.distance is nearest)
-    return tuple(
-        offer
-        for offer in offers
-        if not offer.depth or (offer.distance <= nearest and _seconds(offer, nbytes, limits) < best)
-    )
+        return ranked
+    nearest = min(rank for rank, _ in ready)
+    best = min(_seconds(offer, nbytes, limits) for rank, offer in ready if rank == nearest)
+    return [
+        (rank, offer)
+        for rank, offer in ranked
+        if not offer.depth or (rank <= nearest and _seconds(offer, nbytes, limits) < best)
+    ]
 
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
@@ -159,9 +188,16 @@ def _stretches(wanted: Ranges, partial: _Tier) -> Iterator[tuple[int, int, tuple
 
 
 def _choose_group(
-    pieces: Ranges, able: _Tier, sources: int, sizes: Sizes, begun: dict[SourceId, int], limits: Limits
+    pieces: Ranges,
+    able: _Tier,
+    sources: int,
+    sizes: Sizes,
+    begun: dict[SourceId, int],
+    limits: Limits,
+    *,
+    is_behind: bool,
 ) -> Choice | None:
-    rates = limits.rates(able[0][1].distance)
+    rates = _rates(able[0][1], limits)
     known = [each for each in able if each[1].source in begun]
     fresh = [each for each in able if each[1].source not in begun][: max(0, limits.shares_max - len(begun))]
     candidates = sorted(known + fresh, key=lambda each: _preference(each[0], each[1], begun, rates))
@@ -169,7 +205,7 @@ def _choose_group(
         return None
     stripes = stripe(
         sizes.of(pieces),
-        [Candidate(offer.readers, begun.get(offer.source, 0)) for _, offer in candidates],
+        [Candidate(offer.readers, begun.get(offer.source, 0), offer.measured_bps) for _, offer in candidates],
         rates,
         limits.stripes_max,
         limits.slack,
@@ -186,12 +222,13 @@ def _choose_group(
         seconds=stripes.seconds,
         seconds_alone=stripes.seconds_alone,
         stripes_pay=rates.source_bps is not None,
+        is_behind=is_behind,
     )
 
 
-def _preference(place: int, offer: Offer, begun: dict[SourceId, int], rates: Rates) -> tuple[int, int]:
+def _preference(place: int, offer: Offer, begun: dict[SourceId, int], rates: Rates) -> tuple[float, int]:
     """Order those that may give a group: where the reader is the bound, whom it reads already; else who ends first."""
     already = begun.get(offer.source, 0)
     if rates.source_bps is None:
         return (0 if already else 1, place)
-    return (already * (offer.readers + 1), place)
+    return (already * (offer.readers + 1) / (offer.measured_bps or rates.source_bps), place)

@@ -52,7 +52,10 @@ class Question:
         return Reader(self.job, self.demand.model, replica, self.demand.shard)
 
     def _not_asked_yet(self, ledger: Ledger, limits: Limits) -> list[Holder]:
-        """Return whose turn is earlier and of whom this planner knows nothing, the earliest first."""
+        """Return whose turn is earlier and of whom this planner knows nothing, the earliest first.
+
+        One whose round has begun did ask, another planner or this one before it was restarted.
+        """
         turn = self.demand.turn
         earlier = [
             holder
@@ -61,6 +64,7 @@ class Question:
             and holder.turn is not None
             and holder.turn < turn
             and holder.layout == self.found.seat.layout
+            and not holder.asked
             and not ledger.knows(self._reader(holder.source.replica))
         ]
         return sorted(earlier, key=attrgetter("turn"))[: limits.reserved_max]
@@ -77,6 +81,8 @@ class Question:
             avoid=(),
             turn=holder.turn,
             mapped=False,
+            # What this reader measured says nothing of what another one would.
+            rates=(),
         )
         seat = Seat(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
         answer = self._plan(demand, seat, ledger, limits, now)

@@ -1,6 +1,7 @@
 """The rates that the planner counts with and the bounds that it keeps.
 
-The rates are a model, not a measurement: a plan depends on their ratios only, and being wrong costs time, never bytes.
+The rates are a model for links that nobody has measured yet (`measured.py`): a plan depends on their ratios only, and
+being wrong costs time, never bytes.
 """
 
 from typing import Final
@@ -39,8 +40,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan keeps to."""
 
     local: Rates = LOCAL
+    rack: Rates = NETWORK
+    """What the switches between racks take away is not known before it is measured."""
     network: Rates = NETWORK
-    """Within a site, in one rack or in two: what a switch between racks gives is not known before it is measured."""
     wide: Rates = WIDE
     stripes_max: int = 16
     """Equal pieces are striped over so many sources at most."""
@@ -54,6 +56,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger knows so many reads at most; the oldest is forgotten first."""
     pipelining: bool = True
     """Half-filled replicas are named as sources. Without, each reader reads from a holder that is ready."""
+    samples_min: int = 2
+    """A rate counts as measured from so many samples on: the first read of a link may have met a busy one."""
+    measured_s_max: float = 300.0
+    """What was measured longer ago counts no more. So a source that is avoided for being slow is tried again."""
+    nearer_times: float = 2.0
+    """A nearer source is read after a farther one of the site if that brings more than so many times as much."""
+    said_s_max: float = 3.0
+    """What an agent said of its readers counts for so long; by then it is lost."""
     hop_bytes: int = 8 * 1024 * 1024
     """A reader ends later by as long as so many bytes take, for each half-filled replica through which its bytes come:
     a batch must stand there, verified, before it is told of and asked for. In bytes, since a batch is, and since only
@@ -67,4 +77,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rates that hold over a distance."""
         if distance <= Distance.HOST:
             return self.local
-        return self.network if distance <= Distance.SITE else self.wide
+        if distance is Distance.RACK:
+            return self.rack
+        return self.network if distance is Distance.SITE else self.wide

@@ -1,21 +1,24 @@
-"""Who reads how much from whom just now, as far as this planner knows: a ledger of the bytes that its plans assigned.
+"""Who reads how much from whom just now: a ledger of the bytes that this planner's plans assigned, and what agents say.
 
 An assignment counts until the log says that its read is over, or for `limits.assigned_s_max` when it never does. The
 load is an agent's, not a shard's, and counted by transport: a local reader copies by itself and leaves the source's
 network card alone. Readers of all jobs share it, since an agent serves all of them.
 
-Several planners each know only of their own plans. So the ledger steers; nothing that must be true depends on it.
+A planner knows only of its own plans, and of those only since it was started. So agents say with each beat how many
+read from them (`said.py`), and the larger counts: what is assigned here, or what was said and has been assigned here
+since. Too much is counted for a beat at most; all of it steers, and nothing that must be true depends on it.
 
-Always true: `busy` is the sum of the assignments, and the assignments stand in the order of their time.
+Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and `fresh` are
+readers that are assigned.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
+from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.events import (
     AgentLost,
     Event,
@@ -27,6 +30,7 @@ from tensorhub_common.wire.events import (
 )
 from tensorhub_common.wire.transfer import Plan, SourceId, Transport
 from tensorhub_planner.limits import Limits
+from tensorhub_planner.said import Said
 
 Lane = tuple[str, Transport]
 """An agent, and a way in which it is read."""
@@ -52,6 +56,8 @@ IDLE: Final = Busy(0, 0)
 
 Load = Mapping[Lane, Busy]
 
+TRANSPORTS: Final = get_args(Transport)
+
 
 @dataclass(slots=True)
 class _Read:
@@ -70,15 +76,41 @@ class Ledger:
     limits: Limits
     _reads: dict[Reader, _Read] = field(default_factory=dict)
     _busy: dict[Lane, Busy] = field(default_factory=dict)
+    _fresh: dict[Lane, set[Reader]] = field(default_factory=dict)
+    """Who was assigned to a source since it last said who reads from it."""
+    said: Said = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with no agent heard."""
+        self.said = Said(self.limits)
+
+    def hear(self, beat: Beat, now: float) -> None:
+        """Take what an agent says of its readers."""
+        if self.said.hear(beat, now):
+            for transport in TRANSPORTS:
+                self._fresh.pop((beat.agent, transport), None)
 
     def at(self, now: float) -> Load:
-        """Return the load at `now`, without what is older than the bound. The mapping lives on with the ledger."""
+        """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
         while self._reads:
             reader, read = next(iter(self._reads.items()))
             if now - read.since < self.limits.assigned_s_max and len(self._reads) <= self.limits.readers_max:
                 break
             self.done(reader)
-        return MappingProxyType(self._busy)
+        return _Merged(self, now)
+
+    def busy(self, lane: Lane, now: float) -> Busy:
+        """Return the load of a source: what is assigned, or what it said and has been assigned since."""
+        assigned = self._busy.get(lane, IDLE)
+        said = self.said.at(*lane, now)
+        if said is None:
+            return assigned
+        readers, nbytes = said
+        return Busy(max(assigned.readers, readers + len(self._fresh.get(lane, ()))), max(assigned.nbytes, nbytes))
+
+    def lanes(self) -> set[Lane]:
+        """Return the sources that have a reader, or had one when they last spoke."""
+        return {*self._busy, *self.said.lanes()}
 
     def assign(self, reader: Reader, plan: Plan, now: float, *, reserved: bool = False) -> None:
         """Count a plan, on top of what the reader reads already; `reserved`: it has not asked yet, and surely will."""
@@ -92,7 +124,7 @@ class Ledger:
             source = share.source
             above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
             read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
-            self._add(read, (source.agent, share.transport), share.nbytes)
+            self._add(reader, read, (source.agent, share.transport), share.nbytes)
 
     def knows(self, reader: Reader) -> bool:
         """Tell whether something is assigned to a reader, or reserved for it."""
@@ -107,7 +139,7 @@ class Ledger:
         """Forget a read that is over."""
         read = self._reads.pop(reader, None)
         for lane, nbytes in read.nbytes.items() if read is not None else ():
-            self._drop(lane, nbytes)
+            self._drop(reader, lane, nbytes)
 
     def failed(self, reader: Reader, sources: Iterable[SourceId]) -> None:
         """Forget what a reader had from sources that failed it; the others still serve it."""
@@ -116,7 +148,7 @@ class Ledger:
             return
         gone = {source.agent for source in sources}
         for lane in [lane for lane in read.nbytes if lane[0] in gone]:
-            self._drop(lane, read.nbytes.pop(lane))
+            self._drop(reader, lane, read.nbytes.pop(lane))
 
     def see(self, job: str, event: Event) -> None:
         """Let a read end that the log says is over."""
@@ -127,6 +159,7 @@ class Ledger:
                 self._done_all(job, event.model, event.replica)
             case AgentLost():
                 self._gone(event.agent)
+                self.said.forget(event.agent, event.incarnation)
             case _:
                 pass
 
@@ -138,6 +171,9 @@ class Ledger:
                 before = busy.get(lane, IDLE)
                 busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
         assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
+        for lane, readers in self._fresh.items():
+            for reader in readers:
+                assert lane in self._reads[reader].nbytes, f"{reader} is fresh at {lane}, and not assigned to it"
         times = [read.since for read in self._reads.values()]
         assert times == sorted(times), f"reads out of the order of their time: {times}"
 
@@ -148,19 +184,45 @@ class Ledger:
 
     def _gone(self, agent: str) -> None:
         """Forget what an agent gave: its leases ended with its incarnation."""
-        for read in self._reads.values():
+        for reader, read in self._reads.items():
             for lane in [lane for lane in read.nbytes if lane[0] == agent]:
-                self._drop(lane, read.nbytes.pop(lane))
+                self._drop(reader, lane, read.nbytes.pop(lane))
 
-    def _add(self, read: _Read, lane: Lane, nbytes: int) -> None:
+    def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
+        if lane not in read.nbytes:
+            self._fresh.setdefault(lane, set()).add(reader)
         before = self._busy.get(lane, IDLE)
         new = 0 if lane in read.nbytes else 1
         self._busy[lane] = Busy(before.readers + new, before.nbytes + nbytes)
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
-    def _drop(self, lane: Lane, nbytes: int) -> None:
+    def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
+        fresh = self._fresh.get(lane)
+        if fresh is not None:
+            fresh.discard(reader)
+            if not fresh:
+                del self._fresh[lane]
         before = self._busy[lane]
         if before.readers == 1:
             del self._busy[lane]
         else:
             self._busy[lane] = Busy(before.readers - 1, before.nbytes - nbytes)
+
+
+class _Merged(Mapping[Lane, Busy]):
+    """A ledger's load at a time, looked up source by source: a plan asks for a few of many."""
+
+    def __init__(self, ledger: Ledger, now: float) -> None:
+        self._ledger, self._now = ledger, now
+
+    def __getitem__(self, lane: Lane) -> Busy:
+        found = self._ledger.busy(lane, self._now)
+        if found == IDLE:
+            raise KeyError(lane)
+        return found
+
+    def __iter__(self) -> Iterator[Lane]:
+        return (lane for lane in self._ledger.lanes() if self._ledger.busy(lane, self._now) != IDLE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

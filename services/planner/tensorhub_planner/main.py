@@ -14,6 +14,8 @@ def main() -> None:
 
 
 def _planner(bus: Bus, settings: Settings) -> Planner:
-    planner = Planner(bus, Limits(pipelining=settings.pipelining), settings.planner_id)
+    planner = Planner(
+        bus, Limits(pipelining=settings.pipelining, said_s_max=settings.lost_after_s), settings.planner_id
+    )
     metrics.watch(planner.counts)
     return planner

@@ -1,10 +1,11 @@
 """The decision: in goes a demand and what the log and the ledger know, out comes a plan with its reasons, or a refusal.
 
-Nearest first (same agent, same host, same site, any other); among equals the one that brings all soonest, which of
-ready ones is the one with the fewest readers, then the fewest bytes assigned; among those still equal a lot that is
-fixed for each pair of reader and source and differs from reader to reader, so that planners
-which don't know of each other spread their readers all the same. Farther sources serve only what no nearer one has.
-`striping` decides how many equal ones to use. A mapped reader has one source, whole and on its own host (`mapping`).
+Nearest first (same agent, host, rack, site, any other; `nearness` has the exception); among equals the one that brings
+all soonest by what the reader measured, which of ready ones that are as fast is the one with the fewest readers, then
+the fewest bytes assigned; among those still equal a lot that is fixed for each pair of reader and source and differs
+from reader to reader, so that planners which don't know of each other spread their readers all the same. Farther
+sources serve only what no nearer one has. `striping` decides how many equal ones to use. A mapped reader has one
+source, whole and on its own host (`mapping`).
 
 All pieces are numbered as in the reader's layout; where the demand names a transfer program, as its units. Which of
 them a holder has to offer is decided in one place (`_offered`): a holder of an equal key numbers them alike, and what
@@ -27,6 +28,7 @@ from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import IDLE, Load
 from tensorhub_planner.mapping import not_here, the_one
+from tensorhub_planner.measured import believed, link_of, measured_limits
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
 from tensorhub_planner.reasons import why_mapped, why_plan, why_refusal, why_share
 from tensorhub_planner.sources import Holder, Holders, Seat, named
@@ -64,6 +66,7 @@ def plan(
     wanted = _wanted(demand, sizes)
     if isinstance(wanted, str):
         return Refusal(error=BadCommand.__name__, reason=wanted)
+    limits = measured_limits(believed(demand.rates, limits), limits)
     found = _sort_out(demand, seat, wanted, holders, topology, load, limits)
     if found.strangers and not found.offers and not found.left_out and not demand.mapped:
         return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
@@ -113,6 +116,7 @@ def _sort_out(
     offers: list[Offer] = []
     left_out: list[str] = []
     strangers: list[Holder] = []
+    rates = believed(demand.rates, limits)
     ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode())
     for holder in holders.able:
@@ -131,6 +135,7 @@ def _sort_out(
             )
             continue
         busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
+        link = link_of(distance, topology.places.get(source.agent))
         offers.append(
             Offer(
                 source=source,
@@ -140,6 +145,8 @@ def _sort_out(
                 depth=0 if holder.turn is None else holder.depth,
                 lot=xxhash.xxh3_64_intdigest(f"{source.agent}/{source.replica}".encode(), seed),
                 pieces=pieces,
+                measured=rates.get((link, TRANSPORTS[distance])),
+                link=link,
             )
         )
     return _Sorted(tuple(offers), tuple(left_out), tuple(strangers), ends)
@@ -204,6 +211,7 @@ def _shares(
                 why=why_share(choice, choice.parts[number]),
                 layout=holders[source].layout if foreign else None,
                 root=holders[source].root if foreign else None,
+                link=choice.parts[number].offer.link,
             )
         )
     return tuple(shares)

@@ -18,8 +18,15 @@ def why_share(choice: Choice, part: Part) -> str:
     filling = f"; half-filled, {counted(offer.depth, 'hop')} from a ready holder" if offer.depth else ""
     return (
         f"{WORDS[choice.distance]}; number {part.place} of {choice.sources} there by load "
-        f"({counted(offer.readers, 'reader')}, {_bytes(offer.assigned)} assigned){filling}"
+        f"({counted(offer.readers, 'reader')}, {_bytes(offer.assigned)} assigned){_measured(offer)}{filling}"
     )
+
+
+def _measured(offer: Offer) -> str:
+    rate = offer.measured
+    if rate is None:
+        return ""
+    return f"; measured {_bytes(rate.bps)}/s in {counted(rate.samples, 'sample')}, the last {rate.age_s:.3g} s ago"
 
 
 def why_mapped(offer: Offer) -> str:
@@ -54,6 +61,8 @@ def absentees(left_out: Sequence[str], strangers: Sequence[Holder], holders: Hol
 
 def _choice(choice: Choice) -> str:
     used = f"{len(choice.parts)} of {counted(choice.sources, 'source')} on {WORDS[choice.distance]}"
+    if choice.is_behind:
+        used += ", after farther ones that were measured to be far faster"
     ms, alone_ms = choice.seconds * 1e3, choice.seconds_alone * 1e3
     if choice.sources == 1:
         return used

@@ -21,6 +21,7 @@ from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.following import Catalogs
+from tensorhub_planner.hearing import Hearing
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
@@ -63,11 +64,14 @@ class Planner:
         blobs = Blobs(bus)
         self._layouts = Layouts(blobs)
         self._programs = Programs(blobs, self._layouts)
+        self._hearing = Hearing(bus, self._ledger)
         self._catalogs = Catalogs(bus, self._ledger.see)
 
     async def run(self) -> None:
         """Follow the logs, answer questions, say that we live, and go on. Raises what makes going on impossible."""
         self._catalogs.start()
+        # Before the first question: what is under way was planned by others, or by this planner before it was killed.
+        await self._hearing.start()
         await self._bus.serve(
             asks_of_all_jobs("plan"),
             self.answer,
@@ -115,6 +119,7 @@ class Planner:
         found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits)
         if isinstance(found, Refusal):
             return found
+        await self._hear_sources(found)
         if not reads_by_program(demand):
             sizes = await self._layouts.sizes(job, found.seat.layout)
             answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
@@ -131,6 +136,7 @@ class Planner:
             return found
         if not found.holders.able:
             return nobody_has_it(demand, found.holders)
+        await self._hear_sources(found)
         try:
             compiled = await self._program(job, demand, found)
         except LayoutMismatch as why:
@@ -141,6 +147,12 @@ class Planner:
         answer = question.decide(self._ledger, self._limits, time.monotonic())
         assert not isinstance(answer, LayoutsDiffer)
         return answer
+
+    async def _hear_sources(self, found: Found) -> None:
+        """Where there is a choice, have heard who reads from whom."""
+        sources = {holder.source.agent for holder in found.holders.able}
+        if len(sources) > 1:
+            await self._hearing.wait_for(sources)
 
     async def _program(self, job: str, demand: Demand, found: Found) -> Compiled:
         if demand.program is not None:

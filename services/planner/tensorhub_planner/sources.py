@@ -39,6 +39,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Of a half-filled one, when its round was decided; a ready one has none."""
     depth: int = 1
     """How many half-filled replicas the bytes of a half-filled one come through, itself included, as far as known."""
+    asked: bool = False
+    """Its round has begun: it has its plan and leases, from whichever planner, and its sources say so."""
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +168,7 @@ def _holder(
         shards=replica.shards,
         root=root,
         turn=turn,
+        asked=turn is not None and replica.round is not None and replica.round.state is RoundState.STARTED,
     )
 
 

@@ -24,6 +24,12 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
 
     readers: int
     begun: int = 0
+    measured_bps: float | None = None
+    """What it gives to one reader, where that was measured; else `rates.source_bps`."""
+
+    def gives(self, source_bps: float) -> float:
+        """Return what one reader more gets of it."""
+        return (source_bps if self.measured_bps is None else self.measured_bps) / (self.readers + 1)
 
 
 class Stripes(msgspec.Struct, frozen=True):
@@ -60,8 +66,8 @@ def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
     One that ends what it has begun only after that time gets no part.
     """
     speed, work, level = 0.0, float(nbytes), 0.0
-    for each in sorted(used, key=lambda one: one.begun * (one.readers + 1)):
-        rate = source_bps / (each.readers + 1)
+    for each in sorted(used, key=lambda one: one.begun / one.gives(source_bps)):
+        rate = each.gives(source_bps)
         if speed and each.begun / rate >= level:
             break
         speed += rate
@@ -72,4 +78,4 @@ def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
 
 def _divide(nbytes: int, used: Sequence[Candidate], source_bps: float) -> tuple[float, ...]:
     level = _level(nbytes, used, source_bps)
-    return tuple(max(0.0, level * source_bps / (each.readers + 1) - each.begun) for each in used)
+    return tuple(max(0.0, level * each.gives(source_bps) - each.begun) for each in used)

@@ -107,7 +107,7 @@ def _planner() -> tuple[list[str], list[str]]:
     asks = [subjects.asks_of_all_jobs(what) for what in ("plan", *ASKS_OF_ALL_PROCESSES)]
     # Transfer programs are blobs.
     publish = [f"{_API}.STREAM.NAMES", *_reading("*"), subjects.blobs_of_all_jobs(), f"{subjects.INBOX}.>"]
-    return publish, [*asks, subjects.pings()]
+    return publish, [*asks, subjects.beats(), subjects.pings()]
 
 
 def _agent(agent: str) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.transfer import Transport
 
 OUTCOMES_KEPT_MAX: Final = 65_536
 """The registry answers `ask.outcome` for so many of the last commands."""
@@ -171,8 +172,18 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, tag="story"):
     lines: tuple[str, ...]
 
 
+class Serving(msgspec.Struct, frozen=True, array_like=True):
+    """How many readers an agent serves over a transport, and how many bytes these were planned to read there."""
+
+    transport: Transport
+    readers: int
+    nbytes: int
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """An agent is alive. Sent on `beat.<agent>`, for all jobs at once."""
 
     agent: str
     incarnation: int
+    serving: tuple[Serving, ...] = ()
+    """Who reads from it just now; a transport without readers is left out."""

@@ -15,6 +15,9 @@ DIGESTS_PAGE_PIECES: Final = 16_384
 SHARES_MAX: Final = 1024
 """A plan reads from at most so many sources: a shard may consist of parts of as many others."""
 
+RATES_MAX: Final = 64
+"""A demand tells the rates of so many links at most."""
+
 Transport = Literal["local", "ucxx"]
 
 Range = tuple[int, int]
@@ -48,6 +51,18 @@ def precedes(source: Turn, reader: Turn | None) -> bool:
     return reader is not None and source < reader
 
 
+class LinkRate(msgspec.Struct, frozen=True, array_like=True):
+    """How fast bytes came to a reader's agent over a link, as it has measured: in so many samples, the last so old."""
+
+    link: str
+    """As the planner named it in a share."""
+    transport: Transport
+    bps: int
+    """Bytes in a second."""
+    samples: int
+    age_s: float
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """One shard wants a version. `pieces` in numbers of the canonical pieces of its own layout; None means all."""
 
@@ -68,6 +83,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of one ready holder on the reader's host is to be mapped, and nothing copied."""
     program: str | None = None
     """The read goes by this transfer program, and `pieces` are in numbers of its units."""
+    rates: tuple[LinkRate, ...] = ()
+    """What the reader's agent has measured, at most `RATES_MAX` rows: no planner need remember it."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +102,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """The source's layout, as the program names it."""
     root: str | None = None
     """By the log the root of what the source holds, where that is not the reader's own."""
+    link: str = ""
+    """What the bytes come by; what the reader gets over it, it tells under this name. Empty: it tells nothing."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -121,6 +140,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
     mapped: bool = False
     """The reader's worker will map the shard's segment, for as long as it wants."""
+    nbytes: int = 0
+    """So much of it the reader was planned to read."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
