@@ -79,7 +79,7 @@ SUBSCRIBE = {
     f"{J}.ask.versions": "registry",
     f"{J}.ask.plan": "planner",
     f"{J}.ask.spans": "registry planner agent",
-    f"{HUB}.beat.a": "registry",
+    f"{HUB}.beat.a": "registry planner",
     f"{HUB}.agent.a.lease.b": "agent",
     f"{HUB}.agent.b.lease.a": "",
     f"{HUB}.ask.ping.a": "registry planner agent",
