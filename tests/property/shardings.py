@@ -108,6 +108,7 @@ def fused(layout: Layout, chance: np.random.Generator) -> Layout:
         groups.setdefault(key, []).append(entry)
     entries = []
     for number, group in enumerate(groups.values()):
+        group = [entry for entry in group if 0 not in entry.shape]
         if len(group) < 2 or not group[0].shape:
             entries += group
             continue

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -87,6 +87,15 @@ class Program(msgspec.Struct, frozen=True):
     sources: tuple[str, ...]
     patterns: tuple[tuple[Cell, ...], ...]
     groups: tuple[Group, ...]
+
+
+class Place(NamedTuple):
+    """Where a unit goes in the destination."""
+
+    to: int
+    nbytes: int
+    is_packed: bool
+    """Its elements follow one another there."""
 
 
 class _Block:
@@ -162,6 +171,14 @@ class Execution:
             origin.append(there + (ahead * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
         return Regions(to, origin, form)
+
+    def places(self, ranges: Iterable[Range]) -> Iterator[Place]:
+        """Yield where these units go, whoever gives them."""
+        for group, tensor, cell, unit in self._units(ranges):
+            cut = cell.cut
+            form = self._form(cut, cell.owners[0], unit)
+            to = group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0)
+            yield Place(to, form.nbytes, form.is_packed_here)
 
     def _units(self, ranges: Iterable[Range]) -> Iterator[tuple[Group, int, Cell, int]]:
         """Yield (group, number of the tensor in it, cell, number of the unit in that) of each unit."""

@@ -31,6 +31,7 @@ from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Phase, Todo, Transfer
+from tensorhub_agent.units import Completion
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Range, Share, SourceId, Turn
@@ -53,6 +54,7 @@ class Carrier:
         self._turn: Turn | None = None
         self.program: Execution | None = None
         """What is read are units of this program, and not the shard's own pieces."""
+        self._completion: Completion | None = None
         self._digested: tuple[int, bytes] = (0, b"")
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
         self._driven_at = 0.0
@@ -62,7 +64,7 @@ class Carrier:
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root)
-        self.program, self._digested = None, (0, b"")
+        self.program, self._completion, self._digested = None, None, (0, b"")
         self.transfer = self._new(
             version,
             root,
@@ -116,14 +118,21 @@ class Carrier:
         transfer = self.transfer
         assert transfer is not None
         if news.program is not None and self.program is None and transfer.phase is Phase.LEASING:
-            self._core.break_waiting("the shard is filled from other layouts than its own")
-            self.program = news.program
+            self.program, self._completion = news.program, news.completion
             began = transfer.began
             transfer = self._new(transfer.version, transfer.root, news.program.nbytes(), verify=False, now=now)
             transfer.began = began
             transfer.asking.asked(now)
             self.transfer = transfer
+            self._expect_units(transfer)
         transfer.planned(news.answer, now)
+
+    def _expect_units(self, transfer: Transfer) -> None:
+        """Let readers of later turns wait for what comes here, by the word of its sources instead of by digests."""
+        core = self._core
+        core.break_waiting("the shard is filled from other layouts than its own")
+        if self._turn is not None and not core.place.swaps:
+            core.table.expect(core.key, transfer.version, transfer.root, self._turn, len(core.place.nbytes), units=True)
 
     def digest(self) -> None:
         """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
@@ -140,7 +149,7 @@ class Carrier:
 
     def serve(self) -> None:
         """The memory is being filled: show what stands in it already."""
-        if self.transfer is not None:
+        if self.transfer is not None and self.program is None:
             self._show(tuple(marked(self.transfer.proof.done, 0, len(self.transfer.proof.done))))
 
     def _show(self, pieces: tuple[Range, ...]) -> None:
@@ -183,7 +192,7 @@ class Carrier:
             self._measure()
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
-        self._show(tuple(todo.proven))
+        self._show(tuple(todo.proven) if self._completion is None else tuple(self._completion.stand(todo.proven)))
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)

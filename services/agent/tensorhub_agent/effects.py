@@ -6,6 +6,7 @@ that takes time is answered later by the event named beside it; an answer that n
 
 import msgspec
 
+from tensorhub_agent.units import Completion
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events import Sibling
@@ -284,6 +285,8 @@ class PlanCame(msgspec.Struct, frozen=True):
     answer: PlanAnswer
     program: Execution | None = None
     """The transfer program that the plan names."""
+    completion: Completion | None = None
+    """What its units make of the shard's own pieces."""
 
 
 class SourceOpened(msgspec.Struct, frozen=True):

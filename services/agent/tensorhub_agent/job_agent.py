@@ -51,12 +51,15 @@ from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.memory import Held, Memory, Place
+from tensorhub_agent.padding import blank
 from tensorhub_agent.postponed import Postponed
+from tensorhub_agent.programs import Programs
 from tensorhub_agent.questions import Questions
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
+from tensorhub_agent.units import Completion
 from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
@@ -90,9 +93,10 @@ class JobAgent:
         self.core = AgentCore(around.agent, around.limits, around.measured)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
-        self._questions = Questions(job, around.bus, around.blobs)
+        programs = Programs(job, around.blobs)
+        self._questions = Questions(job, around.bus, around.blobs, programs)
         self._lanes = Lanes(self._joblog, self._questions.open_job)
-        self.sources = Sources(job, around.bus, around.transports, self._news)
+        self.sources = Sources(job, around.bus, around.transports, programs, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
         self._alarm = Alarm(self._loop, self._tick)
@@ -299,6 +303,8 @@ class JobAgent:
         digests = b""
         if self.core.limits.digests:
             segment = place.target if effect.filled else place.segment
+            if effect.filled:
+                await asyncio.to_thread(blank, segment.view, place.layout)
             digests = await self._around.pool.digest(segment.view, Spans.of(place.table)).result()
         self._news(Digested(effect.key, effect.number, digests))
 
@@ -341,7 +347,9 @@ class JobAgent:
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
         answer, program = await self._questions.plan(effect.demand, headers_of(cause))
-        self._news(PlanCame(effect.key, effect.number, answer, program))
+        place = self.shelf.places.get(effect.key)
+        completion = Completion(program, place.table) if program is not None and place is not None else None
+        self._news(PlanCame(effect.key, effect.number, answer, program, completion))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""

@@ -7,11 +7,20 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
+import msgspec
+
 from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import Layout, PieceTable, layout_of, pieces
 from tensorhub_common.program import Execution, decoded
 
 UNITS_KEPT_MAX: Final = 1_000_000
 """A shard of 10^12 parameters on 128 ranks has some 6,000."""
+
+TABLES_MAX: Final = 64
+"""Layouts of half-filled sources."""
+
+_layouts: Final = msgspec.msgpack.Decoder(Layout)
 
 
 class Programs:
@@ -22,6 +31,7 @@ class Programs:
         self._job, self._blobs = job, blobs
         self._kept: OrderedDict[str, Execution] = OrderedDict()
         self._units = 0
+        self._tables: OrderedDict[str, PieceTable] = OrderedDict()
 
     async def get(self, digest: str) -> Execution:
         """Return a program, ready to be carried out. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
@@ -37,6 +47,24 @@ class Programs:
         while self._units > UNITS_KEPT_MAX and len(self._kept) > 1:
             self._units -= len(self._kept.popitem(last=False)[1])
         return program
+
+    async def table(self, layout: str) -> PieceTable:
+        """Return the pieces of a layout. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
+        known = self._tables.get(layout)
+        if known is None:
+            data = await self._blobs.get(self._job, layout)
+            known = await asyncio.to_thread(_table, data)
+            while len(self._tables) >= TABLES_MAX:
+                self._tables.popitem(last=False)
+            self._tables[layout] = known
+        return known
+
+
+def _table(data: bytes) -> PieceTable:
+    try:
+        return pieces(layout_of(_layouts.decode(data).tensors))
+    except msgspec.MsgspecError as why:
+        raise LayoutMismatch(f"what stands in the blob store as a layout is none: {why}") from None
 
 
 def _ready(data: bytes, digest: str) -> Execution:

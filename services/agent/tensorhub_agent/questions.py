@@ -35,10 +35,9 @@ _plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(P
 class Questions:
     """One job's questions."""
 
-    def __init__(self, job: str, bus: Bus, blobs: Blobs) -> None:
+    def __init__(self, job: str, bus: Bus, blobs: Blobs, programs: Programs) -> None:
         """Ask nothing yet."""
-        self._job, self._bus, self._blobs = job, bus, blobs
-        self._programs = Programs(job, blobs)
+        self._job, self._bus, self._blobs, self._programs = job, bus, blobs, programs
 
     async def open_job(self) -> None:
         """Have a registry make the job's log if there is none. Raises `JobGone`."""

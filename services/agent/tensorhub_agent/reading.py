@@ -59,6 +59,9 @@ class Reading:
     early_bytes: int = 0
     """Of what is under way so much is known to have come."""
     confirming: bool = False
+    checking: int = 0
+    """So many runs of `unconfirmed` are being asked about early, while more is brought."""
+    checking_bytes: int = 0
     doubted: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
     slow: bool = False
@@ -241,11 +244,18 @@ class Reading:
         self.retried += pieces
         self.wasted_bytes += nbytes
 
+    def check_early(self) -> None:
+        """Ask about what has come so far: others wait for it."""
+        self.checking, self.checking_bytes = len(self.unconfirmed), self.unconfirmed_bytes
+
     def confirmed(self) -> list[Range]:
-        """Count what waited for the source's word, and return it."""
-        ranges = self.unconfirmed
-        self.got(count_of(ranges), self.unconfirmed_bytes)
-        self.unconfirmed, self.unconfirmed_bytes = [], 0
+        """Count what waited for the source's word when it was asked, and return it."""
+        runs = self.checking or len(self.unconfirmed)
+        nbytes = self.checking_bytes if self.checking else self.unconfirmed_bytes
+        ranges, self.unconfirmed = self.unconfirmed[:runs], self.unconfirmed[runs:]
+        self.got(count_of(ranges), nbytes)
+        self.unconfirmed_bytes -= nbytes
+        self.checking = 0
         return ranges
 
     def let_all_go(self) -> list[Range]:
@@ -265,4 +275,5 @@ class Reading:
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
         self.flying.clear()
         self.unconfirmed, self.unconfirmed_bytes, self.early_bytes = [], 0, 0
+        self.checking = 0
         return ranges

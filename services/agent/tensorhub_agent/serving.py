@@ -78,7 +78,7 @@ class Offered:
     """A shard that stands ready, or will. `version` is None while its publication has not been numbered yet."""
 
     version: int | None
-    root: str
+    root: str | None
     digests: bytes
     granting: bool = True
     leases: "dict[str, Lease]" = field(default_factory=dict)
@@ -86,6 +86,8 @@ class Offered:
     """Of the round that fills the shard."""
     has: bytearray | None = None
     """Marks of the pieces that stand there, while it is being filled; None: all do."""
+    units: bool = False
+    """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,10 +144,13 @@ class LeaseTable:
         if offered is not None:
             offered.granting = False
 
-    def expect(self, key: Key, version: int, root: str, turn: Turn, pieces: int) -> None:
-        """The shard will be filled with a version: readers of later turns may have leases, once there are digests."""
+    def expect(self, key: Key, version: int, root: str | None, turn: Turn, pieces: int, *, units: bool = False) -> None:
+        """The shard will be filled with a version: readers of later turns may have leases, once there are digests.
+
+        With `units` there will be none before the end, and those who read by a program may have them at once.
+        """
         assert key not in self.coming
-        self.coming[key] = Offered(version, root, b"", turn=turn, has=bytearray(pieces))
+        self.coming[key] = Offered(version, root, b"", turn=turn, has=bytearray(pieces), units=units)
 
     def vouch(self, key: Key, digests: bytes) -> None:
         """Grant leases on a shard that is being filled: the log vouches for these digests."""
@@ -203,7 +208,7 @@ class LeaseTable:
         """
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         coming = self.coming.get(key)
-        if coming is not None and (coming.version, coming.root) == (ask.version, ask.root):
+        if coming is not None and _is_asked_for(coming, ask):
             return self._grant_coming(coming, ask, name, ticket, endpoint, now)
         offered = self.offers.get(key)
         if offered is None or not offered.granting:
@@ -225,7 +230,9 @@ class LeaseTable:
         assert coming.turn is not None
         if not precedes(coming.turn, ask.turn):
             return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
-        if not coming.digests:
+        if coming.units and not ask.units:
+            return LeaseRefusal(reason="the shard is filled by a program: what its pieces hash to is not known yet")
+        if not coming.digests and not coming.units:
             return None
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         return self._granted(coming, key, ask, name, ticket, endpoint, now)
@@ -355,3 +362,10 @@ def summed(readers: Iterable[tuple[Transport, int]]) -> tuple[Serving, ...]:
         before = found.get(transport, Serving(transport, 0, 0))
         found[transport] = Serving(transport, before.readers + 1, before.nbytes + nbytes)
     return tuple(found.values())
+
+
+def _is_asked_for(coming: Offered, ask: LeaseAsk) -> bool:
+    """Tell whether what a shard is being filled with is what is asked for. A reader by a program may know no root."""
+    if coming.version != ask.version:
+        return False
+    return coming.root == ask.root or (ask.units and None in (coming.root, ask.root))

@@ -29,13 +29,16 @@ from tensorhub_agent.effects import (
     SourceOpened,
 )
 from tensorhub_agent.local_session import LentSession
+from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
 from tensorhub_agent.transport import SourceSession, TransportLost
 from tensorhub_agent.transports import Transports
+from tensorhub_agent.units import Availability
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
+from tensorhub_common.program import Execution
 from tensorhub_common.regions import Regions
 from tensorhub_common.subjects import agent_ask
 from tensorhub_common.tracecontext import TraceContext, headers_of
@@ -71,6 +74,8 @@ class Source:
         """Begin with the task that opens it."""
         self.opening, self.transport = task, effect.share.transport
         self.program, self.layout = effect.program, effect.share.layout or ""
+        self.availability: Availability | None = None
+        """Of a half-filled source of a read by a program."""
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
@@ -81,8 +86,9 @@ class Source:
 class Sources:
     """All sources that one job's reads on this agent have open, by (shard, number)."""
 
-    def __init__(self, job: str, bus: Bus, transports: Transports, tell: News) -> None:
+    def __init__(self, job: str, bus: Bus, transports: Transports, programs: Programs, tell: News) -> None:
         """Report what comes of everything to `tell`."""
+        self._programs = programs
         self._job, self._bus, self._transports, self._tell = job, bus, transports, tell
         self._open: dict[tuple[Key, int], Source] = {}
         self.read_bytes: Counter[str] = Counter()
@@ -104,6 +110,8 @@ class Sources:
             # Units of a program are no pieces of the source: no list of digests is about them.
             wants = effect.program is None
             digests = await self._digests(effect.share.source.agent, reader.agent, grant, headers) if wants else b""
+            if effect.program is not None and grant.filling:
+                await self._await_units(effect, effect.program)
             session = await self._transports.open(
                 effect.share.transport,
                 grant,
@@ -119,7 +127,17 @@ class Sources:
             await session.close()
             return
         source.session = session
-        self._tell(SourceOpened(key, number, digests, tuple(source.told) if grant.filling else None))
+        told = tuple(source.told)
+        if source.availability is not None:
+            told = source.availability.units(told)
+        self._tell(SourceOpened(key, number, digests, told if grant.filling else None))
+
+    async def _await_units(self, effect: OpenSource, program: Execution) -> None:
+        """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
+        source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
+        table = await self._programs.table(layout)
+        if source is not None:
+            source.availability = await asyncio.to_thread(Availability, program, layout, table)
 
     def _have(self, key: Key, number: int, pieces: tuple[Range, ...]) -> None:
         source = self._open.get((key, number))
@@ -128,7 +146,8 @@ class Sources:
         if source.session is None:
             source.told.extend(pieces)
         else:
-            self._tell(Available(key, number, pieces))
+            units = pieces if source.availability is None else source.availability.units(pieces)
+            self._tell(Available(key, number, units))
 
     async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
         ask = LeaseAsk(
@@ -141,6 +160,7 @@ class Sources:
             transport=effect.share.transport,
             turn=effect.turn,
             mapped=effect.mapped,
+            units=effect.program is not None,
             nbytes=effect.share.nbytes,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)

@@ -28,6 +28,9 @@ LOOK_S: Final = 0.25
 LATE_S: Final = 0.1
 """What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
 
+RELAYED_BYTES: Final = 8 * 1024 * 1024
+"""A source is asked for its word on so much at a time, where others wait for what it brings."""
+
 SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""
 
@@ -175,7 +178,8 @@ class Transfer:
     def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
         """Take the source's word on whether the lease held up to its last byte."""
         source = self.sources.get(number)
-        if source is None or not source.confirming or source.phase is not SourcePhase.OPEN:
+        asked = source is not None and (source.confirming or source.checking)
+        if source is None or not asked or source.phase is not SourcePhase.OPEN:
             return
         source.confirming, source.since = False, now
         if source.doubted:
@@ -185,7 +189,9 @@ class Transfer:
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
-        self.proof.confirmed(source.confirmed())
+        ranges = source.confirmed()
+        self.proof.confirmed(ranges)
+        self._todo.proven.extend(ranges)
         self._advance(now)
 
     def lost(self, number: int, reason: str, now: float) -> None:
@@ -442,6 +448,11 @@ class Transfer:
                 self._todo.post.append((source.number, self._next, ranges))
                 self._next += 1
                 room_bytes -= nbytes
-            if source.unconfirmed and not source.queue and not source.flying:
+            if not source.unconfirmed or source.checking:
+                continue
+            if not source.queue and not source.flying:
                 source.confirming, source.since = True, now
+                self._todo.confirm.append(source.number)
+            elif self.is_relayed and source.unconfirmed_bytes >= RELAYED_BYTES:
+                source.check_early()
                 self._todo.confirm.append(source.number)

@@ -51,13 +51,13 @@ class Cutouts:
         return len(self._known)
 
     def atoms(self, layout: Layout) -> Iterator[Atom]:
-        """Yield a layout's atoms in the order of its tensors; those without an element are left out."""
+        """Yield a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
         of_entry = self._of_entry
         for entry, place in zip(layout.tensors, placements(layout), strict=True):
             if entry.parts:
                 strides = _row_major(entry.shape, entry.itemsize)
                 for part in entry.parts:
-                    if 0 not in part.shape:
+                    if part.name and 0 not in part.shape:
                         at = place + sum(start * stride for start, stride in zip(part.start, strides, strict=True))
                         yield Atom(part.name, at, self._number(_of_part(entry, part, strides)))
                 continue

@@ -133,7 +133,7 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
         # Who only maps what another one holds is no source.
         for shard in () if replica.mapped else _candidates(replica, seat, any_layout=any_layout):
             agent = agents[shard.agent]
-            holder = _holder(model, replica, shard, agent, demand.version, pipelining=pipelining)
+            holder = _holder(model, replica, shard, agent, demand.version, pipelining, any_layout)
             if holder is not None:
                 holders.append(holder)
                 places[agent.name] = Place(agent.host, agent.site, agent.rack)
@@ -147,7 +147,13 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
 
 
 def _holder(
-    model: Model, replica: Replica, shard: Shard, agent: AgentRecord, version: int, *, pipelining: bool
+    model: Model,
+    replica: Replica,
+    shard: Shard,
+    agent: AgentRecord,
+    version: int,
+    pipelining: bool,  # noqa: FBT001 (as `find` has them)
+    any_layout: bool,  # noqa: FBT001
 ) -> Holder | None:
     """Return what a shard can give of a version; None when that is nothing."""
     if agent.state is not AgentState.LIVE:
@@ -158,8 +164,9 @@ def _holder(
     if shard.state is not ShardState.READY or shard.version != version:
         turn = _turn(replica, shard, version) if pipelining else None
         root = model.versions[version].roots.get(key)
-        # Without a root nothing vouches for a piece before all of them stand.
-        if turn is None or root in (None, NO_ROOT):
+        # Without a root nothing vouches for a piece before all of them stand; who goes by a program takes the source's
+        # word instead.
+        if turn is None or (root in (None, NO_ROOT) and not any_layout):
             return None
     return Holder(
         source=SourceId(agent.name, agent.incarnation, replica.name, shard.index),

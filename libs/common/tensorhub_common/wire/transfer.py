@@ -140,6 +140,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of the reader's round: a half-filled shard serves only later ones than its own."""
     mapped: bool = False
     """The reader's worker will map the shard's segment, for as long as it wants."""
+    units: bool = False
+    """The reader goes by a transfer program, and needs no digests of the source's pieces."""
     nbytes: int = 0
     """So much of it the reader was planned to read."""
 

@@ -1,0 +1,101 @@
+"""Between the units of a transfer program and the pieces of a layout, on both sides of a half-filled source. Pure.
+
+Who is filled by a program tells its own readers which *pieces* of its layout stand (`Completion`); who reads from a
+half-filled source of whatever layout hears of that one's pieces, and finds out which of its own units can be had
+(`Availability`). Always true: a piece is said to stand only when every byte of it does, but for padding; a unit can be
+had only when all pieces that its box reaches into stand.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import pairwise
+
+from tensorhub_agent.ranges import mark, marked, merged
+from tensorhub_common.layout import PieceTable
+from tensorhub_common.program import Execution
+from tensorhub_common.wire.transfer import Range
+
+
+class Completion:
+    """Which pieces of a shard stand while it is filled by a program.
+
+    A box that is contiguous here counts for the pieces that it lies in. Of a strided one only the tensor is known, so
+    a tensor that is filled by such boxes stands when all of it does.
+    """
+
+    def __init__(self, program: Execution, table: PieceTable) -> None:
+        """Begin with nothing."""
+        self._program, self._table = program, table
+        self._missing = list(table.nbytes)
+        """Of each piece, the bytes that no contiguous box has brought."""
+        self._left: dict[int, int] = {}
+        """Of each tensor, the bytes that are to come."""
+        for place in program.places([(0, len(program))]):
+            tensor = table.tensor[table.piece_at(place.to)]
+            self._left[tensor] = self._left.get(tensor, 0) + place.nbytes
+        self._stands = bytearray(len(table))
+
+    def stand(self, units: Iterable[Range]) -> list[Range]:
+        """Take note of units that stand; return the pieces that are whole by that, and were not before."""
+        table, found = self._table, []
+        for place in self._program.places(units):
+            first = table.piece_at(place.to)
+            if place.is_packed:
+                found += self._fill(first, place.to, place.to + place.nbytes)
+            tensor = table.tensor[first]
+            self._left[tensor] -= place.nbytes
+            if not self._left[tensor]:
+                found.append(self._pieces_of(tensor))
+        fresh = [run for first, count in found for run in self._fresh(first, count)]
+        return merged(fresh)
+
+    def _fill(self, piece: int, begin: int, end: int) -> list[Range]:
+        table, whole = self._table, []
+        while begin < end:
+            stop = min(end, table.at[piece] + table.nbytes[piece])
+            self._missing[piece] -= stop - begin
+            if not self._missing[piece]:
+                whole.append((piece, 1))
+            begin, piece = stop, piece + 1
+        return whole
+
+    def _pieces_of(self, tensor: int) -> Range:
+        first = bisect_left(self._table.tensor, tensor)
+        return first, bisect_right(self._table.tensor, tensor) - first
+
+    def _fresh(self, first: int, count: int) -> list[Range]:
+        standing = marked(self._stands, first, first + count)
+        edges = [first, *(edge for at, some in standing for edge in (at, at + some)), first + count]
+        fresh = [(a, b - a) for a, b in list(pairwise(edges))[::2] if b > a]
+        mark(self._stands, fresh)
+        return fresh
+
+
+class Availability:
+    """Which units of a program a half-filled source of some layout can give, by the pieces that stand there."""
+
+    def __init__(self, program: Execution, layout: str, table: PieceTable) -> None:
+        """Begin with none. `table` is that of the source's layout."""
+        self._has = bytearray(len(table))
+        self._waiting: list[tuple[int, int, int]] = []
+        """Units that can't be had yet: (unit, first piece, behind the last piece)."""
+        for first, count in program.given_by(layout):
+            regions = program.regions(layout, [(first, count)])
+            for unit, origin, form in zip(range(first, first + count), regions.origin, regions.form, strict=True):
+                last = origin + form.origin_span_bytes - 1
+                self._waiting.append((unit, table.piece_at(origin), table.piece_at(last) + 1))
+
+    def units(self, pieces: Iterable[Range]) -> tuple[Range, ...]:
+        """Take note of pieces that stand there; return the units that can be had by that, and could not before."""
+        size = len(self._has)
+        mark(self._has, [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first])
+        there: list[Range] = []
+        waiting: list[tuple[int, int, int]] = []
+        for each in self._waiting:
+            unit, first, stop = each
+            if self._has.find(0, first, stop) == -1:
+                there.append((unit, 1))
+            else:
+                waiting.append(each)
+        self._waiting = waiting
+        return tuple(merged(there))

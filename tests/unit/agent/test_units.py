@@ -1,0 +1,100 @@
+"""What stands and what can be had while a shard is filled by a program: against a painting of every byte."""
+
+from unittest import mock
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.property.shardings import cuttings, models
+
+from tensorhub_agent.units import Availability, Completion
+from tensorhub_common import layout as layouts
+from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
+from tensorhub_common.program import Execution
+from tensorhub_common.regions import Form
+from tensorhub_planner import compiling
+from tensorhub_planner.compiling import SourceIndex, compile_program
+
+SMALL_BYTES = 24
+
+
+def of(data: st.DataObject) -> tuple[Execution, Layout, list[Layout]]:
+    """Draw a program, its reader's layout and its sources' layouts."""
+    model = data.draw(models())
+    replicas = [data.draw(cuttings(model)) for _ in range(data.draw(st.integers(1, 2)))]
+    reader = data.draw(st.sampled_from(data.draw(cuttings(model))))
+    sources = {layout_digest(layout): layout for replica in replicas for layout in replica}
+    program = compile_program(layout_digest(reader), reader, SourceIndex(sources))
+    return Execution(program), reader, list(sources.values())
+
+
+def small_pieces(layout: Layout) -> PieceTable:
+    with mock.patch.object(layouts, "PIECE_BYTES_MAX", SMALL_BYTES):
+        return pieces(layout)
+
+
+def box(at: int, form: Form, strides: tuple[int, ...], itemsize: int) -> np.ndarray:
+    """Return the bytes that a box stands in."""
+    where = np.array([at])
+    for size, stride in zip(form.shape, strides, strict=True):
+        where = (where[:, None] + np.arange(size) * stride).reshape(-1)
+    return (where[:, None] + np.arange(itemsize)).reshape(-1)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
+    """Never earlier, each once; and in the end all do."""
+    with mock.patch.object(compiling, "PIECE_BYTES_MAX", SMALL_BYTES):
+        execution, reader, sources = of(data)
+    table = small_pieces(reader)
+    completion = Completion(execution, table)
+    painted = np.zeros(max([a + n for a, n in zip(table.at, table.nbytes, strict=True)], default=0), bool)
+    told = np.zeros(len(table), int)
+    for unit in data.draw(st.permutations(range(len(execution)))):
+        giver = next(layout for layout in map(layout_digest, sources) if _gives(execution, layout, unit))
+        regions = execution.regions(giver, [(unit, 1)])
+        painted[box(regions.to[0], regions.form[0], regions.form[0].to_strides, regions.form[0].to_itemsize)] = True
+        for first, count in completion.stand([(unit, 1)]):
+            told[first : first + count] += 1
+            for piece in range(first, first + count):
+                assert painted[table.at[piece] : table.at[piece] + table.nbytes[piece]].all()
+    assert (told == 1).all()
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) -> None:
+    """Never earlier, each once; and all once everything stands there."""
+    with mock.patch.object(compiling, "PIECE_BYTES_MAX", SMALL_BYTES):
+        execution, _, sources = of(data)
+    source = data.draw(st.sampled_from(sources))
+    digest, table = layout_digest(source), small_pieces(source)
+    availability = Availability(execution, digest, table)
+    painted = np.zeros(max([a + n for a, n in zip(table.at, table.nbytes, strict=True)], default=0), bool)
+    told = np.zeros(len(execution), int)
+    for piece in data.draw(st.permutations(range(len(table)))):
+        painted[table.at[piece] : table.at[piece] + table.nbytes[piece]] = True
+        for first, count in availability.units([(piece, 1)]):
+            regions = execution.regions(digest, [(first, count)])
+            told[first : first + count] += 1
+            for origin, form in zip(regions.origin, regions.form, strict=True):
+                assert painted[box(origin, form, form.origin_strides, form.itemsize)].all()
+    able = np.zeros(len(execution), int)
+    for first, count in execution.given_by(digest):
+        able[first : first + count] = 1
+    np.testing.assert_array_equal(told, able)
+
+
+def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
+    entry = layouts.TensorEntry("w", "int8", 1, (4,), (4,), (0,))
+    layout = layouts.layout_of([entry])
+    digest = layout_digest(layout)
+    execution = Execution(compile_program("reader", layout, SourceIndex({digest: layout})))
+    availability = Availability(execution, digest, pieces(layout))
+    assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1)]) == ()
+    assert availability.units([(0, 1)]) == ((0, 1),)
+
+
+def _gives(execution: Execution, layout: str, unit: int) -> bool:
+    return any(first <= unit < first + count for first, count in execution.given_by(layout))
