@@ -27,7 +27,7 @@ import torch
 
 from tensorhub_agent.casting.floats import Bits, bits_of
 from tensorhub_agent.casting.fp8 import quantise
-from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX
 from tensorhub_agent.casting.values import cast
 from tensorhub_common.casts import CASTABLE, fp8_scheme
 
@@ -130,7 +130,7 @@ def spin(stop: threading.Event) -> None:
 
 def print_settings(options: argparse.Namespace) -> None:
     """Say what a figure means nothing without."""
-    print(f"source         {options.mib} MiB of [rows, {COLUMNS}], blocks of {BLOCK_ELEMENTS} elements")
+    print(f"source         {options.mib} MiB of [rows, {COLUMNS}], blocks of {BLOCK_ELEMENTS_MAX} elements")
     print(f"threads        ours {options.threads}, torch {torch.get_num_threads()}; GIL busy: {options.busy}")
     print(f"cores          {len(os.sched_getaffinity(0))}, load {os.getloadavg()[0]:.2f}, {platform.machine()}")
     print(f"numpy          {np.__version__}, ml_dtypes {ml_dtypes.__version__}, torch {torch.__version__}")

@@ -34,7 +34,7 @@ CASTABLE: Final[dict[str, int]] = {
 
 FP8_DTYPE: Final = "float8_e4m3fn"
 SCALE_DTYPE: Final = "float32"
-FP8_MAX: Final = 448.0
+FP8_LARGEST: Final = 448.0
 """The largest value of `FP8_DTYPE`; a block's largest magnitude is scaled to it."""
 
 FP8_SOURCES: Final = ("float32", "bfloat16", "float16")
@@ -130,7 +130,7 @@ _SCHEMES: Final = (
     Fp8Scheme("fp8-block-128-ue8m0", (128, 128), Order.MULTIPLY, amax_min=1e-4, power_of_two=True),
     Fp8Scheme("fp8-block-128-slime", (128, 128), Order.MULTIPLY, amax_min=1e-10),
     Fp8Scheme("fp8-block-128-nemo", (128, 128), Order.RECIPROCAL),
-    Fp8Scheme("fp8-channel", (1, None), Order.DIVIDE, scale_min=1 / (FP8_MAX * 512), saturate=True),
+    Fp8Scheme("fp8-channel", (1, None), Order.DIVIDE, scale_min=1 / (FP8_LARGEST * 512), saturate=True),
     Fp8Scheme("fp8-tensor", (None, None), Order.MULTIPLY, saturate=True),
 )
 

@@ -238,7 +238,7 @@ def test_the_size_of_a_tile_changes_nothing(scheme: Fp8Scheme, monkeypatch: pyte
     source = weight((2, 12, 150), "float16")
     expected = quantised(source, "float16", scheme)
     for elements in (1, 12 * 128 - 1, 12 * 128, 12 * 128 * 2):
-        monkeypatch.setattr(fp8, "BLOCK_ELEMENTS", elements)
+        monkeypatch.setattr(fp8, "BLOCK_ELEMENTS_MAX", elements)
         for ours, theirs in zip(quantised(source, "float16", scheme), expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 

@@ -12,7 +12,7 @@ from tests.unit.agent.torch_bits import is_nan, torch_cast
 
 from tensorhub_agent.casting import kernels, values
 from tensorhub_agent.casting.floats import Bits, bits_of
-from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX
 from tensorhub_agent.casting.values import blocks, cast, view_bits
 from tensorhub_common.casts import CASTABLE
 from tensorhub_common.errors import LayoutMismatch
@@ -143,9 +143,9 @@ def test_strided_and_unaligned_views_and_nothing_beside_them(from_dtype: str, to
 
 @pytest.mark.parametrize("to_dtype", ["bfloat16", "float16", "float8_e4m3fn", "float64"])
 def test_more_than_a_block_in_odd_lengths_and_rows(to_dtype: str) -> None:
-    source = np.resize(interesting("float32"), 3 * BLOCK_ELEMENTS + 17)
+    source = np.resize(interesting("float32"), 3 * BLOCK_ELEMENTS_MAX + 17)
     assert_as_torch(source, "float32", to_dtype)
-    wide = np.resize(source, (3, BLOCK_ELEMENTS + 11))
+    wide = np.resize(source, (3, BLOCK_ELEMENTS_MAX + 11))
     assert_as_torch(wide[:, 1:], "float32", to_dtype)
     assert_as_torch(wide.T[:777], "float32", to_dtype)
 
@@ -170,7 +170,7 @@ def test_threads_cast_at_once() -> None:
 def test_no_element_depends_on_what_stands_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = interesting("float32")[:5000]
     together = {to: cast_new(source, "float32", to) for to in CASTABLE}
-    monkeypatch.setattr(values, "BLOCK_ELEMENTS", 7)
+    monkeypatch.setattr(values, "BLOCK_ELEMENTS_MAX", 7)
     for to, expected in together.items():
         np.testing.assert_array_equal(cast_new(source, "float32", to), expected)
 
@@ -221,4 +221,4 @@ def test_a_box_of_a_larger_array(data: st.DataObject) -> None:
 
 def test_scratch_is_as_large_as_it_says() -> None:
     arrays = vars(kernels.SCRATCH)
-    assert sum(array.nbytes for array in arrays.values()) == 20 * BLOCK_ELEMENTS
+    assert sum(array.nbytes for array in arrays.values()) == 20 * BLOCK_ELEMENTS_MAX

@@ -47,7 +47,7 @@ class Fp8Format:
 
 
 FP8_FORMATS: Final[dict[str, Fp8Format]] = {
-    # Its largest number. Torch says so since 2.13; earlier ones made NaN of what rounds to more than 448.
+    # Its largest number, as torch 2.13 has it; older ones made NaN of what rounds to more than 448.
     "float8_e4m3fn": Fp8Format(mantissa_bits=3, bias=7, overflow=0x7E, nan=0x7F),
     "float8_e5m2": Fp8Format(mantissa_bits=2, bias=15, overflow=0x7C, nan=0x7F),
     "float8_e4m3fnuz": Fp8Format(mantissa_bits=3, bias=8, overflow=0x80, nan=0x80, signed_zero=False),

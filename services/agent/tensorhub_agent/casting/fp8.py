@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorhub_agent.casting.floats import Bits, bits_of
-from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS, SCRATCH, Kernel, kernel, room
-from tensorhub_common.casts import FP8_DTYPE, FP8_MAX, Fp8Scheme, Order, tiles
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX, SCRATCH, Kernel, kernel, room
+from tensorhub_common.casts import FP8_DTYPE, FP8_LARGEST, Fp8Scheme, Order, tiles
 from tensorhub_common.layout import Shape
 
 Floats = npt.NDArray[np.float32]
 
-_MAX: Final = np.float32(FP8_MAX)
+_LARGEST: Final = np.float32(FP8_LARGEST)
 _ONE: Final = np.float32(1)
 _MANTISSA: Final = 0x7FFFFF
 _MANTISSA_BITS: Final = 23
@@ -87,13 +87,13 @@ def _tile_values(
     operation = np.divide if scheme.order is Order.DIVIDE else np.multiply
     operation(_as_floats(tile.of(source), from_dtype), factor, out=scaled)
     if scheme.saturate:
-        np.fmin(scaled, _MAX, out=scaled)
-        np.fmax(scaled, -_MAX, out=scaled)
+        np.fmin(scaled, _LARGEST, out=scaled)
+        np.fmax(scaled, -_LARGEST, out=scaled)
     to_fp8(scaled.view(np.uint32), tile.of(values))
 
 
 def _scales(amax: Floats, scheme: Fp8Scheme) -> Floats:
-    divided = np.divide(np.maximum(amax, np.float32(scheme.amax_min)), _MAX)
+    divided = np.divide(np.maximum(amax, np.float32(scheme.amax_min)), _LARGEST)
     scales: Floats = np.maximum(divided, np.float32(scheme.scale_min))
     if not scheme.power_of_two:
         return scales
@@ -106,7 +106,7 @@ def _scales(amax: Floats, scheme: Fp8Scheme) -> Floats:
 def _factors(amax: Floats, scheme: Fp8Scheme) -> Floats:
     """Return what the source is multiplied with, or divided by."""
     if scheme.order is Order.RECIPROCAL:
-        return np.where((amax == 0) | (amax == np.inf), _ONE, _ONE / amax * _MAX)
+        return np.where((amax == 0) | (amax == np.inf), _ONE, _ONE / amax * _LARGEST)
     scales = _scales(amax, scheme)
     return scales if scheme.order is Order.DIVIDE else _ONE / scales
 
@@ -140,8 +140,8 @@ def _all_tiles(shape: Shape, scheme: Fp8Scheme) -> Iterator[_Tile]:
 def _tiles(rows: int, columns: int, scheme: Fp8Scheme) -> Iterator[_Tile]:
     block_rows, block_columns = scheme.block[0] or rows, min(scheme.block[1] or columns, columns)
     within_one = block_rows > 1
-    for run, (left, right) in _column_runs(columns, block_columns, BLOCK_ELEMENTS // min(block_rows, rows)):
-        height_max = max(1, BLOCK_ELEMENTS // (right - left))
+    for run, (left, right) in _column_runs(columns, block_columns, BLOCK_ELEMENTS_MAX // min(block_rows, rows)):
+        height_max = max(1, BLOCK_ELEMENTS_MAX // (right - left))
         for block, (top, bottom) in enumerate(tiles(rows, block_rows) if within_one else [(0, rows)]):
             for first, last in ((top + a, top + b) for a, b in tiles(bottom - top, height_max)):
                 yield _Tile(

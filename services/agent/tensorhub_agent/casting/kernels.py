@@ -4,8 +4,8 @@ A kernel takes and fills views of unsigned integers, of one shape and any stride
 own (`SCRATCH`), 1.25 MiB, so nothing is allocated for a block. numpy lets go of the GIL within each pass, and so does
 ml_dtypes; passes are few and blocks as long as the cache allows, because each pass must win the GIL back.
 
-Always true: a NaN becomes a NaN. torch itself has two answers for which one where it goes to bfloat16 from float32 or
-float64, and to float32 from float16, its vectorised loop's and its scalar one's; here it is always the scalar one's.
+Always true: a NaN becomes a NaN, the same one wherever it stands. torch's depends on the loop that an element falls to
+where float32 or float64 becomes bfloat16, and where float16 becomes float32 (docs/casts.md).
 """
 
 import math
@@ -22,7 +22,7 @@ from tensorhub_agent.casting.floats import Bits, bits_of
 from tensorhub_agent.casting.tables import narrowed, odd_to_fp8
 from tensorhub_common.layout import Shape
 
-BLOCK_ELEMENTS: Final = 64 * 1024
+BLOCK_ELEMENTS_MAX: Final = 64 * 1024
 """A block has at most so many elements: long enough to pay for the calls, and 256 KiB of float32 fit into an L2."""
 
 _BF16_NAN: Final = 0x7FC0
@@ -35,10 +35,10 @@ class _Scratch(threading.local):
     """A thread's arrays, kept for its life. One kernel uses each at a time."""
 
     def __init__(self) -> None:
-        self.words = np.empty(BLOCK_ELEMENTS, np.uint32)
-        self.floats = np.empty(BLOCK_ELEMENTS, np.float32)
-        self.products = np.empty(BLOCK_ELEMENTS, np.float32)
-        self.index = np.empty(BLOCK_ELEMENTS, np.intp)
+        self.words = np.empty(BLOCK_ELEMENTS_MAX, np.uint32)
+        self.floats = np.empty(BLOCK_ELEMENTS_MAX, np.float32)
+        self.products = np.empty(BLOCK_ELEMENTS_MAX, np.float32)
+        self.index = np.empty(BLOCK_ELEMENTS_MAX, np.intp)
 
 
 SCRATCH: Final = _Scratch()
@@ -68,8 +68,8 @@ def _all(bits: npt.NDArray[np.uint32], to_dtype: str) -> Bits:
     out = np.empty(bits.shape, bits_of(to_dtype))
     narrow = kernel("float32", to_dtype)
     with np.errstate(all="ignore"):
-        for first in range(0, len(bits), BLOCK_ELEMENTS):
-            narrow(bits[first : first + BLOCK_ELEMENTS], out[first : first + BLOCK_ELEMENTS])
+        for first in range(0, len(bits), BLOCK_ELEMENTS_MAX):
+            narrow(bits[first : first + BLOCK_ELEMENTS_MAX], out[first : first + BLOCK_ELEMENTS_MAX])
     return out
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorhub_agent.casting.floats import Bits, bits_of
-from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS, kernel
+from tensorhub_agent.casting.kernels import BLOCK_ELEMENTS_MAX, kernel
 from tensorhub_common.casts import check_value_cast
 from tensorhub_common.layout import Shape
 
@@ -40,7 +40,7 @@ def cast(source: Bits, from_dtype: str, out: Bits, to_dtype: str) -> None:
     convert = kernel(from_dtype, to_dtype)
     # An overflow, a NaN and a subnormal are results here, and no warnings.
     with np.errstate(all="ignore"):
-        for block in blocks(source.shape, BLOCK_ELEMENTS):
+        for block in blocks(source.shape, BLOCK_ELEMENTS_MAX):
             convert(source[block], out[block])
 
 
