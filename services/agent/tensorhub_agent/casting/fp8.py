@@ -86,9 +86,9 @@ def _tile_values(
     factor = factors[tile.blocks][..., np.newaxis]
     operation = np.divide if scheme.order is Order.DIVIDE else np.multiply
     operation(_as_floats(tile.of(source), from_dtype), factor, out=scaled)
-    if scheme.saturate:
-        np.fmin(scaled, _LARGEST, out=scaled)
-        np.fmax(scaled, -_LARGEST, out=scaled)
+    if scheme.saturate and not np.all((factor > 0) & (factor < np.inf)):
+        # The conversion cuts off as well; only what such a factor makes of 0 and of infinity has to be seen to.
+        np.copyto(scaled, _LARGEST, where=np.isnan(scaled))
     to_fp8(scaled.view(np.uint32), tile.of(values))
 
 
@@ -140,7 +140,8 @@ def _all_tiles(shape: Shape, scheme: Fp8Scheme) -> Iterator[_Tile]:
 def _tiles(rows: int, columns: int, scheme: Fp8Scheme) -> Iterator[_Tile]:
     block_rows, block_columns = scheme.block[0] or rows, min(scheme.block[1] or columns, columns)
     within_one = block_rows > 1
-    for run, (left, right) in _column_runs(columns, block_columns, BLOCK_ELEMENTS_MAX // min(block_rows, rows)):
+    # As wide as can be, so that a source that stands whole is read in the order of memory.
+    for run, (left, right) in _column_runs(columns, block_columns, BLOCK_ELEMENTS_MAX):
         height_max = max(1, BLOCK_ELEMENTS_MAX // (right - left))
         for block, (top, bottom) in enumerate(tiles(rows, block_rows) if within_one else [(0, rows)]):
             for first, last in ((top + a, top + b) for a, b in tiles(bottom - top, height_max)):
@@ -154,13 +155,13 @@ def _tiles(rows: int, columns: int, scheme: Fp8Scheme) -> Iterator[_Tile]:
 
 def _column_runs(columns: int, block_columns: int, columns_max: int) -> Iterator[tuple[slice, tuple[int, int]]]:
     """Cut columns into runs of equally wide blocks, or a block that is too wide into parts."""
-    if block_columns > max(1, columns_max):
+    if block_columns > columns_max:
         for block, (left, right) in enumerate(tiles(columns, block_columns)):
-            for a, b in tiles(right - left, max(1, columns_max)):
+            for a, b in tiles(right - left, columns_max):
                 yield slice(block, block + 1), (left + a, left + b)
         return
-    whole, together = columns // block_columns, max(1, columns_max // block_columns)
-    for first, last in tiles(whole, together):
+    whole = columns // block_columns
+    for first, last in tiles(whole, columns_max // block_columns):
         yield slice(first, last), (first * block_columns, last * block_columns)
     if columns % block_columns:
         yield slice(whole, whole + 1), (whole * block_columns, columns)
