@@ -29,6 +29,15 @@ PART_BYTES_MAX: Final = 1024 * 1024
 SHORT_RUN_BYTES_MAX: Final = 256
 """Runs up to this are elements of numpy's; longer ones are rows of bytes, for numpy keeps the GIL for few elements."""
 
+SCATTERED_MIN: Final = 8
+"""So many short runs of one length are copied by one call of numpy's."""
+
+SCATTERED_MAX: Final = 4096
+"""And so many at most: another thread may have the others."""
+
+SCATTERED_COST_BYTES: Final = 64
+"""What each of them costs beside its bytes, in bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
@@ -59,6 +68,26 @@ class _Arrays:
         there: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, source, origin, self.origin_strides)
         here: npt.NDArray[Any] = np.ndarray(self.shape, self.to_dtype, destination, to, self.to_strides)
         self.convert(here, there)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scattered:
+    """Many short runs of one length: run i goes from byte `origin[i]` to byte `to[i]`."""
+
+    to: Columns
+    origin: Columns
+    nbytes: int
+
+    def copy(self, destination: memoryview, source: memoryview) -> None:
+        """Copy them all. A call for each would cost far more than its bytes, and the GIL each time."""
+        dtype = np.dtype((np.void, self.nbytes))
+        there: npt.NDArray[Any] = np.ndarray((len(source) - self.nbytes + 1,), dtype, source, 0, (1,))
+        here: npt.NDArray[Any] = np.ndarray((len(destination) - self.nbytes + 1,), dtype, destination, 0, (1,))
+        here[self.to] = there[self.origin]
+
+
+_How = int | _Arrays | _Scattered
+"""How an item is copied; of what lies in one piece at both ends it is the number of its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +127,9 @@ class BoxJob(Job):
         self._to_address, self._from_address = address_of(destination), address_of(source)
         self._to: list[int] = []
         self._origin: list[int] = []
-        self._how: list[int | _Arrays] = []
-        """Of what lies in one piece at both ends the number of its bytes."""
+        self._how: list[_How] = []
 
-    def add(self, to: Sequence[int], origin: Sequence[int], how: Sequence[int | _Arrays]) -> None:
+    def add(self, to: Sequence[int], origin: Sequence[int], how: Sequence[_How]) -> None:
         """Copy these too."""
         self._to += to
         self._origin += origin
@@ -116,6 +144,8 @@ class BoxJob(Job):
             to, origin, how = self._to[item], self._origin[item], self._how[item]
             if isinstance(how, int):
                 memmove(self._to_address + to, self._from_address + origin, how)
+            elif isinstance(how, _Scattered):
+                how.copy(destination, source)
             else:
                 how.copy(destination, to, source, origin)
 
@@ -147,9 +177,20 @@ def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regi
 def _add_runs(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:
     chosen = np.fromiter((not kind.parts for kind in kinds), dtype=np.bool_, count=len(kinds))
     nbytes = _column([kind.nbytes for kind in kinds if not kind.parts])
-    to, origin, nbytes = split(*merged(to[chosen], origin[chosen], nbytes))
+    to, origin, nbytes = merged(to[chosen], origin[chosen], nbytes)
+    alone = np.ones(len(nbytes), dtype=np.bool_)
+    costs: list[int] = []
+    sizes, counts = np.unique(nbytes[nbytes <= SHORT_RUN_BYTES_MAX], return_counts=True)
+    for size in sizes[counts >= SCATTERED_MIN].tolist():
+        alike = np.flatnonzero(nbytes == size)
+        alone[alike] = False
+        for first in range(0, len(alike), SCATTERED_MAX):
+            some = alike[first : first + SCATTERED_MAX]
+            job.add([0], [0], [_Scattered(to[some], origin[some], size)])
+            costs.append(len(some) * (size + SCATTERED_COST_BYTES))
+    to, origin, nbytes = split(to[alone], origin[alone], nbytes[alone])
     job.add(to.tolist(), origin.tolist(), nbytes.tolist())
-    return nbytes
+    return np.concatenate((_column(costs), nbytes))
 
 
 def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:

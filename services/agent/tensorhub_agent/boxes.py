@@ -7,6 +7,7 @@ something is converted its elements are those that the converter knows.
 Always true: a form that is derived from another one here names the same bytes in the same order.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ DIMS_MAX: Final = 16
 class BadForm(ValueError):
     """No box is like this."""
 
+
+RUNS_KEPT_MAX: Final = 4096
+"""So many forms of runs are kept."""
 
 CAST_ITEMSIZES: Final = frozenset((1, 2, 4, 8))
 """Elements that are converted have one of these sizes."""
@@ -97,8 +101,9 @@ def is_run(form: Form) -> bool:
     return not form.cast and run_bytes(form) == form.nbytes
 
 
+@functools.lru_cache(RUNS_KEPT_MAX)
 def run(nbytes: int) -> Form:
-    """Return the normal form of bytes that lie in one piece at both ends."""
+    """Return the normal form of bytes that lie in one piece at both ends; boxes that are alike share it."""
     return Form((nbytes,), (1,), (1,), 1, 1) if nbytes > 1 else Form((), (), (), 1, 1)
 
 

@@ -1,13 +1,18 @@
 """Boxes for the tests of everything that copies them, and numpy's answer to what they bring."""
 
+import asyncio
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import strategies as st
+from tests.unit.agent.lease_book import GIVE_UP_S
 
+from tensorhub_agent import box_copying
 from tensorhub_agent.boxes import packed_strides
 from tensorhub_common.regions import Form, Regions
 
@@ -91,3 +96,32 @@ def rows(count: int, nbytes: int, to_stride: int, origin_stride: int) -> Form:
 def dense(shape: Sequence[int], itemsize: int, origin_strides: Sequence[int]) -> Form:
     """Return a form that is packed in the destination."""
     return Form(tuple(shape), packed_strides(tuple(shape), itemsize), tuple(origin_strides), itemsize, itemsize)
+
+
+class Gate:
+    """Holds up every copy of a strided box, so that a test can look at one under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.entered = threading.Event(), threading.Semaphore(0)
+        self.inside = self.writes = 0
+        lock, copy = threading.Lock(), box_copying._Arrays.copy
+
+        def slow(arrays: Any, *args: Any) -> None:
+            with lock:
+                self.inside += 1
+            self.entered.release()
+            assert self.open.wait(GIVE_UP_S)
+            copy(arrays, *args)
+            with lock:
+                self.inside -= 1
+                self.writes += 1
+
+        monkeypatch.setattr(box_copying._Arrays, "copy", slow)
+
+    async def until_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, timeout=GIVE_UP_S)
+
+
+def widen(to: npt.NDArray[Any], origin: npt.NDArray[Any]) -> None:
+    """Stand in for a converter, either way: what fits stays what it is."""
+    np.copyto(to, origin, casting="unsafe")

@@ -1,0 +1,309 @@
+"""The ucxx transport brings boxes that lie strided at either end: packed, sent, compared, unpacked, and ended well."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from tests.unit.agent.box_samples import Gate, answer, regions, rows, widen
+from tests.unit.agent.lease_book import Lost
+from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
+
+from tensorhub_agent import bounce, converting
+from tensorhub_agent.boxes import BadForm
+from tensorhub_agent.converting import CastUnknown
+from tensorhub_agent.gather_frames import Sums
+from tensorhub_agent.transport import LeaseOpened, TransportLost
+from tensorhub_agent.ucxx_frames import encode
+from tensorhub_agent.ucxx_gatherer import LOTS_MAX
+from tensorhub_agent.ucxx_gathering import SLOTS_MAX, Gathering
+from tensorhub_common.regions import Form, Regions
+
+pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
+
+STRIDED = rows(4000, 4096, 5000, 6000)
+PACKED_HERE = rows(4000, 4096, 4096, 6000)
+PACKED_THERE = rows(4000, 4096, 5000, 4096)
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    async with ucxx_hub(tmp_path) as hub:
+        yield hub
+
+
+def test_random_boxes_are_numpys_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        hub = runner.run(stack.enter_async_context(ucxx_hub(tmp_path)))
+        segment = hub.segment(MIB)
+        session = runner.run(hub.open(segment, Lost()))
+
+        @given(regions())
+        @settings(deadline=None, max_examples=50)
+        def each(drawn: tuple[Regions, int, int]) -> None:
+            boxes, nbytes, _ = drawn
+            memory = bytearray(b"\xaa" * nbytes)
+            runner.run(session.gather(memoryview(memory), boxes, digests=True))
+            assert memory == answer(b"\xaa" * nbytes, segment.view, boxes)
+
+        each()
+        runner.run(session.close())
+        runner.run(stack.aclose())
+
+
+@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.parametrize("form", [STRIDED, PACKED_HERE, PACKED_THERE, rows(1, 21 * MIB + 3, 1, 1)])
+async def test_megabytes_come_whole_and_the_connection_is_kept(hub: Hub, form: Form, digests: bool) -> None:  # noqa: FBT001
+    segment = hub.segment(form.origin_span_bytes + 9)
+    session = await hub.open(segment, Lost())
+    memory, boxes = bytearray(b"\xaa" * (form.span_bytes + 20)), Regions([13], [7], [form])
+    await session.gather(memoryview(memory), boxes, digests=digests)
+    assert memory == answer(b"\xaa" * len(memory), segment.view, boxes)
+    assert await session.still_holds()
+    await session.close()
+    await hub.book.until("done", "lease")
+    await hub.until_links(1, 1)
+    assert hub.source.served_bytes == form.nbytes
+
+
+async def test_no_boxes_are_nothing_to_do(hub: Hub) -> None:
+    session = await hub.open(hub.segment(MIB), Lost())
+    await session.gather(memoryview(b""), Regions([], [], []), digests=True)
+    await session.close()
+
+
+async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounded(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = bounce.SlotStore.take
+
+    def noted(store: bounce.SlotStore) -> memoryview:
+        taken.append(1)
+        return take(store)
+
+    monkeypatch.setattr(bounce.SlotStore, "take", noted)
+    monkeypatch.setattr(bounce, "KEPT_SLOTS_MAX", 1000)
+    segment = hub.segment(48 * MIB)
+    session = await hub.open(segment, Lost())
+    forms = [STRIDED, PACKED_HERE, PACKED_THERE, STRIDED]
+    memories = [memoryview(bytearray(24 * MIB)) for _ in forms]
+    read = memoryview(bytearray(48 * MIB))
+    gathers = [
+        session.gather(memory, Regions([3], [9], [form]), digests=True)
+        for memory, form in zip(memories, forms, strict=True)
+    ]
+    await asyncio.gather(*gathers, session.read(read, cut(48 * MIB, 4 * MIB), digests=True))
+    assert read == segment.view
+    for memory, form in zip(memories, forms, strict=True):
+        assert memory == answer(bytes(24 * MIB), segment.view, Regions([3], [9], [form]))
+    await session.close()
+    assert len(taken) > LOTS_MAX + SLOTS_MAX, "too few boxes to show anything"
+    assert len(hub.source._slots._free) <= SLOTS_MAX
+    assert len(hub.reader._slots._free) <= LOTS_MAX
+
+
+async def test_a_bad_form_and_an_unknown_cast_are_refused_and_the_session_is_as_good_as_before(hub: Hub) -> None:
+    session = await hub.open(hub.segment(MIB), Lost())
+    memory = memoryview(bytearray(MIB))
+    with pytest.raises(BadForm, match="negative stride"):
+        await session.gather(memory, Regions([0], [0], [rows(2, 4, 8, -8)]), digests=True)
+    with pytest.raises(CastUnknown, match="not in this version"):
+        await session.gather(memory, Regions([0], [0], [Form((8,), (4,), (2,), 2, 4, "u2>u4")]), digests=True)
+    with pytest.raises(ValueError, match="not in the destination"):
+        await session.gather(memory, Regions([MIB - 3], [0], [rows(2, 4, 8, 8)]), digests=True)
+    assert await session.still_holds()
+    await session.close()
+    await hub.until_links(1, 1)
+
+
+@pytest.mark.parametrize(("origin", "to"), [("<u2", "<u4"), ("<u4", "<u2"), ("<u4", "<i4")])
+async def test_a_cast_is_done_where_it_makes_less_to_send(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, origin: str, to: str
+) -> None:
+    monkeypatch.setitem(converting.CONVERTERS, "one>other", widen)
+    segment = hub.segment(4 * MIB)
+    session = await hub.open(segment, Lost())
+    itemsize, to_itemsize = np.dtype(origin).itemsize, np.dtype(to).itemsize
+    for origin_row, to_row in ((700 * itemsize, 700 * to_itemsize), (750 * itemsize, 710 * to_itemsize)):
+        form = Form((900, 700), (to_row, to_itemsize), (origin_row, itemsize), itemsize, to_itemsize, "one>other")
+        memory = bytearray(form.span_bytes)
+        await session.gather(memoryview(memory), Regions([0], [4], [form]), digests=True)
+        there = np.ndarray((900, 700), origin, segment.view, 4, (origin_row, itemsize))
+        assert np.array_equal(np.ndarray((900, 700), to, memory, 0, (to_row, to_itemsize)), there.astype(to))
+    await session.close()
+    await hub.book.until("done", "lease")
+    assert hub.source.served_bytes == 2 * 900 * 700 * min(itemsize, to_itemsize)
+
+
+def half_filled(hub: Hub, lacks_from: int) -> None:
+    """Let the next lease be one of a source that has only what lies before."""
+    opened = hub.book.tickets["ticket-lease"]
+    hub.book.tickets["ticket-lease"] = LeaseOpened(
+        opened.lease, opened.segment, (), lambda origin, nbytes: origin + nbytes > lacks_from
+    )
+
+
+@pytest.mark.parametrize("form", [STRIDED, PACKED_THERE])
+async def test_a_half_filled_source_gives_what_stands_there_and_nothing_else(hub: Hub, form: Form) -> None:
+    segment = hub.segment(32 * MIB)
+    lost = Lost()
+    grant = hub.grant("lease", segment)
+    half_filled(hub, form.origin_span_bytes)
+    session = await hub.reader.open(grant, reader="reader", on_lost=lost)
+    memory = bytearray(form.span_bytes)
+    await session.gather(memoryview(memory), Regions([0], [0], [form]), digests=True)
+    assert memory == answer(bytes(form.span_bytes), segment.view, Regions([0], [0], [form]))
+    memory[:] = bytes(form.span_bytes)
+    beyond = Regions([0], [form.origin_span_bytes - 4095], [rows(1, 4096, 1, 1)])
+    gathering = asyncio.create_task(session.gather(memoryview(memory), beyond, digests=True))
+    await lost.wait()
+    await session.close()
+    with pytest.raises(TransportLost):
+        await gathering
+    assert memory == bytes(form.span_bytes)
+    await hub.book.until("gone", "lease")
+
+
+@pytest.mark.parametrize("form", [STRIDED, PACKED_HERE, PACKED_THERE, rows(1, 9 * MIB, 1, 1)])
+async def test_bytes_that_are_not_what_the_source_says_do_not_count(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    sums = Gathering._sums
+
+    async def wrong(*args: object) -> bytes:
+        found = bytearray(await sums(*args))  # type: ignore[arg-type]
+        found[-1] ^= 1
+        return bytes(found)
+
+    monkeypatch.setattr(Gathering, "_sums", wrong)
+    lost = Lost()
+    session = await hub.open(hub.segment(32 * MIB), lost)
+    memory = bytearray(form.span_bytes)
+    with pytest.raises(TransportLost, match="the bytes of a box are not what the source has sent"):
+        await session.gather(memoryview(memory), Regions([0], [0], [form]), digests=True)
+    assert "not what the source has sent" in await lost.wait()
+    if not form.is_packed_here:
+        assert memory == bytes(form.span_bytes), "what came was unpacked before it was compared"
+    await session.close()
+    await hub.until_links(0, 0)
+
+
+async def test_what_the_source_says_without_being_asked_ends_the_session(hub: Hub) -> None:
+    lost = Lost()
+    session = await hub.open(hub.segment(MIB), lost)
+    (served,) = hub.source._served
+    served._link.send(encode(Sums(5, b"x" * 16)))
+    assert "nobody had asked for" in await lost.wait()
+    with pytest.raises(TransportLost, match="nobody had asked for"):
+        await session.gather(memoryview(bytearray(8)), Regions([0], [0], [rows(1, 8, 1, 1)]), digests=True)
+    await session.close()
+
+
+@pytest.mark.parametrize("sums", [b"", b"x" * 15, b"x" * 32])
+async def test_digests_of_another_length_are_wrong(hub: Hub, monkeypatch: pytest.MonkeyPatch, sums: bytes) -> None:
+    async def wrong(*_: object) -> bytes:
+        return sums
+
+    monkeypatch.setattr(Gathering, "_sums", wrong)
+    session = await hub.open(hub.segment(MIB), Lost())
+    with pytest.raises(TransportLost):
+        await session.gather(memoryview(bytearray(8)), Regions([0], [0], [rows(1, 8, 1, 1)]), digests=True)
+    await session.close()
+
+
+async def test_close_waits_for_what_is_being_unpacked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    session = await hub.open(hub.segment(32 * MIB), Lost())
+    memory = memoryview(bytearray(PACKED_THERE.span_bytes))
+    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_THERE]), digests=True))
+    await gate.until_entered()
+    closing = asyncio.create_task(session.close())
+    await hub.until_links(0, 0)
+    assert not closing.done(), "close has come back while the copy pool was still to write"
+    assert not gathering.done()
+    gate.open.set()
+    await closing
+    assert gate.inside == 0
+    left = bytes(memory)
+    with pytest.raises(TransportLost):
+        await gathering
+    assert memory == left
+
+
+@pytest.mark.parametrize("form", [PACKED_HERE, PACKED_THERE, STRIDED])
+async def test_a_cancelled_caller_is_kept_until_nothing_is_under_way(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    """In the middle of packing, and of unpacking: the link is gone when the caller is told, so nothing comes later."""
+    gate = Gate(monkeypatch)
+    session = await hub.open(hub.segment(32 * MIB), Lost())
+    memory = memoryview(bytearray(form.span_bytes))
+    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [form]), digests=True))
+    await gate.until_entered()
+    gathering.cancel()
+    await asyncio.sleep(0)
+    gathering.cancel()
+    await asyncio.sleep(0)
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert hub.reader.links == 0
+    left = bytes(memory)
+    await session.close()
+    await hub.until_links(0, 0)
+    assert gate.inside == 0
+    assert memory == left
+
+
+async def test_a_lease_that_is_broken_in_the_middle_packs_nothing_more(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    lost = Lost()
+    session = await hub.open(hub.segment(32 * MIB), lost)
+    memory = memoryview(bytearray(PACKED_HERE.span_bytes))
+    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_HERE]), digests=True))
+    await gate.until_entered()
+    hub.source.break_lease("lease", "wanted back")
+    assert "wanted back" in await lost.wait()
+    gate.open.set()
+    await session.close()
+    with pytest.raises(TransportLost):
+        await gathering
+    await hub.until_links(0, 0)
+    assert gate.writes < PACKED_HERE.nbytes // MIB, "everything was packed for a lease that is over"
+
+
+async def test_the_source_ends_while_it_packs(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    lost = Lost()
+    session = await hub.open(hub.segment(32 * MIB), lost)
+    memory = memoryview(bytearray(PACKED_HERE.span_bytes))
+    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [PACKED_HERE]), digests=True))
+    await gate.until_entered()
+    stopping = asyncio.create_task(hub.source.stop())
+    await lost.wait()
+    assert not stopping.done(), "the segment may be unmapped while it is still read"
+    gate.open.set()
+    await stopping
+    assert gate.inside == 0
+    await session.close()
+    with pytest.raises(TransportLost):
+        await gathering
+
+
+async def test_a_session_that_ends_in_order_waits_for_the_sends(hub: Hub) -> None:
+    segment = hub.segment(32 * MIB)
+    for number in range(3):
+        session = await hub.open(segment, Lost(), f"lease-{number}")
+        memory = bytearray(STRIDED.span_bytes)
+        await session.gather(memoryview(memory), Regions([0], [number], [STRIDED]), digests=bool(number % 2))
+        await session.close()
+        assert memory == answer(bytes(len(memory)), segment.view, Regions([0], [number], [STRIDED]))
+        assert hub.reader.links == 1
+    assert [what for what, _ in hub.book.told] == ["done"] * 3

@@ -1,0 +1,203 @@
+"""A reader that asks for boxes as none of ours does is cut off before a byte is read for it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.agent.box_samples import dense, forms, source_of
+from tests.unit.agent.lease_book import GIVE_UP_S, Lost
+from tests.unit.agent.test_ucxx_boxes import messages_for
+from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
+
+from tensorhub_agent import ucxx_gathering, ucxx_serving
+from tensorhub_agent.bounce import SLOT_BYTES, SlotStore
+from tensorhub_agent.boxes import as_sent
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, Gather
+from tensorhub_agent.lease_frames import Hello
+from tensorhub_agent.ucxx_frames import encode, from_reader
+from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering
+from tensorhub_agent.ucxx_link import Batch
+from tensorhub_common.errors import BadCommand
+from tensorhub_common.regions import Form
+from tensorhub_common.wire.commands import PROTOCOL
+
+pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
+
+ROWS = dense((4, 16), 1, (100, 1))
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    async with ucxx_hub(tmp_path) as hub:
+        yield hub
+
+
+def question(
+    origin: Sequence[int] = (),
+    nbytes: Sequence[int] = (),
+    counts: Sequence[int] = (1,),
+    box_origin: Sequence[int] = (0,),
+    box_form: Sequence[int] = (0,),
+    forms: Sequence[Form] = (ROWS,),
+) -> Gather:
+    return Gather(
+        1, list(origin), list(nbytes), list(counts), list(box_origin), list(box_form), list(forms), sums=False
+    )
+
+
+NOTHING: dict[str, Any] = {"counts": (), "box_origin": (), "box_form": (), "forms": ()}
+BEYOND = [
+    question([0], [2 * MIB], **NOTHING),
+    question([-1], [5], **NOTHING),
+    question([0], [0], **NOTHING),
+    question([1 << 60], [1 << 60], **NOTHING),
+    question([0, 1], [1], **NOTHING),
+    question(**NOTHING),
+    question([0] * (MESSAGES_MAX + 1), [1] * (MESSAGES_MAX + 1), **NOTHING),
+    question(box_origin=[MIB - 315]),
+    question(box_origin=[-1]),
+    question(box_origin=[1 << 62]),
+    question(box_form=[1]),
+    question(box_form=[-1]),
+    question(box_form=[0, 0]),
+    question(counts=[2]),
+    question(counts=[0, 1]),
+    question(counts=[3, -2]),
+    question(counts=[]),
+    question(forms=[]),
+    question(counts=[BOXES_MAX + 1], box_origin=[0] * (BOXES_MAX + 1), box_form=[0] * (BOXES_MAX + 1)),
+    question(forms=[ROWS] * (FORMS_MAX + 1)),
+    question(forms=[dense((4, 16), 1, (-100, 1))]),
+    question(forms=[dense((4, 16), 1, (1 << 62, 1))]),
+    question(forms=[Form((4, 16), (17, 1), (100, 1), 1, 1)]),
+    question(forms=[Form((4,), (1, 1), (100, 1), 1, 1)]),
+    question(forms=[Form((1 << 62, 1 << 62), (1 << 62, 1), (0, 0), 1, 1)]),
+    question(forms=[dense((SLOT_BYTES + 1,), 1, (0,))]),
+    question(forms=[Form((4,), (2,), (4,), 4, 2, "float32>nothing")]),
+    question(forms=[Form((4,), (4,), (4,), 4, 2)]),
+    question(forms=[Form((4,), (0,), (4,), 0, 0)]),
+]
+
+
+@pytest.mark.parametrize("frame", BEYOND)
+async def test_what_may_not_be_asked_for_ends_the_lease_and_sends_nothing(hub: Hub, frame: Gather) -> None:
+    grant = hub.grant("lease", hub.segment(MIB))
+    address, _, port = hub.source.endpoint.rpartition(":")
+    down, link = Lost(), hub.reader._engine.connect(address, int(port))
+    link.on_down = down
+    link.send(encode(Hello(PROTOCOL, grant.ticket, "reader")))
+    memory = memoryview(bytearray(8 * MIB))
+    batch = link.receive([memory], 1)
+    link.send(encode(frame))
+    await down.wait()
+    await link.close()
+    await asyncio.wait_for(asyncio.shield(batch.ended), GIVE_UP_S)
+    assert memory == bytes(8 * MIB)
+    await hub.book.until("gone", "lease")
+    assert hub.source.served_bytes == 0
+
+
+@pytest.mark.parametrize("bound", ["FRAMES_UNDER_WAY_MAX", "WANTED_BYTES_MAX"])
+async def test_what_is_too_much_at_a_time_ends_the_lease(hub: Hub, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(ucxx_gathering if bound.startswith("FRAMES") else ucxx_serving, bound, 0)
+    lost = Lost()
+    session = await hub.open(hub.segment(MIB), lost)
+    session._link.send(encode(question()))
+    await lost.wait()
+    await session.close()
+    await hub.book.until("gone", "lease")
+
+
+class Recorder:
+    """A link that keeps what it is given to send."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, bytes] = {}
+
+    def transmit(self, views: Sequence[memoryview], tag: int) -> Batch:
+        for number, view in enumerate(views):
+            self.sent[tag + number] = bytes(view)
+        batch = Batch(views, receives=False)
+        batch.end()
+        return batch
+
+    def send(self, data: bytes) -> None:
+        raise AssertionError(data)
+
+
+async def asked(frame: Gather, source: memoryview, lacks_from: int) -> dict[int, bytes]:
+    """Return what is sent for a frame; raises what ends the connection."""
+    link, pool, failed = Recorder(), CopyPool(1), Lost()
+    gathering = Gathering(
+        link,  # type: ignore[arg-type]
+        pool,
+        SlotStore(),
+        source,
+        lambda origin, nbytes: origin + nbytes > lacks_from,
+        lambda _: None,
+        failed,
+    )
+    try:
+        gathering.take(frame, 1 << 32)
+        await gathering.ended()
+    finally:
+        pool.close()
+    assert not failed.reasons
+    return link.sent
+
+
+numbers = st.one_of(st.integers(-2, 300), st.integers(0, 4000), st.integers(-(1 << 63), (1 << 64) - 1))
+any_forms = st.one_of(
+    forms(500).map(as_sent),
+    st.builds(
+        Form,
+        st.lists(numbers, max_size=3).map(tuple),
+        st.lists(numbers, max_size=3).map(tuple),
+        st.lists(numbers, max_size=3).map(tuple),
+        numbers,
+        numbers,
+        st.sampled_from(["", "", "float32>bfloat16", "nonsense"]),
+    ),
+)
+columns = st.lists(numbers, max_size=4)
+few = st.lists(st.integers(-1, 4), max_size=4)
+
+
+@given(
+    st.builds(
+        Gather, numbers, columns, columns, few, columns, few, st.lists(any_forms, max_size=3), st.just(value=False)
+    )
+)
+@settings(deadline=None, max_examples=300)
+def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: Gather) -> None:
+    source = source_of(4096)
+    try:
+        sent = asyncio.run(asked(from_reader(encode(frame)), source, 3500))  # type: ignore[arg-type]
+    except BadCommand:
+        return
+    assert list(sent.values()) == messages_for(frame, source[:3500])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3600), forms(200).map(as_sent)), min_size=1, max_size=6), st.integers(0, 4096))
+@settings(deadline=None)
+def test_no_box_of_a_half_filled_source_goes_before_it_stands(boxes: list[tuple[int, Form]], lacks_from: int) -> None:
+    source = source_of(4096)
+    frame = question(
+        counts=[len(boxes)],
+        box_origin=[origin for origin, _ in boxes],
+        box_form=list(range(len(boxes))),
+        forms=[form for _, form in boxes],
+    )
+    reach = max(origin + form.origin_span_bytes for origin, form in boxes)
+    if reach > min(lacks_from, len(source)):
+        with pytest.raises(BeyondGrant):
+            asyncio.run(asked(frame, source, lacks_from))
+    else:
+        assert list(asyncio.run(asked(frame, source, lacks_from)).values()) == messages_for(frame, source)
+        assert np.all(np.array(frame.counts) > 0)
