@@ -12,8 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-SLOT_BYTES: Final = 4 * 1024 * 1024
-"""As long as the longest message."""
+from tensorhub_agent.gather_frames import SLOT_BYTES
 
 KEPT_SLOTS_MAX: Final = 16
 """A transport keeps so many slots that nobody uses."""

@@ -12,6 +12,9 @@ from typing import Final
 from tensorhub_agent.lease_frames import Frame
 from tensorhub_common.regions import Form
 
+SLOT_BYTES: Final = 4 * 1024 * 1024
+"""What a frame asks for is packed into so many bytes at most; as long as the longest message."""
+
 MESSAGES_MAX: Final = 1024
 """A frame asks for so many messages at most."""
 

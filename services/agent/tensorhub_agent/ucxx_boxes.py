@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-from tensorhub_agent.bounce import SLOT_BYTES
 from tensorhub_agent.boxes import Part, as_received, as_sent, check, is_run, normal, parts, run
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, Gather
+from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
 from tensorhub_common.regions import Form, Regions
 

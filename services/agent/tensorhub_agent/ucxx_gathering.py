@@ -14,12 +14,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from tensorhub_agent.bounce import SLOT_BYTES, Bounce, SlotStore
+from tensorhub_agent.bounce import Bounce, SlotStore
 from tensorhub_agent.box_copying import copy_boxes
 from tensorhub_agent.boxes import check
 from tensorhub_agent.converting import converter
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, FRAMES_UNDER_WAY_MAX, MESSAGES_MAX, Gather, Sums
+from tensorhub_agent.gather_frames import (
+    BOXES_MAX,
+    FORMS_MAX,
+    FRAMES_UNDER_WAY_MAX,
+    MESSAGES_MAX,
+    SLOT_BYTES,
+    Gather,
+    Sums,
+)
 from tensorhub_agent.settled import settled
 from tensorhub_agent.ucxx_boxes import starts
 from tensorhub_agent.ucxx_frames import encode

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from tensorhub_agent import bounce
-from tensorhub_agent.bounce import SLOT_BYTES, Bounce, SlotStore
+from tensorhub_agent.bounce import Bounce, SlotStore
+from tensorhub_agent.gather_frames import SLOT_BYTES
 
 
 async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:

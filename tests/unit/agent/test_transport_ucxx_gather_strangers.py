@@ -15,10 +15,10 @@ from tests.unit.agent.test_ucxx_boxes import messages_for
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
 from tensorhub_agent import ucxx_gathering, ucxx_serving
-from tensorhub_agent.bounce import SLOT_BYTES, SlotStore
+from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.boxes import as_sent
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, Gather
+from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.lease_frames import Hello
 from tensorhub_agent.ucxx_frames import encode, from_reader
 from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.unit.agent.box_samples import rows
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 
 from tensorhub_agent import transport_ucxx
 from tensorhub_agent.transport import TransportLost
 from tensorhub_agent.ucxx_session import UcxxSession
+from tensorhub_common.regions import Form, Regions
 from tensorhub_common.wire.transfer import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -73,6 +75,18 @@ async def read_until_stuck(session: UcxxSession, memory: memoryview, source: Sou
     return read
 
 
+async def gather_until_stuck(
+    session: UcxxSession, memory: memoryview, form: Form, source: Source
+) -> asyncio.Task[None]:
+    """Begin to gather, and stop the source once the first box's bytes stand where they belong."""
+    gathering = asyncio.create_task(session.gather(memory, Regions([0], [0], [form]), digests=True))
+    async with asyncio.timeout(GIVE_UP_S):
+        while memory[0] == 0:  # noqa: ASYNC110 (bytes that come tell nobody)
+            await asyncio.sleep(0)
+    source.signal(signal.SIGSTOP)
+    return gathering
+
+
 async def close_without(source: Source, session: UcxxSession) -> None:
     """Close while the source is stopped, with a bound: cancelled, a close waits on, so the source is killed for it."""
     closing = asyncio.create_task(session.close())
@@ -105,6 +119,38 @@ async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended
         await again.close()
         assert other[0] != 0
         assert memory == bytes(nbytes)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [rows(50_000, 4096, 4096, 5000), rows(50_000, 4096, 4100, 4096), rows(50_000, 4096, 4100, 5000)],
+    ids=["packed here", "packed there", "packed nowhere"],
+)
+async def test_close_ends_a_gather_from_a_stopped_source_and_it_stays_ended(
+    hub: Hub, tmp_path: Path, form: Form
+) -> None:
+    """Not a late byte comes into the destination, nor into bounce memory that others use by then."""
+    async with source_process(tmp_path, form.origin_span_bytes) as source:
+        grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")
+        session = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        memory = memoryview(bytearray(form.span_bytes))
+        gathering = await gather_until_stuck(session, memory, form, source)
+        await close_without(source, session)
+        assert memory[-1] == 0, "all had come before the source was stopped, so the test shows nothing: use more bytes"
+        left = bytes(memory)
+        with pytest.raises(TransportLost):
+            await gathering
+        assert hub.reader.links == 0
+        assert memory == left, "something was written after close had come back"
+        slots = [bytes(slot) for slot in hub.reader._slots._free]
+        memory[:] = bytes(len(memory))
+        source.signal(signal.SIGCONT)
+        # Once it serves again, it has done whatever it was stopped in.
+        again = await hub.reader.open(grant, reader="reader", on_lost=Lost())
+        await again.read(memoryview(bytearray(MIB)), cut(MIB, MIB), digests=True)
+        await again.close()
+        assert memory == bytes(len(memory))
+        assert [bytes(slot) for slot in hub.reader._slots._free] == slots
 
 
 async def test_a_killed_source_is_noticed(hub: Hub, tmp_path: Path) -> None:

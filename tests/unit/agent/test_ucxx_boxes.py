@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from tests.unit.agent.box_samples import answer, places, regions, rows, source_of
 
 from tensorhub_agent import ucxx_boxes
-from tensorhub_agent.bounce import SLOT_BYTES
 from tensorhub_agent.boxes import BadForm
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, Gather
+from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.ucxx_boxes import LOT_BYTES_MAX, Lot, lots_of
 from tensorhub_agent.ucxx_frames import FRAME_BYTES_MAX, encode, from_reader
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
