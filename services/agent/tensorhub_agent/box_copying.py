@@ -29,6 +29,9 @@ PART_BYTES_MAX: Final = 1024 * 1024
 SHORT_RUN_BYTES_MAX: Final = 256
 """Runs up to this are elements of numpy's; longer ones are rows of bytes, for numpy keeps the GIL for few elements."""
 
+NUMBERS_BYTES: Final = frozenset((2, 4, 8))
+"""Runs as long as an unsigned integer are copied as such."""
+
 SCATTERED_MIN: Final = 8
 """So many short runs of one length are copied by one call of numpy's."""
 
@@ -58,7 +61,8 @@ class _Arrays:
             return cls(form.shape, form.to_strides, form.origin_strides, to_dtype, dtype, converter(form.cast))
         run = run_bytes(form)
         if 1 < run <= SHORT_RUN_BYTES_MAX:
-            dtype = np.dtype((np.void, run))
+            # Where both ends are strided numpy is eight times as fast with numbers as with others of their size.
+            dtype = np.dtype(f"u{run}") if run in NUMBERS_BYTES else np.dtype((np.void, run))
             return cls(form.shape[:-1], form.to_strides[:-1], form.origin_strides[:-1], dtype, dtype, np.copyto)
         dtype = np.dtype("u1")
         return cls(form.shape, form.to_strides, form.origin_strides, dtype, dtype, np.copyto)

@@ -32,7 +32,7 @@ from tensorhub_agent.settled import settled
 from tensorhub_agent.ucxx_boxes import starts
 from tensorhub_agent.ucxx_frames import encode
 from tensorhub_agent.ucxx_link import Batch, Link
-from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.errors import BadCommand
 from tensorhub_common.regions import Form, Regions
 
 SLOTS_MAX: Final = 4
@@ -124,7 +124,7 @@ class Gathering:
             sums += await self._send_packed(frame, sizes)
             if frame.sums:
                 self._link.send(encode(Sums(frame.tag, sums)))
-        except (TensorHubError, ValueError, OSError) as why:
+        except Exception as why:  # noqa: BLE001 (whatever it is, the reader must not wait for what does not come)
             self._failed(f"boxes could not be sent: {why}")
         finally:
             for batch in batches:

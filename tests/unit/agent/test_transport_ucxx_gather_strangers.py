@@ -16,12 +16,13 @@ from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
 from tensorhub_agent import ucxx_gathering, ucxx_serving
 from tensorhub_agent.bounce import SlotStore
+from tensorhub_agent.box_copying import BoxJob, copy_boxes
 from tensorhub_agent.boxes import as_sent
-from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.lease_frames import Hello
 from tensorhub_agent.ucxx_frames import encode, from_reader
-from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering
+from tensorhub_agent.ucxx_gathering import SLOTS_MAX, BeyondGrant, Gathering
 from tensorhub_agent.ucxx_link import Batch
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.regions import Form
@@ -117,14 +118,18 @@ async def test_what_is_too_much_at_a_time_ends_the_lease(hub: Hub, monkeypatch: 
 class Recorder:
     """A link that keeps what it is given to send."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends: bool = True) -> None:
+        self.ends = ends
         self.sent: dict[int, bytes] = {}
+        self.batches: list[Batch] = []
 
     def transmit(self, views: Sequence[memoryview], tag: int) -> Batch:
         for number, view in enumerate(views):
             self.sent[tag + number] = bytes(view)
         batch = Batch(views, receives=False)
-        batch.end()
+        self.batches.append(batch)
+        if self.ends:
+            batch.end()
         return batch
 
     def send(self, data: bytes) -> None:
@@ -201,3 +206,30 @@ def test_no_box_of_a_half_filled_source_goes_before_it_stands(boxes: list[tuple[
     else:
         assert list(asyncio.run(asked(frame, source, lacks_from)).values()) == messages_for(frame, source)
         assert np.all(np.array(frame.counts) > 0)
+
+
+async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+
+    def noted(*args: Any) -> BoxJob:
+        packed.append(1)
+        return copy_boxes(*args)
+
+    monkeypatch.setattr(ucxx_gathering, "copy_boxes", noted)
+    link, pool, source, sent = Recorder(ends=False), CopyPool(1), source_of(4096), list[int]()
+    gathering = Gathering(link, pool, SlotStore(), source, None, sent.append, Lost())  # type: ignore[arg-type]
+    for _ in range(SLOTS_MAX + 1):
+        assert gathering.take(question(), 1 << 32) == ROWS.nbytes
+    async with asyncio.timeout(GIVE_UP_S):
+        while len(link.batches) < SLOTS_MAX:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await pool.digest(source, Spans([0], [0], [4096])).result()
+    assert len(packed) == SLOTS_MAX, "a slot was used again while it was sent from"
+    assert sent == []
+    link.ends = True
+    for batch in link.batches[:SLOTS_MAX]:
+        batch.end()
+    await gathering.ended()
+    assert sent == [ROWS.nbytes] * (SLOTS_MAX + 1)
+    pool.close()
