@@ -93,13 +93,13 @@ class Gatherer:
             if is_over and waiting:
                 for each in waiting:
                     each.cancel()
-        failed = [each.exception() for each in workers if not each.cancelled() and each.exception() is not None]
+        failed = [failure for each in workers if not each.cancelled() and (failure := each.exception()) is not None]
         if cancelled is not None or failed:
-            await self._lease.give_up("a read of the session was cancelled")
+            await self._lease.give_up(f"a gather of the session ended early: {failed[0] if failed else 'cancelled'}")
         if cancelled is not None:
             raise cancelled
         if failed:
-            raise failed[0] or TransportLost(str(self._lease.over))
+            raise failed[0]
 
     async def _bring(
         self, destination: memoryview, lot: Lot, *, digests: bool, progress: Callable[[int], None]
