@@ -57,7 +57,7 @@ class Stack(msgspec.Struct, frozen=True):
 Node = Tensor | Padding | Concat | Stack
 
 AS_IT_IS: Final = Tensor(f"{{{WHOLE_NAME}}}")
-"""The global tensor of the registered name, whole."""
+"""The global tensor of the registered name, whole; its numbers are global ones."""
 
 
 def tensor(name: str, *cuts: Cut | Padded | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 `{layer}` stands for one component of a dotted name, `{kind:weight|bias}` for one of those given, `{*path}` for one
 component or more. In a template the same placeholders (`{layer}`, `{kind}`, `{path}`) stand for what was matched, and
-`{name}` for the whole name.
+`{name}` for the whole name, with global numbers where those of a rule are counted otherwise.
 
 Always true: a pattern matches a whole name or not at all; a template with an unknown placeholder is refused when it is
 made, not when a tensor comes.

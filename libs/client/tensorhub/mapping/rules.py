@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from tensorhub.mapping.language import Misfit, Node, lay_out, placeholders
-from tensorhub.mapping.patterns import WHOLE_NAME, matched, words
+from tensorhub.mapping.patterns import WHOLE_NAME, filled, matched, words
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import TensorEntry
 from tensorhub_common.parts import Part, Shape, padding
@@ -100,7 +100,7 @@ class Mapping(msgspec.Struct, frozen=True):
         if isinstance(rule.of, LeftOut):
             return None
         try:
-            parts = lay_out(rule.of, entry.global_shape, self._told(entry.name, values))
+            parts = lay_out(rule.of, entry.global_shape, self._told(rule, values))
         except Misfit as misfit:
             raise LayoutMismatch(
                 f"tensor {entry.name!r} of shape {entry.global_shape} {misfit} (rule {rule.name!r} of {self.title})"
@@ -117,14 +117,15 @@ class Mapping(msgspec.Struct, frozen=True):
                 return rule, values
         return None
 
-    def _told(self, name: str, values: Values[str, str]) -> dict[str, object]:
+    def _told(self, rule: Rule, values: Values[str, str]) -> dict[str, object]:
         """Return what stands for each placeholder in the global tensors' names."""
-        told: dict[str, object] = {WHOLE_NAME: name, **values}
+        told: dict[str, object] = dict(values)
         for numbers in self.numbers:
             word = numbers.placeholder
             if word in values:
                 told[word] = numbers.told(values[word])
-        return told
+        # A pattern that is filled with what it has matched is the name itself, and here with global numbers in it.
+        return {WHOLE_NAME: filled(rule.name, told), **told}
 
     def _unknown(self, entry: TensorEntry) -> TensorEntry:
         if self.unknown == "keep":
