@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
 
-from tensorhub import TensorSpec
+from tensorhub import TensorSpec, mapping
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -49,3 +49,47 @@ async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_pa
     found = load_file(tmp_path / "out.safetensors")
     assert torch.equal(found["w"], whole)
     assert set(found) == {"w", "own-0", "own-1"}
+
+
+CONFIG = {
+    "num_hidden_layers": 1,
+    "hidden_size": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+    "intermediate_size": 6,
+    "vocab_size": 5,
+    "tie_word_embeddings": True,
+}
+
+
+async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: RunningHub, tmp_path: Path) -> None:
+    """Two ranks of an engine, whose one key head both of them have, and whose vocabulary is padded to 8."""
+    job, at = new_job(), "model.layers.0.self_attn"
+    query, key, value = torch.rand(8, 4), torch.rand(2, 4), torch.rand(2, 4)
+    embedding = torch.rand(5, 4)
+    async with hub.connected(job) as workers:
+        shards = []
+        for rank, worker in enumerate(workers):
+            padded = torch.cat([embedding, torch.full((3, 4), torch.nan)])
+            given = {
+                f"{at}.qkv_proj.weight": torch.cat([query[4 * rank : 4 * rank + 4], key, value]),
+                "model.embed_tokens.weight": padded[4 * rank : 4 * rank + 4],
+                f"{at}.rotary_emb.cos_sin_cache": torch.ones(7),
+            }
+            names = mapping.llama(CONFIG, tp_rank=rank, tp_size=2)
+            shards.append(await worker.register("policy", given, replica="engine", shard=rank, shards=2, mapping=names))
+        assert f"{at}.rotary_emb.cos_sin_cache" not in shards[0].tensors
+        assert shards[1].tensors["model.embed_tokens.weight"][1:].eq(0).all()
+        await asyncio.gather(*(shard.publish(1) for shard in shards))
+        code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job)
+        assert (code, err) == (0, ""), out
+    found = load_file(tmp_path / "out.safetensors")
+    expected = {
+        f"{at}.q_proj.weight": query,
+        f"{at}.k_proj.weight": key,
+        f"{at}.v_proj.weight": value,
+        "model.embed_tokens.weight": embedding,
+    }
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorhub import arguments
+from tensorhub import arguments, mapping
 from tensorhub.arguments import SEQ_MAX
 from tensorhub_common.errors import LayoutMismatch, VersionConflict, VersionUnavailable
 from tensorhub_common.wire.commands import VERSION_MAX
@@ -96,3 +96,11 @@ def test_ways_to_install() -> None:
         assert arguments.install(value) == value
     with pytest.raises(ValueError, match="'in-place', 'staged', 'mapped'"):
         arguments.install("elsewhere")
+
+
+def test_a_mapping_of_names_is_one_or_none() -> None:
+    names = mapping.Mapping("mine", ())
+    assert arguments.mapping(names) is names
+    assert arguments.mapping(None) is None
+    with pytest.raises(TypeError, match=r"mapping is a tensorhub\.mapping\.Mapping, as mapping\.llama"):
+        arguments.mapping({"qkv": ["q", "k", "v"]})

@@ -362,3 +362,15 @@ except tensorhub.TensorHubError as error:
         [sys.executable, "-c", code, str(agent.path)], capture_output=True, text=True, timeout=40, check=True
     )
     assert "tensorhub[torch]" in run.stdout
+
+
+def test_register_takes_a_mapping_of_names(hub: Hub) -> None:
+    names = tensorhub.mapping.Mapping(
+        "mine", (tensorhub.mapping.Rule("qk", tensorhub.mapping.concat(*map(tensorhub.mapping.tensor, "q"))),)
+    )
+    shard = hub.register("policy", {"qk": torch.ones(2)}, replica="engine", mapping=names)
+    assert [part.name for part in shard.layout.tensors[0].parts] == ["q"]
+    with pytest.raises(LayoutMismatch, match=r"'k' .* mine has no rule for it"):
+        hub.register("policy", {"k": torch.ones(2)}, replica="other", mapping=names)
+    with pytest.raises(TypeError, match="mapping is a"):
+        hub.register("policy", {"k": torch.ones(2)}, replica="other", mapping="llama")  # type: ignore[arg-type]

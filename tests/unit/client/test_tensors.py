@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from tensorhub import mapping
+from tensorhub.mapping import AS_IT_IS, LEFT_OUT, Mapping, Padded, Padding, Rule, concat, share
 from tensorhub.specs import DTYPES, TensorSpec
-from tensorhub.tensors import Described, bind, describe
+from tensorhub.tensors import Described, bind, box_of, describe
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
-from tensorhub_common.layout import layout_digest, segment_bytes
+from tensorhub_common.layout import Part, layout_digest, segment_bytes
+from tensorhub_common.parts import padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -269,3 +273,90 @@ def test_module_elsewhere_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.Tensor, "device", property(lambda _: torch.device("cuda:1")))
     with pytest.raises(NotInThisVersion, match=r"'weight' is on cuda:1.*move the module to the CPU"):
         describe(module)
+
+
+# ---------------------------------------------------------------------------------------------------- mapped by names
+
+NAMES = Mapping(
+    "mine",
+    (
+        Rule("qk", concat(mapping.tensor("q", share(4, 1, 2)), mapping.tensor("k", share(2, 0, 2)))),
+        Rule("vocabulary", mapping.tensor("{name}", Padded(5, 1, 2))),
+        Rule("{*path}.table", LEFT_OUT),
+        Rule("norm", AS_IT_IS),
+        Rule("{name:weight|alias}", mapping.tensor("w")),
+    ),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mapping_tells_the_layout_of_parts_and_padding_is_zero(dtype: str) -> None:
+    given = {"qk": sample(dtype, (3, 2)), "vocabulary": sample(dtype, (4, 2)), "norm": sample(dtype, (2,))}
+    described = describe(given | {"a.table": sample(dtype, (8,))}, NAMES)
+    assert set(described.names) == set(described.values) == {"qk", "vocabulary", "norm"}
+    entries = {entry.name: entry for entry in described.layout.tensors}
+    assert [part.name for part in entries["qk"].parts] == ["q", "k"]
+    assert not entries["norm"].parts
+    standing = bind(described, bytearray(segment_bytes(described.layout)))
+    assert set(standing) == set(given)
+    assert raw(standing["qk"]) == raw(given["qk"])
+    assert raw(standing["vocabulary"][:1]) == raw(given["vocabulary"][:1])
+    assert set(raw(standing["vocabulary"][1:])) == {0}
+    key = entries["qk"].parts[1]
+    assert raw(box_of(key, standing["qk"])) == raw(given["qk"][2:])
+
+
+def test_memory_that_wins_keeps_its_padding() -> None:
+    described = describe({"vocabulary": torch.ones(4, 2)}, NAMES)
+    memory = bytearray(b"\1" * segment_bytes(described.layout))
+    bind(described, memory, memory_wins=True)
+    assert set(memory) == {1}
+
+
+def test_what_a_module_leaves_out_stays_where_it_is() -> None:
+    weight, table = nn.Parameter(torch.ones(2, 2)), torch.full((3,), 7.0)
+    module, inner = nn.Module(), nn.Module()
+    module.weight = module.alias = weight
+    module.inner = inner
+    inner.register_buffer("table", table)
+    before = table.data_ptr()
+    described = describe(module, NAMES)
+    standing = bind(described, bytearray(segment_bytes(described.layout)))
+    assert set(standing) == {"weight", "alias"}
+    assert standing["alias"].data_ptr() == weight.data_ptr() == standing["weight"].data_ptr()
+    assert inner.table is table
+    assert table.data_ptr() == before
+    assert described.layout.tensors[0].parts == (Part("w", (2, 2), (0, 0), (2, 2), (0, 0), (2, 2)),)
+
+
+def test_a_tensor_without_a_rule_is_refused_by_name_and_nothing_changes() -> None:
+    module = nn.Linear(2, 2)
+    before = module.weight.data_ptr()
+    with pytest.raises(LayoutMismatch, match=r"'bias' .* mine has no rule for it"):
+        describe(module, NAMES)
+    assert module.weight.data_ptr() == before
+
+
+def test_parts_may_come_with_a_spec_and_are_checked() -> None:
+    halves = (Part("q", (4, 2), (2, 0), (2, 2), (0, 0), (2, 2)), padding((2, 0), (1, 2)))
+    spec = TensorSpec((3, 2), "int8", parts=halves)
+    assert describe({"qk": spec}).layout.tensors[0].parts == halves
+    # A mapping leaves them as they are.
+    assert describe({"unknown": spec}, NAMES).layout.tensors[0].parts == halves
+    with pytest.raises(LayoutMismatch, match=r"'qk' of shape \(3, 2\): no part has its elements from \(2, 0\)"):
+        describe({"qk": TensorSpec((3, 2), "int8", parts=halves[:1])})
+    with pytest.raises(LayoutMismatch, match="the parts of a TensorSpec are"):
+        TensorSpec((3, 2), "int8", parts=[(0, 1)])  # type: ignore[list-item]
+
+
+def test_a_shard_of_a_fused_dtensor_has_the_parts_of_its_box(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
+
+    given = distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [Shard(0)])
+    assert [part.name for part in describe({"qk": given}, NAMES).layout.tensors[0].parts] == ["q", "k"]
+
+
+def test_a_tensor_may_be_all_padding() -> None:
+    names = Mapping("mine", (Rule("w", Padding()),))
+    standing = bind(describe({"w": torch.ones(3)}, names), bytearray(256))
+    assert standing["w"].tolist() == [0, 0, 0]
