@@ -28,7 +28,7 @@ def matched(pattern: str, name: str) -> dict[str, str] | None:
 
 def filled(template: str, values: Mapping[str, object]) -> str:
     """Put the values into a template."""
-    return _PLACEHOLDER.sub(lambda found: str(values[found["word"]]), template)
+    return "".join(str(values[piece]) if is_word else piece for piece, is_word in _pieces(template))
 
 
 def words(template: str) -> frozenset[str]:
@@ -42,13 +42,20 @@ def words(template: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> "re.Pattern[str]":
+def _pieces(template: str) -> tuple[tuple[str, bool], ...]:
+    """Take a template apart: what is written, and placeholders in between."""
     pieces, end = [], 0
-    for found in _PLACEHOLDER.finditer(pattern):
-        pieces.append(re.escape(pattern[end : found.start()]))
+    for found in _PLACEHOLDER.finditer(template):
+        pieces += [(template[end : found.start()], False), (found["word"], True)]
         end = found.end()
-        pieces.append(f"(?P<{found['word']}>{_alternatives(found)})")
-    return re.compile("".join(pieces) + re.escape(pattern[end:]), re.DOTALL)
+    return (*pieces, (template[end:], False))
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    choices = iter([_alternatives(found) for found in _PLACEHOLDER.finditer(pattern)])
+    pieces = (f"(?P<{piece}>{next(choices)})" if is_word else re.escape(piece) for piece, is_word in _pieces(pattern))
+    return re.compile("".join(pieces), re.DOTALL)
 
 
 def _alternatives(found: "re.Match[str]") -> str:

@@ -107,6 +107,8 @@ class Mapping(msgspec.Struct, frozen=True):
             ) from None
         if 0 in entry.shape:
             return _without_elements(entry, parts)
+        if entry.shape == entry.global_shape:
+            return _with_parts(entry, [part for part in parts if 0 not in part.shape])
         stop = tuple(at + size for at, size in zip(entry.offset, entry.shape, strict=True))
         return _with_parts(entry, [cut for part in parts if (cut := _clipped(part, entry.offset, stop)) is not None])
 
