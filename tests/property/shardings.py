@@ -108,11 +108,13 @@ def fused(layout: Layout, chance: np.random.Generator) -> Layout:
         groups.setdefault(key, []).append(entry)
     entries = []
     for number, group in enumerate(groups.values()):
-        group = [entry for entry in group if 0 not in entry.shape]
-        if len(group) < 2 or not group[0].shape:
+        # An empty tensor is no part of another one.
+        some = [entry for entry in group if entry.shape and 0 not in entry.shape]
+        if len(some) < 2:
             entries += group
             continue
-        order = [group[n] for n in chance.permutation(len(group))]
+        entries += [entry for entry in group if 0 in entry.shape]
+        order = [some[n] for n in chance.permutation(len(some))]
         rows, parts = 0, []
         for entry in order:
             start = (rows, *(0,) * (len(entry.shape) - 1))
