@@ -69,7 +69,7 @@ def made(family: str, seed: int) -> Any:
 
 def engine_shape(config: Any, rank: int) -> Shape:
     """Return the engine's worker: experts whole on the ranks of their own, all the rest divided."""
-    experts = getattr(config, "n_routed_experts", None) or getattr(config, "num_experts", 0)
+    experts: int = getattr(config, "n_routed_experts", 0) or getattr(config, "num_experts", 0)
     first = -(-experts // TP)
     return Shape(
         layers=config.num_hidden_layers,
