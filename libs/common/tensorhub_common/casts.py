@@ -54,6 +54,19 @@ def check_value_cast(from_dtype: str, to_dtype: str) -> None:
     )
 
 
+def cast_name(from_dtype: str, to_dtype: str) -> str:
+    """Return the name of a value cast in a transfer program; empty where nothing is to be converted."""
+    return "" if from_dtype == to_dtype else f"{from_dtype}>{to_dtype}"
+
+
+def dtypes_of(name: str) -> tuple[str, str]:
+    """Return from what to what a cast of this name converts. Raises `LayoutMismatch` for what is no such name."""
+    from_dtype, arrow, to_dtype = name.partition(">")
+    if not arrow:
+        raise LayoutMismatch(f"{name!r} is no name of a cast")
+    return from_dtype, to_dtype
+
+
 class Order(enum.Enum):
     """In which order a scheme computes: mathematically the same, and different in the last bit."""
 

@@ -23,6 +23,8 @@ class Cutout(NamedTuple):
     stop: Shape
     strides: Shape
     """In bytes, for each dimension of the global tensor."""
+    is_original: bool = False
+    """It stands as it was published: its elements may be cast."""
 
 
 class Atom(NamedTuple):
@@ -40,7 +42,7 @@ class Cutouts:
         """Begin with none."""
         self._numbers: dict[Cutout, int] = {}
         self._known: list[Cutout] = []
-        self._of_entry: dict[tuple[str, Shape, Shape, Shape], int] = {}
+        self._of_entry: dict[tuple[str, Shape, Shape, Shape, bool], int] = {}
 
     def __getitem__(self, number: int) -> Cutout:
         """Return a cutout by its number."""
@@ -50,7 +52,7 @@ class Cutouts:
         """Return how many there are."""
         return len(self._known)
 
-    def atoms(self, layout: Layout) -> Iterator[Atom]:
+    def atoms(self, layout: Layout, *, is_original: bool = False) -> Iterator[Atom]:
         """Yield a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
         of_entry = self._of_entry
         for entry, place in zip(layout.tensors, placements(layout), strict=True):
@@ -59,12 +61,12 @@ class Cutouts:
                 for part in entry.parts:
                     if part.name and 0 not in part.shape:
                         at = place + sum(start * stride for start, stride in zip(part.start, strides, strict=True))
-                        yield Atom(part.name, at, self._number(_of_part(entry, part, strides)))
+                        yield Atom(part.name, at, self._number(_of_part(entry, part, strides, is_original)))
                 continue
-            key = (entry.dtype, entry.shape, entry.global_shape, entry.offset)
+            key = (entry.dtype, entry.shape, entry.global_shape, entry.offset, is_original)
             number = of_entry.get(key)
             if number is None:
-                number = of_entry[key] = EMPTY if 0 in entry.shape else self._number(_of_whole(entry))
+                number = of_entry[key] = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
             if number != EMPTY:
                 yield Atom(entry.name, place, number)
 
@@ -75,18 +77,19 @@ class Cutouts:
         return number
 
 
-def _of_whole(entry: TensorEntry) -> Cutout:
+def _of_whole(entry: TensorEntry, is_original: bool) -> Cutout:  # noqa: FBT001 (a column)
     stop = tuple(o + s for o, s in zip(entry.offset, entry.shape, strict=True))
     strides = _row_major(entry.shape, entry.itemsize)
-    return Cutout(entry.dtype, entry.itemsize, entry.global_shape, entry.offset, stop, strides)
+    return Cutout(entry.dtype, entry.itemsize, entry.global_shape, entry.offset, stop, strides, is_original)
 
 
-def _of_part(entry: TensorEntry, part: Part, strides: Shape) -> Cutout:
+def _of_part(entry: TensorEntry, part: Part, strides: Shape, is_original: bool) -> Cutout:  # noqa: FBT001 (a column)
     """Dimensions are matched from the last one on; those in front that only one of the two has are of one element."""
     rank = len(part.global_shape)
     own = strides[-rank:] if rank else ()
     stop = tuple(o + s for o, s in zip(part.offset, part.extent, strict=True))
-    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, (0,) * (rank - len(own)) + own)
+    far = (0,) * (rank - len(own)) + own
+    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, far, is_original)
 
 
 def _row_major(shape: Shape, itemsize: int) -> Shape:

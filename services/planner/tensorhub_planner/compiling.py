@@ -9,11 +9,12 @@ none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple, TypeVar
 
+from tensorhub_common.casts import CASTABLE, cast_name
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, Shape
 from tensorhub_common.program import Cell, Cut, Group, Owner, Program
@@ -34,13 +35,25 @@ PATTERNS_MAX: Final = 100_000
 
 _Item = TypeVar("_Item")
 
-Converts = Callable[[str, str], str | None]
-"""How an element of one dtype becomes one of another: "" as it is, the name of a cast, or None: not at all."""
+
+def converts(box: Cutout, atom: Cutout) -> str | None:
+    """Return how a box's elements become the atom's: "" as they are, the name of a cast, or None: not at all.
+
+    Only what was published is cast. Casting what was cast before may round twice, and then two readers of one layout
+    would differ by which source they had.
+    """
+    if box.dtype == atom.dtype:
+        return ""
+    if not box.is_original or box.dtype not in CASTABLE or atom.dtype not in CASTABLE:
+        return None
+    return cast_name(box.dtype, atom.dtype)
 
 
-def only_equal(one: str, other: str) -> str | None:
-    """Convert nothing."""
-    return "" if one == other else None
+class SourceSet(NamedTuple):
+    """The digests of source layouts, and of those of them in which the version was published."""
+
+    layouts: tuple[str, ...]
+    originals: tuple[str, ...]
 
 
 class _Tensor(NamedTuple):
@@ -69,17 +82,19 @@ class _Gap(NamedTuple):
 class SourceIndex:
     """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
 
-    def __init__(self, layouts: Mapping[str, Layout], converts: Converts = only_equal) -> None:
-        """Take the layouts by digest; their order decides in which order a program's units stand."""
+    def __init__(self, layouts: Mapping[str, Layout], originals: Collection[str] = ()) -> None:
+        """Take the layouts by digest; their order decides in which order a program's units stand.
+
+        `originals` are those in which the version was published: what stands in them may be cast.
+        """
         self.layouts = tuple(layouts)
         self.cutouts = Cutouts()
-        self._converts = converts
         self._tensors: dict[str, _Tensor] = {}
         self._alike: dict[tuple[int, ...], int] = {}
         self._patterns: dict[tuple[int, int, int], _Pattern | _Gap] = {}
         found: dict[str, tuple[list[int], list[int], list[int]]] = {}
-        for number, layout in enumerate(layouts.values()):
-            for name, at, cutout in self.cutouts.atoms(layout):
+        for number, (digest, layout) in enumerate(layouts.items()):
+            for name, at, cutout in self.cutouts.atoms(layout, is_original=digest in originals):
                 known = found.get(name)
                 if known is None:
                     known = found[name] = ([], [], [])
@@ -107,16 +122,13 @@ class SourceIndex:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             cut_like = [self.cutouts[each] for each in boxes]
-            known = self._patterns[key] = _cut_up(self.cutouts[cutout], cut_like, self._converts, key[2])
+            known = self._patterns[key] = _cut_up(self.cutouts[cutout], cut_like, key[2])
         return known
 
     def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
         """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
         boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
-        return any(
-            box.global_shape == cutout.global_shape and self._converts(box.dtype, cutout.dtype) is not None
-            for box in boxes
-        )
+        return any(box.global_shape == cutout.global_shape and converts(box, cutout) is not None for box in boxes)
 
     def told(self, name: str) -> str:
         """Say what there is under a name."""
@@ -190,11 +202,9 @@ def hash_of(digest: str) -> int:
     return int.from_bytes(digest[:8].encode(), "big")
 
 
-def _cut_up(atom: Cutout, boxes: Sequence[Cutout], converts: Converts, lot: int) -> _Pattern | _Gap:
+def _cut_up(atom: Cutout, boxes: Sequence[Cutout], lot: int) -> _Pattern | _Gap:
     """Return the cells of an atom, or a region of it that no box has."""
-    able = [
-        (number, box, cast) for number, box in enumerate(boxes) if (cast := _meets(atom, box, converts)) is not None
-    ]
+    able = [(number, box, cast) for number, box in enumerate(boxes) if (cast := _meets(atom, box)) is not None]
     edges = [_edges(atom, [box for _, box, _ in able], dim) for dim in range(len(atom.start))]
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
         raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
@@ -216,13 +226,13 @@ def _cut_up(atom: Cutout, boxes: Sequence[Cutout], converts: Converts, lot: int)
     return _Pattern(tuple(cells), tuple(used))
 
 
-def _meets(atom: Cutout, box: Cutout, converts: Converts) -> str | None:
+def _meets(atom: Cutout, box: Cutout) -> str | None:
     """Return how a box's elements are converted, if it has some of the atom's."""
     if box.global_shape != atom.global_shape:
         return None
     if any(a >= d or b <= c for a, b, c, d in zip(box.start, box.stop, atom.start, atom.stop, strict=True)):
         return None
-    return converts(box.dtype, atom.dtype)
+    return converts(box, atom)
 
 
 def _edges(atom: Cutout, boxes: Sequence[Cutout], dim: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.program import Execution, Program, decoded, encoded
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.ranges import Sizes
 
@@ -32,12 +32,13 @@ class Programs:
 
     def __init__(self, blobs: Blobs, layouts: Layouts) -> None:
         self._blobs, self._layouts = blobs, layouts
-        self._made: OrderedDict[tuple[str, str, tuple[str, ...]], Compiled] = OrderedDict()
+        self._made: OrderedDict[tuple[str, str, SourceSet], Compiled] = OrderedDict()
         self._by_digest: dict[str, Compiled] = {}
-        self._making: dict[tuple[str, str, tuple[str, ...]], asyncio.Task[Compiled]] = {}
-        self._indexes: OrderedDict[tuple[str, tuple[str, ...]], asyncio.Task[SourceIndex]] = OrderedDict()
+        self._compiling = asyncio.Lock()
+        self._making: dict[tuple[str, str, SourceSet], asyncio.Task[Compiled]] = {}
+        self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
 
-    async def compiled(self, job: str, layout: str, sources: tuple[str, ...]) -> Compiled:
+    async def compiled(self, job: str, layout: str, sources: SourceSet) -> Compiled:
         """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, or what `Blobs` raises."""
         key = (job, layout, sources)
         made = self._made.get(key)
@@ -56,19 +57,21 @@ class Programs:
         if made is None:
             program = decoded(await self._blobs.get(job, digest))
             made = await asyncio.to_thread(_ready, program, digest)
-            self._keep((job, digest, ()), made)
+            self._keep((job, digest, SourceSet((), ())), made)
         return made
 
-    async def _make(self, job: str, layout: str, sources: tuple[str, ...]) -> Compiled:
+    async def _make(self, job: str, layout: str, sources: SourceSet) -> Compiled:
         destination = await self._layouts.layout(job, layout)
         index = await self._index(job, sources)
-        program = await asyncio.to_thread(compile_program, layout, destination, index)
+        async with self._compiling:
+            # What is cut alike is found out in tables that all readers of an index share.
+            program = await asyncio.to_thread(compile_program, layout, destination, index)
         digest = await self._blobs.put(job, await asyncio.to_thread(encoded, program))
         made = await asyncio.to_thread(_ready, program, digest)
         self._keep((job, layout, sources), made)
         return made
 
-    async def _index(self, job: str, sources: tuple[str, ...]) -> SourceIndex:
+    async def _index(self, job: str, sources: SourceSet) -> SourceIndex:
         key = (job, sources)
         task = self._indexes.get(key)
         if task is None or (task.done() and task.exception() is not None):
@@ -78,11 +81,11 @@ class Programs:
             self._indexes.popitem(last=False)
         return await asyncio.shield(task)
 
-    async def _indexed(self, job: str, sources: tuple[str, ...]) -> SourceIndex:
-        layouts = {digest: await self._layouts.layout(job, digest) for digest in sources}
-        return await asyncio.to_thread(SourceIndex, layouts)
+    async def _indexed(self, job: str, sources: SourceSet) -> SourceIndex:
+        layouts = {digest: await self._layouts.layout(job, digest) for digest in sources.layouts}
+        return await asyncio.to_thread(SourceIndex, layouts, sources.originals)
 
-    def _keep(self, key: tuple[str, str, tuple[str, ...]], made: Compiled) -> None:
+    def _keep(self, key: tuple[str, str, SourceSet], made: Compiled) -> None:
         self._made[key] = self._by_digest[made.digest] = made
         while len(self._made) > PROGRAMS_MAX:
             old = self._made.popitem(last=False)[1]

@@ -9,6 +9,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Ranges, normal
 from tensorhub_planner.reasons import absentees, why_refusal
@@ -31,12 +32,13 @@ def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
     return unavailable and whole and not demand.mapped
 
 
-def layouts_of(found: Found) -> tuple[str, ...]:
+def source_set(found: Found) -> SourceSet:
     """Return the layouts of all who have the version, each once, in the order of replicas and shards."""
     holders = sorted(
         found.holders.able, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard)
     )
-    return tuple(dict.fromkeys(holder.layout for holder in holders))
+    layouts = dict.fromkeys(holder.layout for holder in holders)
+    return SourceSet(tuple(layouts), tuple(each for each in found.originals if each in layouts))
 
 
 def in_units(found: Found, execution: Execution) -> Found:

@@ -19,6 +19,7 @@ from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.following import Catalogs
 from tensorhub_planner.hearing import Hearing
@@ -32,9 +33,9 @@ from tensorhub_planner.ranges import count_of, normal
 from tensorhub_planner.resharding import (
     cannot_be_filled,
     in_units,
-    layouts_of,
     nobody_has_it,
     reads_by_program,
+    source_set,
     turns_to_program,
 )
 from tensorhub_planner.sources import Found, registered_layouts
@@ -157,13 +158,14 @@ class Planner:
     async def _program(self, job: str, demand: Demand, found: Found) -> Compiled:
         if demand.program is not None:
             return await self._programs.known(job, demand.program)
-        return await self._programs.compiled(job, found.seat.layout, layouts_of(found))
+        return await self._programs.compiled(job, found.seat.layout, source_set(found))
 
     async def _could_be(self, job: str, demand: Demand, found: Found) -> bool:
         """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
         fold = await self._catalogs.at(job, demand.at_seq)
+        every = SourceSet(registered_layouts(fold.catalog, demand), found.originals)
         try:
-            await self._programs.compiled(job, found.seat.layout, registered_layouts(fold.catalog, demand))
+            await self._programs.compiled(job, found.seat.layout, every)
         except LayoutMismatch:
             return False
         return True

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, root_key
+from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
 from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavailable
 from tensorhub_common.wire.commands import NO_ROOT
@@ -70,6 +70,8 @@ class Found(msgspec.Struct, frozen=True):
     seat: Seat
     holders: Holders
     topology: Topology
+    originals: tuple[str, ...] = ()
+    """The layouts in which the version was published."""
 
 
 def named(source: SourceId) -> str:
@@ -143,7 +145,13 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
             if len(absent) < ABSENT_MAX:
                 absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
     found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
-    return Found(seat, found, Topology(places))
+    return Found(seat, found, Topology(places), _originals(model.versions[demand.version]))
+
+
+def _originals(version: Version) -> tuple[str, ...]:
+    """Return the layouts in which a version was published: the publisher's roots are the first that the log kept."""
+    shards = int(next(iter(version.roots), "0").partition(".")[0])
+    return tuple(sorted({key.rpartition(".")[2] for key in islice(version.roots, shards)}))
 
 
 def _holder(
