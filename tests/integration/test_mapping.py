@@ -117,16 +117,17 @@ def checkpoint(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
-async def engine(hubs: list[AsyncHub], config: Any, replica: str, like: Any) -> list[AsyncShard]:
-    """Register an engine of two ranks with tensors of vLLM's names and shapes, all zeros."""
+async def engine(hubs: list[AsyncHub], like: Any, install: str) -> list[AsyncShard]:
+    """Register an engine of two ranks with tensors of vLLM's names and shapes, which at first hold no number."""
     return [
         await hubs[rank].register(
             "m",
-            {name: torch.zeros_like(tensor) for name, tensor in loaded(like, rank).items()},
-            replica=replica,
+            {name: torch.full_like(tensor, torch.nan) for name, tensor in loaded(like, rank).items()},
+            replica=install,
+            install=install,
             shard=rank,
             shards=TP,
-            mapping=mapping.for_model(config, "vllm", tp_rank=rank, tp_size=TP, ep_rank=rank, ep_size=TP),
+            mapping=mapping.for_model(like.config, "vllm", tp_rank=rank, tp_size=TP, ep_rank=rank, ep_size=TP),
         )
         for rank in range(TP)
     ]
@@ -134,21 +135,22 @@ async def engine(hubs: list[AsyncHub], config: Any, replica: str, like: Any) -> 
 
 @pytest.mark.parametrize("family", MODELS)
 async def test_a_model_of_transformers_to_a_fused_engine_and_back(hub: RunningHub, family: str) -> None:
-    """A trainer that has the whole model publishes twice; then an engine's replica is read into another model."""
+    """A trainer that has the whole model publishes twice; then what two engines have is read into another model."""
     async with hub.connected() as hubs:
         trainer = made(family, 0)
         names = mapping.for_model(trainer.config, "hf")
         policy = await hubs[0].register("m", trainer, replica="trainer", mapping=names)
-        ranks = await engine(hubs, trainer.config, "engine", trainer)
+        engines = [await engine(hubs, trainer, install) for install in ("in-place", "staged")]
+        ranks = [rank for some in engines for rank in some]
         for version in (1, 2):
             new = made(family, version)
             trainer.load_state_dict(new.state_dict())
             await policy.publish(version)
-            assert await asyncio.gather(*(rank.replicate(version) for rank in ranks)) == [version] * TP
-            for number, rank in enumerate(ranks):
-                for name, expected in loaded(new, number).items():
+            assert await asyncio.gather(*(rank.replicate(version) for rank in ranks)) == [version] * len(ranks)
+            for rank in ranks:
+                for name, expected in loaded(new, rank.shard).items():
                     found = rank.tensors[name].view(torch.int32)
-                    assert torch.equal(found, expected.view(torch.int32)), (number, name)
+                    assert torch.equal(found, expected.view(torch.int32)), (rank, name)
             await policy.unpublish()
         await policy.release()
         back = made(family, 9)

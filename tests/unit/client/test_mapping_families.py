@@ -1,5 +1,6 @@
 """Ready mappings against transformers' own models: their names, their checkpoints' names, and every element."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,18 @@ def test_a_stage_refuses_layers_of_another_and_may_count_from_zero() -> None:
     assert found.parts[0].name == norm.format(2)
     with pytest.raises(LayoutMismatch, match="is of layer 5, and this rank has 2 to 4"):
         counted.entry(entry(norm.format(3), 32))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+def test_each_layer_is_of_one_stage(stages: int) -> None:
+    takes: list[int] = []
+    for rank in range(stages):
+        names = mapping.llama({**SMALL, "num_hidden_layers": 7}, pp_rank=rank, pp_size=stages)
+        for layer in range(9):
+            with suppress(LayoutMismatch):
+                assert names.entry(entry(f"model.layers.{layer}.mlp.gate_up_proj.weight", 96, 32))
+                takes.append(layer)
+    assert takes == list(range(7))
 
 
 def test_experts_may_be_placed_by_hand_and_be_divided_otherwise() -> None:
