@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Transport, Turn, precedes
+from tensorhub_common.wire.transfer import Demand, LinkRate, Plan, Range, Refusal, SourceId, Transport, Turn, precedes
 from tensorhub_planner.coverage import chain_ends, grounded
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Busy, Lane
@@ -47,8 +47,22 @@ def numbers(ranges: tuple[Range, ...]) -> set[int]:
 ranges = st.lists(st.tuples(st.integers(0, PIECES - 1), st.integers(1, PIECES)), max_size=4).map(
     lambda some: tuple((first, min(count, PIECES - first)) for first, count in some)
 )
-places = st.builds(Place, st.sampled_from(("host-1", "host-2")), st.sampled_from(("berlin", "paris")))
+places = st.builds(
+    Place, st.sampled_from(("host-1", "host-2")), st.sampled_from(("berlin", "paris")), st.sampled_from(("", "r07"))
+)
 sources = st.builds(SourceId, st.sampled_from(AGENTS), st.integers(1, 2), st.just("replica"), st.just(0))
+links = st.sampled_from(("host", "rack/host-1", "rack/host-2", "site/host-1", "site/host-2", "wan/paris", "nonsense"))
+rates = st.lists(
+    st.builds(
+        LinkRate,
+        links,
+        st.sampled_from(("local", "ucxx")),
+        st.integers(-1, 2**40),
+        st.integers(0, 9),
+        st.sampled_from((0.0, 400.0, -1.0)),
+    ),
+    max_size=6,
+).map(tuple)
 turns = st.builds(Turn, st.integers(1, 4), st.integers(1, 4))
 
 
@@ -69,7 +83,7 @@ def holders(draw: st.DrawFn, source: SourceId, *, whole: bool) -> Holder:
 
 @st.composite
 def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
-    """Any holders; with `whole` they have everything, as all of the catalog's have."""
+    """Any holders; with `whole` they have everything, as all of the catalog's have, and nothing was measured."""
     known = draw(st.lists(sources, unique=True, max_size=8))
     transports: st.SearchStrategy[Transport] = st.sampled_from(("local", "ucxx"))
     lanes = st.tuples(st.sampled_from(AGENTS), transports)
@@ -85,6 +99,7 @@ def cases(draw: st.DrawFn, *, whole: bool = False) -> Case:
             pieces=draw(st.none() | ranges),
             avoid=tuple(draw(st.lists(sources, max_size=4))),
             turn=draw(st.none() | turns),
+            rates=() if whole else draw(rates),
         ),
         sizes=Sizes(draw(st.lists(st.integers(1, 2**40), min_size=PIECES, max_size=PIECES))),
         holders=tuple(draw(holders(source, whole=whole)) for source in known),

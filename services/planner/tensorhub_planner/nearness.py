@@ -23,32 +23,41 @@ class Measure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rank(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Where a source stands: a lower rank is read from first. Sources of equal rank are equally far."""
+    """Where a source stands: a lower place is read from first. Sources of one place are equally far."""
 
-    behind: Distance
-    """It is read from with those at this distance, its own as a rule;"""
+    place: int
     is_behind: bool
-    """after them, if it is nearer and too slow."""
-    distance: Distance
+    """It comes after farther ones, which are far faster."""
+
+
+class _Group(msgspec.Struct):
+    """Sources at one distance that stand together, by their numbers."""
+
+    is_behind: bool
+    bps: int
+    """The best that was measured of them; 0: nothing was, or it does not count."""
+    sources: list[int]
 
 
 def ranks(sources: Sequence[Measure], limits: Limits) -> list[Rank]:
-    """Return the rank of each source."""
-    best: dict[Distance, int] = {}
-    for source in sources:
-        if source.bps is not None and source.distance is not Distance.WAN:
-            best[source.distance] = max(best.get(source.distance, 0), source.bps)
-    return [_rank(source, best, limits) for source in sources]
+    """Return the rank of each source: farthest first each is put before all, or else after the last far faster one."""
+    order: list[_Group] = []
+    by_distance: dict[Distance, list[int]] = {}
+    for number, source in enumerate(sources):
+        by_distance.setdefault(source.distance, []).append(number)
+    for distance in sorted(by_distance, reverse=True):
+        at: dict[int, list[int]] = {}
+        for number in by_distance[distance]:
+            at.setdefault(_place(sources[number], order, limits), []).append(number)
+        for place in sorted(at, reverse=True):
+            best = 0 if distance is Distance.WAN else max(sources[number].bps or 0 for number in at[place])
+            order.insert(place, _Group(is_behind=place > 0, bps=best, sources=at[place]))
+    found = {number: Rank(place, group.is_behind) for place, group in enumerate(order) for number in group.sources}
+    return [found[number] for number in range(len(sources))]
 
 
-def _rank(source: Measure, best: dict[Distance, int], limits: Limits) -> Rank:
-    own = Rank(source.distance, is_behind=False, distance=source.distance)
+def _place(source: Measure, farther: Sequence[_Group], limits: Limits) -> int:
     if source.bps is None:
-        return own
-    faster = [
-        distance
-        for distance, bps in best.items()
-        if distance > source.distance and source.bps * limits.nearer_times < bps
-    ]
-    # Behind the nearest of those: one that is farther still may be no faster than that.
-    return Rank(min(faster), is_behind=True, distance=source.distance) if faster else own
+        return 0
+    faster = (place for place, group in enumerate(farther, start=1) if source.bps * limits.nearer_times < group.bps)
+    return max(faster, default=0)

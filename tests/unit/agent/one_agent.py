@@ -178,14 +178,13 @@ class OneAgent:
 
     # A read, step by step.
 
-    def plan(self, key: Key, source: str = "elsewhere") -> None:
+    def plan(self, key: Key, source: str = "elsewhere", link: str = "") -> None:
         """Answer the last question for a plan: everything from one source."""
         asked = self.last(AskPlan)
         assert asked is not None
         pieces = asked.demand.pieces or ()
-        share = Share(
-            source=SourceId(source, 1, "trainer", key.shard), transport="local", pieces=pieces, nbytes=12, why=""
-        )
+        its = SourceId(source, 1, "trainer", key.shard)
+        share = Share(source=its, transport="local", pieces=pieces, nbytes=12, why="", link=link)
         answer = Plan(version=asked.demand.version, shares=(share,), why="")
         self.do(self.core.on_news(PlanCame(key, asked.number, answer), self.now))
 

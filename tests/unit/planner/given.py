@@ -29,6 +29,9 @@ TOPOLOGY = Topology(
 )
 """`beside` on the reader's host, `a` to `e` each on a host of its own, `far` on a host of another site."""
 
+GIVEN_LINKS = Topology({**TOPOLOGY.places, "farther": Place("node-1", "oslo")})
+"""The same with a third site."""
+
 
 def source(agent: str, replica: str | None = None, shard: int = 0, incarnation: int = 1) -> SourceId:
     return SourceId(agent, incarnation, replica or f"on-{agent}", shard)

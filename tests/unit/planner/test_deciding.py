@@ -14,11 +14,13 @@ from tests.unit.planner.given import (
     source,
 )
 
+from tensorhub_common.wire.asks import Beat, Serving
 from tensorhub_common.wire.transfer import Demand, Plan, Range, Share, Turn
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Busy, Ledger, Reader
 from tensorhub_planner.sources import Found, Holder, Holders
+from tensorhub_planner.topology import Place, Topology
 
 JOB = "run-7"
 GIB = 1024 * MIB
@@ -156,3 +158,36 @@ def test_chains_are_as_long_as_the_ledger_knows(ledger: Ledger, *, draining: boo
     )
     assert "left out: on-c/0 on c is being filled through 2 others" in found.why
     assert "c" not in agents(found)
+
+
+def test_a_planner_that_begins_in_the_middle_sends_nobody_to_the_busiest() -> None:
+    """Eight readers are under way, five at one holder and three at the other; it hears of them from these."""
+    began = Ledger(LIMITS)
+    for agent, readers in (("a", 5), ("b", 3)):
+        began.hear(Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, readers * GIB),)), 0.0)
+    loads = {"a": 5, "b": 3}
+    for number in range(6):
+        seat = msgspec.structs.replace(SEAT, me=source(f"reader-{number}"))
+        places = Topology({**TOPOLOGY.places, f"reader-{number}": Place(f"host-of-reader-{number}", "berlin")})
+        wants = msgspec.structs.replace(demand(), replica=f"on-reader-{number}", agent=f"reader-{number}")
+        found = Question(JOB, wants, Found(seat, Holders((holder("a"), holder("b"))), places), SIZES)
+        answer = found.decide(began, LIMITS, 0.0)
+        assert isinstance(answer, Plan)
+        # Of sources that are all busy several are read at once, and the least busy gives the most.
+        most = max(answer.shares, key=lambda share: share.nbytes).source.agent
+        assert loads[most] == min(loads.values())
+        for each in answer.shares:
+            loads[each.source.agent] += 1
+        began.check()
+
+
+def test_whose_round_has_begun_needs_no_place_kept() -> None:
+    """It has its plan from a planner before this one: its source says that it serves it."""
+    filling = msgspec.structs.replace(holder("b", turn=7), asked=True)
+    began = Ledger(LIMITS)
+    ask(began, holder("a"), filling)
+    assert not began.knows(on("b"))
+    asking = msgspec.structs.replace(filling, asked=False)
+    began = Ledger(LIMITS)
+    ask(began, holder("a"), asking)
+    assert began.knows(on("b"))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
+from tensorhub_common.wire.asks import Beat, Serving
 from tensorhub_common.wire.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
 from tensorhub_common.wire.transfer import Plan, Share, Transport
 from tensorhub_planner.limits import Limits
@@ -141,3 +142,77 @@ def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # typ
                 ledger.at(now)
         ledger.check()
     assert ledger.at(now + 10) == {}
+
+
+def says(agent: str, readers: int, nbytes: int = 0) -> Beat:
+    return Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, nbytes),) if readers else ())
+
+
+def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: Ledger) -> None:
+    """A planner that was just started knows nothing else."""
+    ledger.hear(says("a", 8, 40), 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(8, 40)}
+    assert ledger.at(Limits().said_s_max) == {}
+
+
+def test_the_larger_of_both_counts(ledger: Ledger) -> None:
+    ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
+    ledger.assign(TWO, of(share("a", 5)), 0)
+    ledger.hear(says("a", 1, 3), 0)
+    ledger.hear(says("b", 4, 3), 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 10), ("b", "ucxx"): Busy(4, 5)}
+
+
+def test_what_was_assigned_since_an_agent_spoke_comes_on_top(ledger: Ledger) -> None:
+    """Until it speaks again: then it counts that reader itself."""
+    ledger.hear(says("a", 4), 0)
+    ledger.assign(ONE, of(share("a", 5)), 0)
+    assert ledger.at(0)["a", "ucxx"].readers == 5
+    ledger.assign(ONE, of(share("a", 5)), 0)
+    assert ledger.at(0)["a", "ucxx"].readers == 5, "it is one reader still"
+    ledger.hear(says("a", 5), 1)
+    assert ledger.at(1)["a", "ucxx"].readers == 5
+    ledger.assign(TWO, of(share("a", 5)), 1)
+    ledger.done(TWO)
+    assert ledger.at(1)["a", "ucxx"].readers == 5
+
+
+def test_a_lost_agents_word_is_forgotten(ledger: Ledger) -> None:
+    ledger.hear(says("a", 4), 0)
+    ledger.see(JOB, AgentLost(agent="a", incarnation=1, term=1))
+    assert ledger.at(0) == {}
+
+
+readers = st.builds(Reader, st.just(JOB), st.just("policy"), st.sampled_from("xyz"), st.just(0))
+moves = st.one_of(
+    st.tuples(st.just("assign"), readers, st.sampled_from("ab"), st.integers(0, 9)),
+    st.tuples(st.just("done"), readers, st.just(""), st.just(0)),
+    st.tuples(st.just("failed"), readers, st.sampled_from("ab"), st.just(0)),
+    st.tuples(st.just("says"), readers, st.sampled_from("ab"), st.integers(0, 9)),
+    st.tuples(st.just("lost"), readers, st.sampled_from("ab"), st.just(0)),
+)
+
+
+@given(st.lists(moves, max_size=30))
+def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tuple[str, Reader, str, int]]) -> None:
+    """Whatever comes in whatever order; once all is quiet, nothing is left."""
+    ledger = Ledger(Limits(assigned_s_max=100, said_s_max=3))
+    for now, (what, reader, agent, number) in enumerate(history):
+        match what:
+            case "assign":
+                ledger.assign(reader, of(share(agent, number)), now)
+            case "done":
+                ledger.done(reader)
+            case "failed":
+                ledger.failed(reader, [source(agent)])
+            case "says":
+                ledger.hear(says(agent, number), now)
+            case _:
+                ledger.see(JOB, AgentLost(agent=agent, incarnation=1, term=1))
+        ledger.check()
+        if what == "says":
+            assert ledger.busy((agent, "ucxx"), now).readers >= number
+        if what == "assign":
+            assert ledger.busy((agent, "ucxx"), now).readers >= 1
+    assert ledger.at(1000) == {}
+    ledger.check()

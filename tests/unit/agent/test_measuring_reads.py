@@ -1,0 +1,129 @@
+"""An agent's reads and its demands: what one has got over a link, the next one's demand tells, in whichever job."""
+
+from tests.unit.agent.one_agent import OneAgent
+from tests.unit.agent.test_op_read import pair, publish
+
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.effects import AskPlan, Key, Post, Progressed, Raise
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
+from tensorhub_agent.serving import summed
+from tensorhub_agent.transfer import LOOK_S
+from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.asks import Serving
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LinkRate, SourceId
+
+LINK = "host"
+
+
+def begin_reading(reader: OneAgent, key: Key, link: str = LINK) -> None:
+    """Come so far that all of the read's twelve bytes are under way."""
+    reader.read(key)
+    reader.log()
+    reader.plan(key, link=link)
+    reader.opened(key, "a")
+    reader.log()
+
+
+def rates_asked_with(reader: OneAgent) -> tuple[LinkRate, ...]:
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    return asked.demand.rates
+
+
+def test_what_a_read_got_the_next_demand_tells() -> None:
+    trainer, reader = pair()
+    key = reader.key("rollout")
+    begin_reading(reader, key)
+    assert rates_asked_with(reader) == ()
+    reader.now += 2.0
+    reader.brought(key, "a")
+    reader.log()
+    reader.now += 10.0
+    trainer.unpublish(trainer.key("trainer"))
+    trainer.log()
+    publish(trainer, "b")
+    reader.unpublish(key)
+    reader.log()
+    reader.read(key)
+    reader.log()
+    assert rates_asked_with(reader) == (LinkRate(LINK, "local", 6, 1, 10.0),)
+
+
+def test_a_read_that_is_given_up_for_its_slow_source_tells_of_it_too() -> None:
+    _, reader = pair()
+    key = reader.key("rollout")
+    begin_reading(reader, key)
+    post = reader.last(Post)
+    assert post is not None
+    for _ in range(2):
+        for _ in range(8):
+            reader.tick(LOOK_S)
+        reader.do(reader.core.on_news(Progressed(key, post.source, 4), reader.now))
+    reader.tick(10.0)
+    reader.log()
+    [told] = reader.core.measured.told(reader.now)
+    assert (told.bps, told.samples) == (2, 1), "eight bytes in four seconds; the test's own pause counts for nobody"
+
+
+def test_of_a_link_without_a_name_nothing_is_told() -> None:
+    """A planner of an earlier release names none."""
+    _, reader = pair()
+    key = reader.key("rollout")
+    begin_reading(reader, key, link="")
+    reader.now += 2.0
+    reader.brought(key, "a")
+    assert reader.core.measured.told(reader.now) == ()
+
+
+def test_a_source_that_brings_nothing_gives_no_sample() -> None:
+    """That it is silent is for the read itself to see; a rate of it would stand long after it came back."""
+    _, reader = pair()
+    key = reader.key("rollout")
+    begin_reading(reader, key)
+    reader.tick(20.0)
+    reader.log()
+    reader.closed(key)
+    assert reader.last(Raise) is not None
+    assert reader.core.measured.told(reader.now) == ()
+
+
+def test_what_one_job_measured_another_one_tells() -> None:
+    measured = Measured()
+    one, other = (AgentCore("agent-0", Limits(), measured) for _ in range(2))
+    assert one.measured is other.measured is measured
+
+
+def lease(agent: OneAgent, key: Key, name: str, *, nbytes: int = 0, mapped: bool = False) -> None:
+    me = SourceId(agent.core.agent, agent.core.incarnation, key.replica, key.shard)
+    ask = LeaseAsk(
+        job="run-7",
+        model=key.model,
+        source=me,
+        version=1,
+        root=root_digest(agent.core.shards[key].held.digests),
+        reader=SourceId("agent-9", 1, "reader", 0),
+        transport="ucxx",
+        nbytes=nbytes,
+        mapped=mapped,
+    )
+    assert isinstance(agent.core.lease_asked(ask, name, f"ticket-{name}", "here", agent.now), LeaseGrant)
+
+
+def test_an_agent_says_who_reads_from_it() -> None:
+    """From its grant to its end a reader counts; one that maps the memory costs nothing."""
+    trainer, _ = pair()
+    key, table = trainer.key("trainer"), trainer.core.table
+    assert summed(table.readers()) == ()
+    lease(trainer, key, "one", nbytes=5)
+    lease(trainer, key, "two", nbytes=7)
+    lease(trainer, key, "mapped", nbytes=100, mapped=True)
+    assert summed(table.readers()) == (Serving("ucxx", 2, 12),)
+    assert trainer.core.redeemed("ticket-one", trainer.now) is not None
+    assert summed(table.readers()) == (Serving("ucxx", 2, 12),)
+    trainer.tick(6.0)
+    assert summed(table.readers()) == (Serving("ucxx", 1, 5),), "the other ticket was not shown in time"
+
+
+def test_readers_of_all_jobs_come_together() -> None:
+    assert summed([("ucxx", 1), ("local", 2), ("ucxx", 4)]) == (Serving("ucxx", 2, 5), Serving("local", 1, 2))
