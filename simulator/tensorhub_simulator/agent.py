@@ -62,10 +62,10 @@ class AgentNode(Node):
     core: AgentCore
     follower: Follower
 
-    def __init__(self, name: str, world: "World", host: str, site: str) -> None:
+    def __init__(self, name: str, world: "World", host: str, site: str, rack: str) -> None:
         """Stand somewhere."""
         super().__init__(name)
-        self.world, self.host, self.site = world, host, site
+        self.world, self.host, self.site, self.rack = world, host, site, rack
         self.clock = world.clock
         self.shelf: dict[Key, Shelved] = {}
         self.links: dict[tuple[Key, int], Link] = {}
@@ -180,7 +180,7 @@ class AgentNode(Node):
         number = self._first._numbers.number  # noqa: SLF001 (of the same process)
         self.lanes.clear()
         self.world.note(f"{self.name} joins {self.world.job} as {number}")
-        self.carry_out(self.core.join(number, self.host, self.site, self.now))
+        self.carry_out(self.core.join(number, self.host, self.site, self.now, rack=self.rack))
 
     def rejoin(self) -> None:
         """One job's log does not know the number any more: there is one for all jobs, so all join again."""

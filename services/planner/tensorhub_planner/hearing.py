@@ -6,6 +6,7 @@ known.
 """
 
 import asyncio
+import time
 from collections.abc import Collection
 from typing import Final
 
@@ -33,14 +34,13 @@ class Hearing:
 
     def __init__(self, bus: Bus, ledger: Ledger) -> None:
         self._bus, self._ledger = bus, ledger
-        self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()
+        self._since = time.monotonic()
         self._next: asyncio.Future[None] | None = None
         """Done with the next beat, if anybody waits for one."""
 
     async def start(self) -> None:
         """Listen from now on. Where NATS forbids it, plans rest on this planner's own assignments alone."""
-        self._since = self._loop.time()
+        self._since = time.monotonic()
         try:
             await self._bus.subscribe(beats(), self._on_beat)
         except NotPermitted as why:
@@ -55,15 +55,15 @@ class Hearing:
         # Whoever may publish on this subject is this agent, and speaks for no other.
         if parse(message.subject) != BeatSubject(beat.agent):
             return
-        self._ledger.hear(beat, self._loop.time())
+        self._ledger.hear(beat, time.monotonic())
         if self._next is not None:
             self._next.set_result(None)
             self._next = None
 
     async def wait_for(self, agents: Collection[str]) -> None:
         """Return once all of these have spoken, or have had their time."""
-        until = min(self._since + LISTEN_S, self._loop.time() + WAIT_S_MAX)
-        while self._loop.time() < until and self._ledger.said.unheard(agents, self._loop.time()):
+        until = min(self._since + LISTEN_S, time.monotonic() + WAIT_S_MAX)
+        while time.monotonic() < until and self._ledger.said.unheard(agents, time.monotonic()):
             if self._next is None:
-                self._next = self._loop.create_future()
-            await asyncio.wait((self._next,), timeout=until - self._loop.time())
+                self._next = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._next,), timeout=until - time.monotonic())

@@ -60,13 +60,13 @@ class Planner:
         self._limits = limits
         self._name = name
         self.counts = AnswerCounts()
-        self._ledger = Ledger(limits)
+        self.ledger = Ledger(limits)
         self._tracing = Tracing()
         blobs = Blobs(bus)
         self._layouts = Layouts(blobs)
         self._programs = Programs(blobs, self._layouts)
-        self._hearing = Hearing(bus, self._ledger)
-        self._catalogs = Catalogs(bus, self._ledger.see)
+        self._hearing = Hearing(bus, self.ledger)
+        self._catalogs = Catalogs(bus, self.ledger.see)
 
     async def run(self) -> None:
         """Follow the logs, answer questions, say that we live, and go on. Raises what makes going on impossible."""
@@ -123,7 +123,7 @@ class Planner:
         await self._hear_sources(found)
         if not reads_by_program(demand):
             sizes = await self._layouts.sizes(job, found.seat.layout)
-            answer = Question(job, demand, found, sizes).decide(self._ledger, self._limits, time.monotonic())
+            answer = Question(job, demand, found, sizes).decide(self.ledger, self._limits, time.monotonic())
             whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)
             if not turns_to_program(demand, answer, whole=whole):
                 assert not isinstance(answer, LayoutsDiffer)
@@ -145,7 +145,7 @@ class Planner:
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
         question = Question(job, asked, in_units(found, compiled.execution), compiled.sizes)
-        answer = question.decide(self._ledger, self._limits, time.monotonic())
+        answer = question.decide(self.ledger, self._limits, time.monotonic())
         assert not isinstance(answer, LayoutsDiffer)
         return answer
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_agent.measured import FALL, RISE, Measured
-from tensorhub_agent.meter import Sample
+from tensorhub_agent.meter import Link, Sample
 from tensorhub_common.wire.transfer import RATES_MAX, LinkRate
 
-NEAR = ("site/node-2", "ucxx")
+NEAR: Link = ("site/node-2", "ucxx")
 
 
 def sample(bps: float, *, link: str = "site/node-2", seconds: float = 2.0, parallel: int = 1) -> Sample:

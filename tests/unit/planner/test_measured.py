@@ -8,7 +8,7 @@ from tests.unit.planner.given import GIVEN_LINKS, MIB, agents, demand, holder, p
 
 from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, Transport
 from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
-from tensorhub_planner.load import Busy
+from tensorhub_planner.load import Busy, Load
 from tensorhub_planner.measured import OWN_HOST, believed, link_of, measured_limits
 from tensorhub_planner.topology import Distance, Place
 
@@ -97,7 +97,7 @@ def test_a_source_that_was_measured_to_be_slow_is_avoided() -> None:
     slow = measured(rate("site/host-of-a", GB // 10), rate("site/host-of-b", GB))
     assert agents(planned(holder("a"), holder("b"), wants=slow)) == ["b"]
     assert agents(planned(holder("a"), holder("b"), holder("c"), wants=slow)) != ["a"]
-    busy = {("b", "ucxx"): Busy(4, 0)}
+    busy: Load = {("b", "ucxx"): Busy(4, 0)}
     found = planned(holder("a"), holder("b"), wants=slow, load=busy)
     assert agents(found)[0] == "b"
     assert {share.source.agent: share.nbytes for share in found.shares}["b"] > 512 * MIB
@@ -112,7 +112,7 @@ def test_it_is_read_from_where_nobody_else_has_the_pieces() -> None:
 def test_and_again_once_the_measurement_is_old() -> None:
     """Else one bad day would be for ever: who is not read from is not measured."""
     old = [rate("site/host-of-a", 1, age_s=LIMITS.measured_s_max + 1), rate("site/host-of-b", GB)]
-    busy = {("b", "ucxx"): Busy(1, 0)}
+    busy: Load = {("b", "ucxx"): Busy(1, 0)}
     assert "a" in agents(planned(holder("a"), holder("b"), wants=measured(*old), load=busy))
     assert agents(planned(holder("a"), holder("b"), wants=measured(rate("site/host-of-a", 1), old[1]), load=busy)) == [
         "b"
@@ -158,7 +158,7 @@ def test_each_share_names_its_link() -> None:
 )
 def test_whoever_gives_one_reader_more_the_most_is_read(bps: dict[str, int], readers: list[int]) -> None:
     """All are measured, whole and equally far; each divides what it gives among its readers."""
-    load = {(agent, "ucxx"): Busy(count, 0) for agent, count in zip("abcde", readers, strict=True) if count}
+    load: Load = {(agent, "ucxx"): Busy(count, 0) for agent, count in zip("abcde", readers, strict=True) if count}
     wants = measured(*(rate(f"site/host-of-{agent}", each) for agent, each in bps.items()))
     found = planned(*(holder(agent) for agent in "abcde"), wants=wants, load=load)
     gives = {agent: bps[agent] / (count + 1) for agent, count in zip("abcde", readers, strict=True)}

@@ -1,0 +1,90 @@
+"""A planner hears who reads from whom, and one that was just started waits for that where there is a choice."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.planner.conftest import Job, source
+from tests.integration.planner.test_service import planning
+
+from tensorhub_common import subjects
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.wire.asks import Beat, Serving
+from tensorhub_common.wire.transfer import Plan
+from tensorhub_planner.service import Planner
+
+HOLDERS = ("trainer", "second")
+
+
+async def beats(bus: Bus, agent: str, readers: int, *, on: str | None = None) -> None:
+    """Let an agent, whose name in this job is its replica's, say how many read from it."""
+    said = Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, 0),) if readers else ())
+    await bus.publish(subjects.beat(on or agent), msgspec.json.encode(said))
+
+
+async def most_from(job: Job, replica: str) -> str:
+    """Ask for a plan; return which agent gives most of it."""
+    plan = await job.plan(replica)
+    return max(plan.shares, key=lambda share: share.nbytes).source.agent
+
+
+@pytest.fixture
+async def two(world: Job) -> Job:
+    """Both hold version 1, and three readers want it."""
+    await world.register("second")
+    await world.fetch("second", 1)
+    for replica in ("reader", "next"):
+        await world.register(replica)
+    return world
+
+
+@pytest.mark.parametrize("busy", HOLDERS)
+async def test_a_planner_that_has_just_begun_hears_the_sources_first(
+    nats_server: RunningNats, two: Job, busy: str
+) -> None:
+    """The question is there before any beat; whoever is busy, most comes from the other one."""
+    async with planning(nats_server.url):
+        asked = asyncio.create_task(most_from(two, "rollout"))
+        for agent in HOLDERS:
+            await beats(two.bus, agent, 6 if agent == busy else 0)
+        assert await asked != busy
+
+
+async def test_nobody_waits_for_ever_for_a_source_that_says_nothing(nats_server: RunningNats, two: Job) -> None:
+    async with planning(nats_server.url):
+        assert isinstance(await two.plan("rollout"), Plan)
+
+
+async def test_what_each_says_later_counts(nats_server: RunningNats, two: Job) -> None:
+    """Several planners see each other's plans in this way."""
+    async with planning(nats_server.url) as planner:
+        for readers, replica in ((6, "rollout"), (0, "reader")):
+            await beats(two.bus, "trainer", readers)
+            await beats(two.bus, "second", 6 - readers)
+            await told(planner, "second", 6 - readers)
+            assert await most_from(two, replica) == ("second" if readers else "trainer")
+
+
+async def test_nobody_speaks_for_another(nats_server: RunningNats, two: Job) -> None:
+    """NATS lets an agent beat on its own subject alone, and what it says there of another one is no word."""
+    async with planning(nats_server.url) as planner:
+        await beats(two.bus, "trainer", 6, on="second")
+        await two.bus.publish(subjects.beat("trainer"), b"no beat")
+        await beats(two.bus, "second", 1)
+        await told(planner, "second", 1)
+        assert planner.ledger.said.at("trainer", "ucxx", time.monotonic()) is None
+        assert {share.source for share in (await two.plan("rollout")).shares} <= {source(agent) for agent in HOLDERS}
+
+
+async def told(planner: Planner, agent: str, readers: int) -> None:
+    """Wait until the planner has heard this."""
+
+    def is_heard() -> bool:
+        word = planner.ledger.said.at(agent, "ucxx", time.monotonic())
+        return word is not None and word[0] == readers
+
+    async with asyncio.timeout(5):
+        while not is_heard():  # noqa: ASYNC110 (only looking again tells)
+            await asyncio.sleep(0.01)
