@@ -88,6 +88,7 @@ REFUSED: dict[str, tuple[User, Act]] = {
     "a client writes events of its job": (CLIENT, says(subjects.event(MINE, "m", "version", "published"))),
     "a client writes a blob": (CLIENT, says(subjects.blob(MINE, "0" * 64, 0))),
     "a client hears the commands": (CLIENT, hears(subjects.commands_of(MINE))),
+    "a planner beats for an agent": (PLANNER, says(subjects.beat("b"))),
     "a planner commands": (PLANNER, says(subjects.cmd(MINE, "publish"))),
     "a planner writes events": (PLANNER, says(subjects.event(MINE, "m", "version", "published"))),
     "a planner makes a stream": (PLANNER, api(f"STREAM.CREATE.{subjects.log_stream('new')}")),

@@ -31,7 +31,7 @@ PUBLISH = {
     f"{J}.event.m.version.published": "registry",
     f"{J}.event._hub.agent.lost": "registry",
     f"{J}.snapshot.index": "registry",
-    f"{J}.blob.{'0' * 64}.0": "agent",
+    f"{J}.blob.{'0' * 64}.0": "planner agent",
     f"{J}.ask.open": "agent client job",
     f"{OTHER}.ask.open": "agent client",
     f"{J}.ask.versions": "client job",
