@@ -39,14 +39,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     lot: int
     """Settles between sources that are equal otherwise."""
     pieces: Ranges
-    measured: LinkRate | None = None
-    """What the reader measured of the link to it, if that counts."""
     link: str = ""
-
-    @property
-    def measured_bps(self) -> float | None:
-        """What one reader got over the link."""
-        return None if self.measured is None else float(self.measured.bps)
+    """What its bytes come by."""
+    measured: LinkRate | None = None
+    """What the reader measured of that, if it counts."""
+    measured_bps: float | None = None
+    """The same as a rate to choose by."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,12 @@ A link is a source's host as seen from the reader's (its own host: memory; anoth
 a whole, whichever of its hosts the bytes come from. What is not measured itself is taken to be as its like: a host as
 the median of those at the same distance, and the most that a reader takes in as the best that it got from any. So a
 source of which nothing is known is neither avoided nor sought, and the model's ratios hold for measured rates too.
+
+Rates count in steps of `STEP`: what differs by less than a rate is wrong by is equal, and then load and lot decide. Else
+all readers would go to whichever of a hundred equal sources was measured a little faster.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
@@ -19,6 +23,8 @@ from tensorhub_common.wire.transfer import RATES_MAX, LinkRate, Transport
 from tensorhub_planner.limits import Limits, Rates
 from tensorhub_planner.topology import TRANSPORTS, Distance, Place
 
+STEP: Final = math.sqrt(2)
+"""Of two neighbouring rates the higher is so many times the lower."""
 OWN_HOST: Final = "host"
 _LEVELS: Final[Mapping[Distance, str]] = {
     Distance.AGENT: OWN_HOST,
@@ -51,6 +57,11 @@ def believed(rates: Sequence[LinkRate], limits: Limits) -> Believed:
     }
 
 
+def stepped(bps: float) -> float:
+    """Return the rate of the steps that is nearest."""
+    return STEP ** round(math.log(bps, STEP))
+
+
 def measured_limits(rates: Believed, limits: Limits) -> Limits:
     """Return the limits with the rates by distance that the measured links speak for."""
     if not rates:
@@ -60,7 +71,7 @@ def measured_limits(rates: Believed, limits: Limits) -> Limits:
     best = max([*rack, *site], default=0)
     return msgspec.structs.replace(
         limits,
-        local=limits.local if own is None else msgspec.structs.replace(limits.local, ingest_bps=float(own.bps)),
+        local=limits.local if own is None else msgspec.structs.replace(limits.local, ingest_bps=stepped(own.bps)),
         rack=_like(limits.rack, rack or site, best),
         network=_like(limits.network, site or rack, best),
     )
@@ -74,4 +85,4 @@ def _of(distance: Distance, rates: Believed) -> list[int]:
 def _like(model: Rates, measured: Sequence[int], best: int) -> Rates:
     if not measured:
         return model
-    return msgspec.structs.replace(model, ingest_bps=float(best), source_bps=float(median(measured)))
+    return msgspec.structs.replace(model, ingest_bps=stepped(best), source_bps=stepped(median(measured)))

@@ -28,7 +28,7 @@ from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import IDLE, Load
 from tensorhub_planner.mapping import not_here, the_one
-from tensorhub_planner.measured import believed, link_of, measured_limits
+from tensorhub_planner.measured import believed, link_of, measured_limits, stepped
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
 from tensorhub_planner.reasons import why_mapped, why_plan, why_refusal, why_share
 from tensorhub_planner.sources import Holder, Holders, Seat, named
@@ -136,6 +136,7 @@ def _sort_out(
             continue
         busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
         link = link_of(distance, topology.places.get(source.agent))
+        rate = rates.get((link, TRANSPORTS[distance]))
         offers.append(
             Offer(
                 source=source,
@@ -145,8 +146,9 @@ def _sort_out(
                 depth=0 if holder.turn is None else holder.depth,
                 lot=xxhash.xxh3_64_intdigest(f"{source.agent}/{source.replica}".encode(), seed),
                 pieces=pieces,
-                measured=rates.get((link, TRANSPORTS[distance])),
                 link=link,
+                measured=rate,
+                measured_bps=None if rate is None else stepped(rate.bps),
             )
         )
     return _Sorted(tuple(offers), tuple(left_out), tuple(strangers), ends)

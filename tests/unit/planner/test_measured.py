@@ -4,13 +4,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.planner.given import GIVEN_LINKS, MIB, agents, demand, holder, planned
+from tests.unit.planner.given import GIVEN_LINKS, MIB, SEAT, SIZES, TOPOLOGY, agents, demand, holder, planned, source
 
-from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, Transport
+from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, SourceId, Transport
 from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
 from tensorhub_planner.load import Busy, Load
-from tensorhub_planner.measured import OWN_HOST, believed, link_of, measured_limits
-from tensorhub_planner.topology import Distance, Place
+from tensorhub_planner.measured import OWN_HOST, STEP, believed, link_of, measured_limits, stepped
+from tensorhub_planner.plan import plan
+from tensorhub_planner.sources import Holders
+from tensorhub_planner.topology import Distance, Place, Topology
 
 GB = 10**9
 LIMITS = Limits()
@@ -69,7 +71,7 @@ def test_what_is_not_measured_is_as_its_like() -> None:
     """Hosts of a site: the median of those that are measured. The reader takes in what it got at best."""
     rates = [rate("site/a", 1 * GB), rate("site/b", 2 * GB), rate("site/c", 9 * GB)]
     limits = measured_limits(believed(rates, LIMITS), LIMITS)
-    assert (limits.network.source_bps, limits.network.ingest_bps) == (2 * GB, 9 * GB)
+    assert (limits.network.source_bps, limits.network.ingest_bps) == (stepped(2 * GB), stepped(9 * GB))
     assert limits.rack == limits.network, "of the rack nothing is known but that it is of this network"
     assert (limits.local, limits.wide) == (LOCAL, WIDE)
 
@@ -77,19 +79,45 @@ def test_what_is_not_measured_is_as_its_like() -> None:
 def test_a_rack_is_measured_by_itself() -> None:
     rates = [rate("rack/a", 8 * GB), rate("site/b", 2 * GB)]
     limits = measured_limits(believed(rates, LIMITS), LIMITS)
-    assert (limits.rack.source_bps, limits.network.source_bps) == (8 * GB, 2 * GB)
-    assert limits.rack.ingest_bps == limits.network.ingest_bps == 8 * GB
+    assert (limits.rack.source_bps, limits.network.source_bps) == (stepped(8 * GB), stepped(2 * GB))
+    assert limits.rack.ingest_bps == limits.network.ingest_bps == stepped(8 * GB)
 
 
 def test_the_readers_own_host_and_other_sites_say_nothing_of_the_network() -> None:
     rates = [rate(OWN_HOST, 5 * GB, transport="local"), rate("wan/paris", 100)]
     limits = measured_limits(believed(rates, LIMITS), LIMITS)
-    assert limits.local.ingest_bps == 5 * GB
+    assert limits.local.ingest_bps == stepped(5 * GB)
     assert limits.local.source_bps is None
     assert (limits.network, limits.wide) == (NETWORK, WIDE)
 
 
+@given(st.integers(1, 10**12))
+def test_a_rate_counts_as_the_nearest_step(bps: int) -> None:
+    """Within the square root of a step; and a step is its own."""
+    assert STEP**-0.5001 <= stepped(bps) / bps <= STEP**0.5001
+    assert stepped(stepped(bps)) == stepped(bps)
+
+
 # What a plan makes of it.
+
+
+def test_of_sources_that_are_about_as_fast_the_lot_decides() -> None:
+    """Else every reader would take the one that was measured a little faster."""
+    readers = [source(f"reader-{number}") for number in range(32)]
+    rates = (rate("site/host-of-a", GB), rate("site/host-of-b", GB + GB // 50))
+    wants = [
+        msgspec.structs.replace(measured(*rates), replica=reader.replica, agent=reader.agent) for reader in readers
+    ]
+    found = {agent for each, reader in zip(wants, readers, strict=True) for agent in _given_to(each, reader)}
+    assert found == {"a", "b"}
+
+
+def _given_to(wants: Demand, reader: SourceId) -> list[str]:
+    places = Topology({**TOPOLOGY.places, reader.agent: Place("host-of-reader", "berlin")})
+    seat = msgspec.structs.replace(SEAT, me=reader)
+    answer = plan(wants, seat, SIZES, Holders((holder("a"), holder("b"))), places, {}, LIMITS)
+    assert isinstance(answer, Plan)
+    return agents(answer)
 
 
 def test_a_source_that_was_measured_to_be_slow_is_avoided() -> None:
@@ -161,5 +189,5 @@ def test_whoever_gives_one_reader_more_the_most_is_read(bps: dict[str, int], rea
     load: Load = {(agent, "ucxx"): Busy(count, 0) for agent, count in zip("abcde", readers, strict=True) if count}
     wants = measured(*(rate(f"site/host-of-{agent}", each) for agent, each in bps.items()))
     found = planned(*(holder(agent) for agent in "abcde"), wants=wants, load=load)
-    gives = {agent: bps[agent] / (count + 1) for agent, count in zip("abcde", readers, strict=True)}
+    gives = {agent: stepped(bps[agent]) / (count + 1) for agent, count in zip("abcde", readers, strict=True)}
     assert max(gives[agent] for agent in agents(found)) == max(gives.values())

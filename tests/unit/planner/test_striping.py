@@ -37,6 +37,13 @@ def test_a_busier_source_gives_less() -> None:
     assert found.nbytes == pytest.approx((6 * GB, 3 * GB))
 
 
+def test_a_slow_source_gives_less() -> None:
+    """One that was measured to give a quarter of the other's gives a fifth, so that both end together."""
+    found = stripe(10 * GB, [Candidate(0, 0, 4 * GB), Candidate(0, 0, 1 * GB)], RATES, 16, 0.0)
+    assert found.nbytes == pytest.approx((8 * GB, 2 * GB))
+    assert found.seconds == pytest.approx(2.02)
+
+
 def test_a_small_read_is_not_striped() -> None:
     """Where asking one more source costs more than it brings."""
     assert len(stripe(1024, [Candidate(3)] * 4, RATES, 16, 0.1).nbytes) == 1
