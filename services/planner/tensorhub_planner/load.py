@@ -5,8 +5,9 @@ load is an agent's, not a shard's, and counted by transport: a local reader copi
 network card alone. Readers of all jobs share it, since an agent serves all of them.
 
 A planner knows only of its own plans, and of those only since it was started. So agents say with each beat how many
-read from them (`said.py`), and the larger counts: what is assigned here, or what was said and has been assigned here
-since. Too much is counted for a beat at most; all of it steers, and nothing that must be true depends on it.
+read from them (`said.py`), and the larger counts: what is assigned here, or what was said, with those that were
+assigned here since and without those that ended. It is wrong for a beat at most; all of it steers, and nothing that must
+be true depends on it.
 
 Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and `fresh` are
 readers that are assigned.
@@ -78,6 +79,8 @@ class Ledger:
     _busy: dict[Lane, Busy] = field(default_factory=dict)
     _fresh: dict[Lane, set[Reader]] = field(default_factory=dict)
     """Who was assigned to a source since it last said who reads from it."""
+    _over: dict[Lane, int] = field(default_factory=dict)
+    """So many of those that were assigned before have ended since."""
     said: Said = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +92,7 @@ class Ledger:
         if self.said.hear(beat, now):
             for transport in TRANSPORTS:
                 self._fresh.pop((beat.agent, transport), None)
+            self._forget_over(beat.agent)
 
     def at(self, now: float) -> Load:
         """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
@@ -100,13 +104,13 @@ class Ledger:
         return _Merged(self, now)
 
     def busy(self, lane: Lane, now: float) -> Busy:
-        """Return the load of a source: what is assigned, or what it said and has been assigned since."""
+        """Return the load of a source: what is assigned, or what it said and has changed since."""
         assigned = self._busy.get(lane, IDLE)
         said = self.said.at(*lane, now)
         if said is None:
             return assigned
-        readers, nbytes = said
-        return Busy(max(assigned.readers, readers + len(self._fresh.get(lane, ()))), max(assigned.nbytes, nbytes))
+        readers = said[0] + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
+        return Busy(readers, max(assigned.nbytes, said[1])) if readers > assigned.readers else assigned
 
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""
@@ -160,6 +164,7 @@ class Ledger:
             case AgentLost():
                 self._gone(event.agent)
                 self.said.forget(event.agent, event.incarnation)
+                self._forget_over(event.agent)
             case _:
                 pass
 
@@ -188,6 +193,10 @@ class Ledger:
             for lane in [lane for lane in read.nbytes if lane[0] == agent]:
                 self._drop(reader, lane, read.nbytes.pop(lane))
 
+    def _forget_over(self, agent: str) -> None:
+        for transport in TRANSPORTS:
+            self._over.pop((agent, transport), None)
+
     def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
         if lane not in read.nbytes:
             self._fresh.setdefault(lane, set()).add(reader)
@@ -197,11 +206,12 @@ class Ledger:
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
     def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
-        fresh = self._fresh.get(lane)
-        if fresh is not None:
-            fresh.discard(reader)
-            if not fresh:
-                del self._fresh[lane]
+        fresh = self._fresh.get(lane, set())
+        if reader not in fresh and self.said.knows(lane[0]):
+            self._over[lane] = self._over.get(lane, 0) + 1
+        fresh.discard(reader)
+        if not fresh:
+            self._fresh.pop(lane, None)
         before = self._busy[lane]
         if before.readers == 1:
             del self._busy[lane]

@@ -8,8 +8,8 @@ a whole, whichever of its hosts the bytes come from. What is not measured itself
 the median of those at the same distance, and the most that a reader takes in as the best that it got from any. So a
 source of which nothing is known is neither avoided nor sought, and the model's ratios hold for measured rates too.
 
-Rates count in steps of `STEP`: what differs by less than a rate is wrong by is equal, and then load and lot decide. Else
-all readers would go to whichever of a hundred equal sources was measured a little faster.
+Rates count in steps of `STEP`: what differs by less than a rate is wrong by is equal, and then load and lot decide.
+Else all readers would go to whichever of a hundred equal sources was measured a little faster.
 """
 
 import math

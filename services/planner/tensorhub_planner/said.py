@@ -53,6 +53,10 @@ class Said:
         """Yield the agents and transports that had readers by the last word."""
         return ((agent, transport) for agent, word in self._words.items() for transport in word.serving)
 
+    def knows(self, agent: str) -> bool:
+        """Tell whether an agent has spoken."""
+        return agent in self._words
+
     def unheard(self, agents: Iterable[str], now: float) -> list[str]:
         """Return which of these agents have said nothing that still counts."""
         return [agent for agent in agents if self.at(agent, "local", now) is None]

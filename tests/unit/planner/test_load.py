@@ -158,7 +158,7 @@ def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: Ledger) -> 
 def test_the_larger_of_both_counts(ledger: Ledger) -> None:
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
-    ledger.hear(says("a", 1, 3), 0)
+    ledger.hear(says("a", 1, 30), 0)
     ledger.hear(says("b", 4, 3), 0)
     assert ledger.at(0) == {("a", "ucxx"): Busy(2, 10), ("b", "ucxx"): Busy(4, 5)}
 
@@ -175,6 +175,16 @@ def test_what_was_assigned_since_an_agent_spoke_comes_on_top(ledger: Ledger) -> 
     ledger.assign(TWO, of(share("a", 5)), 1)
     ledger.done(TWO)
     assert ledger.at(1)["a", "ucxx"].readers == 5
+
+
+def test_whose_read_has_ended_since_is_not_counted_any_more(ledger: Ledger) -> None:
+    """The log says so before the next beat does; one reader was planned by somebody else, and is still there."""
+    ledger.assign(ONE, of(share("a", 5)), 0)
+    ledger.hear(says("a", 2), 0)
+    ledger.done(ONE)
+    assert ledger.at(0)["a", "ucxx"].readers == 1
+    ledger.hear(says("a", 1), 1)
+    assert ledger.at(1)["a", "ucxx"].readers == 1
 
 
 def test_a_lost_agents_word_is_forgotten(ledger: Ledger) -> None:
