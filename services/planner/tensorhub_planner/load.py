@@ -6,8 +6,8 @@ network card alone. Readers of all jobs share it, since an agent serves all of t
 
 A planner knows only of its own plans, and of those only since it was started. So agents say with each beat how many
 read from them (`said.py`), and the larger counts: what is assigned here, or what was said, with those that were
-assigned here since and without those that ended. It is wrong for a beat at most; all of it steers, and nothing that must
-be true depends on it.
+assigned here since and without those that ended. It is wrong for a beat at most; all of it steers, and nothing that
+must be true depends on it.
 
 Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and `fresh` are
 readers that are assigned.
