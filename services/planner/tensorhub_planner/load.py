@@ -15,7 +15,7 @@ readers that are assigned.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Final, TypeVar, get_args, overload
 
 import msgspec
 
@@ -58,6 +58,7 @@ IDLE: Final = Busy(0, 0)
 Load = Mapping[Lane, Busy]
 
 TRANSPORTS: Final = get_args(Transport)
+D = TypeVar("D")
 
 
 @dataclass(slots=True)
@@ -227,12 +228,21 @@ class _Merged(Mapping[Lane, Busy]):
 
     def __getitem__(self, lane: Lane) -> Busy:
         found = self._ledger.busy(lane, self._now)
-        if found == IDLE:
+        if not found.readers:
             raise KeyError(lane)
         return found
 
+    @overload
+    def get(self, lane: Lane, default: None = None, /) -> Busy | None: ...
+    @overload
+    def get(self, lane: Lane, default: Busy | D, /) -> Busy | D: ...
+    def get(self, lane: Lane, default: Busy | D | None = None, /) -> Busy | D | None:
+        """Return a source's load without the cost of an exception: most sources are idle."""
+        found = self._ledger.busy(lane, self._now)
+        return found if found.readers else default
+
     def __iter__(self) -> Iterator[Lane]:
-        return (lane for lane in self._ledger.lanes() if self._ledger.busy(lane, self._now) != IDLE)
+        return (lane for lane in self._ledger.lanes() if self._ledger.busy(lane, self._now).readers)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
