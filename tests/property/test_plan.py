@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.wire.transfer import Demand, LinkRate, Plan, Range, Refusal, SourceId, Transport, Turn, precedes
+from tensorhub_planner.busy import Busy, Lane
 from tensorhub_planner.coverage import chain_ends, grounded
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Busy, Lane
 from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
 from tensorhub_planner.ranges import Ranges, Sizes, normal
 from tensorhub_planner.sources import Holder, Holders, Seat

@@ -15,7 +15,7 @@ readers that are assigned.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar, get_args, overload
+from typing import TypeVar, overload
 
 import msgspec
 
@@ -29,12 +29,10 @@ from tensorhub_common.wire.events import (
     ShardFilled,
     ShardReleased,
 )
-from tensorhub_common.wire.transfer import Plan, SourceId, Transport
+from tensorhub_common.wire.transfer import Plan, SourceId
+from tensorhub_planner.busy import IDLE, TRANSPORTS, Busy, Lane
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.said import Said
-
-Lane = tuple[str, Transport]
-"""An agent, and a way in which it is read."""
 
 
 class Reader(msgspec.Struct, frozen=True, array_like=True):
@@ -46,18 +44,8 @@ class Reader(msgspec.Struct, frozen=True, array_like=True):
     shard: int
 
 
-class Busy(msgspec.Struct, frozen=True, array_like=True):
-    """How many readers a source has, and the bytes that were assigned to them."""
-
-    readers: int
-    nbytes: int
-
-
-IDLE: Final = Busy(0, 0)
-
 Load = Mapping[Lane, Busy]
 
-TRANSPORTS: Final = get_args(Transport)
 D = TypeVar("D")
 
 
@@ -106,12 +94,11 @@ class Ledger:
 
     def busy(self, lane: Lane, now: float) -> Busy:
         """Return the load of a source: what is assigned, or what it said and has changed since."""
-        assigned = self._busy.get(lane, IDLE)
-        said = self.said.at(*lane, now)
-        if said is None:
+        assigned, said = self._busy.get(lane, IDLE), self.said.at(lane, now)
+        if not said.readers and lane not in self._fresh:
             return assigned
-        readers = said[0] + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
-        return Busy(readers, max(assigned.nbytes, said[1])) if readers > assigned.readers else assigned
+        readers = said.readers + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
+        return Busy(readers, max(assigned.nbytes, said.nbytes)) if readers > assigned.readers else assigned
 
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""
@@ -180,6 +167,7 @@ class Ledger:
         for lane, readers in self._fresh.items():
             for reader in readers:
                 assert lane in self._reads[reader].nbytes, f"{reader} is fresh at {lane}, and not assigned to it"
+        self.said.check()
         times = [read.since for read in self._reads.values()]
         assert times == sorted(times), f"reads out of the order of their time: {times}"
 

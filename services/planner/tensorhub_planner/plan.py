@@ -23,10 +23,11 @@ import xxhash
 
 from tensorhub_common.errors import BadCommand, VersionUnavailable
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId, precedes
+from tensorhub_planner.busy import IDLE
 from tensorhub_planner.choosing import Choice, Offer, choose
 from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import IDLE, Load
+from tensorhub_planner.load import Load
 from tensorhub_planner.mapping import not_here, the_one
 from tensorhub_planner.measured import believed, link_of, measured_limits, stepped
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told

@@ -4,23 +4,16 @@ Each beat of an agent brings it, so it is as old as a beat. Always true: an agen
 incarnation heard, its latest; a word counts for `said_s_max`, and there are at most `AGENTS_MAX` of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.transfer import Transport
+from tensorhub_planner.busy import IDLE, TRANSPORTS, Busy, Lane
 from tensorhub_planner.limits import Limits
 
 AGENTS_MAX: Final = 65_536
 """Words of so many agents are kept; the oldest goes first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    incarnation: int
-    at: float
-    serving: dict[Transport, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -28,30 +21,33 @@ class Said:
     """The last word of each agent."""
 
     limits: Limits
-    _words: dict[str, _Word] = field(default_factory=dict)
+    _words: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By agent its incarnation, and when it spoke."""
+    _busy: dict[Lane, tuple[float, Busy]] = field(default_factory=dict)
+    """The same for each that has readers, and what it said: plans look up many that have none."""
 
     def hear(self, beat: Beat, now: float) -> bool:
         """Take an agent's beat; False: one of an incarnation that is over."""
-        before = self._words.get(beat.agent)
-        if before is not None and beat.incarnation < before.incarnation:
+        before, _ = self._words.get(beat.agent, (0, 0.0))
+        if beat.incarnation < before:
             return False
-        self._words.pop(beat.agent, None)
-        serving = {each.transport: (max(each.readers, 0), max(each.nbytes, 0)) for each in beat.serving}
-        self._words[beat.agent] = _Word(beat.incarnation, now, serving)
+        self._drop(beat.agent)
+        self._words[beat.agent] = (beat.incarnation, now)
+        for each in beat.serving:
+            if each.readers > 0:
+                self._busy[beat.agent, each.transport] = (now, Busy(each.readers, max(each.nbytes, 0)))
         if len(self._words) > AGENTS_MAX:
-            del self._words[next(iter(self._words))]
+            self._drop(next(iter(self._words)))
         return True
 
-    def at(self, agent: str, transport: Transport, now: float) -> tuple[int, int] | None:
-        """Return how many readers an agent has, and their bytes; None: it has said nothing that still counts."""
-        word = self._words.get(agent)
-        if word is None or now - word.at >= self.limits.said_s_max:
-            return None
-        return word.serving.get(transport, (0, 0))
+    def at(self, lane: Lane, now: float) -> Busy:
+        """Return who reads from a source, as it said; nobody, if it has said nothing that still counts."""
+        said = self._busy.get(lane)
+        return IDLE if said is None or now - said[0] >= self.limits.said_s_max else said[1]
 
-    def lanes(self) -> Iterator[tuple[str, Transport]]:
-        """Yield the agents and transports that had readers by the last word."""
-        return ((agent, transport) for agent, word in self._words.items() for transport in word.serving)
+    def lanes(self) -> Iterable[Lane]:
+        """Return the sources that had readers by their last word."""
+        return self._busy.keys()
 
     def knows(self, agent: str) -> bool:
         """Tell whether an agent has spoken."""
@@ -59,10 +55,21 @@ class Said:
 
     def unheard(self, agents: Iterable[str], now: float) -> list[str]:
         """Return which of these agents have said nothing that still counts."""
-        return [agent for agent in agents if self.at(agent, "local", now) is None]
+        never = -self.limits.said_s_max
+        return [each for each in agents if now - self._words.get(each, (0, now + never))[1] >= self.limits.said_s_max]
 
     def forget(self, agent: str, incarnation: int) -> None:
         """The agent's incarnation is lost, and its leases with it."""
-        word = self._words.get(agent)
-        if word is not None and word.incarnation <= incarnation:
-            del self._words[agent]
+        if agent in self._words and self._words[agent][0] <= incarnation:
+            self._drop(agent)
+
+    def _drop(self, agent: str) -> None:
+        self._words.pop(agent, None)
+        for transport in TRANSPORTS:
+            self._busy.pop((agent, transport), None)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        for (agent, transport), (at, busy) in self._busy.items():
+            assert at == self._words[agent][1], f"{agent} said of {transport} what is not of its last word"
+            assert busy.readers > 0, f"{agent} is idle by {transport}"

@@ -10,8 +10,9 @@ from tests.unit.planner.given import source
 from tensorhub_common.wire.asks import Beat, Serving
 from tensorhub_common.wire.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
 from tensorhub_common.wire.transfer import Plan, Share, Transport
+from tensorhub_planner.busy import Busy
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Busy, Ledger, Reader
+from tensorhub_planner.load import Ledger, Reader
 
 JOB = "run-7"
 ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))

@@ -5,7 +5,8 @@ from tests.unit.planner.given import LAYOUT, SIZES, TOPOLOGY, agents, answer, de
 
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.transfer import Demand
-from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.busy import Busy
+from tensorhub_planner.load import Load
 from tensorhub_planner.topology import Topology
 
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tests.unit.planner.given import GIVEN_LINKS, MIB, SEAT, SIZES, TOPOLOGY, agents, demand, holder, planned, source
 
 from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, SourceId, Transport
+from tensorhub_planner.busy import Busy
 from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
-from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.load import Load
 from tensorhub_planner.measured import OWN_HOST, STEP, believed, link_of, measured_limits, stepped
 from tensorhub_planner.plan import plan
 from tensorhub_planner.sources import Holders

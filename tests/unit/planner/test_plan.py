@@ -21,9 +21,10 @@ from tests.unit.planner.given import (
 )
 
 from tensorhub_common.wire.transfer import Plan
+from tensorhub_planner.busy import Busy
 from tensorhub_planner.coverage import PlanError
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.load import Load
 from tensorhub_planner.plan import RANGES_MAX, plan
 from tensorhub_planner.ranges import NOTHING, Sizes
 from tensorhub_planner.sources import Holders

@@ -2,7 +2,8 @@
 
 from tests.unit.planner.given import MIB, SIZES, TOPOLOGY, answer, demand, holder, planned, refused
 
-from tensorhub_planner.load import Busy, Load
+from tensorhub_planner.busy import Busy
+from tensorhub_planner.load import Load
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import CHOICES_TOLD_MAX, why_refusal
 from tensorhub_planner.sources import ABSENT_MAX, Holders

@@ -1,10 +1,13 @@
 """What agents say of their readers, and how long it counts."""
 
 from tensorhub_common.wire.asks import Beat, Serving
+from tensorhub_planner.busy import IDLE, Busy, Lane
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.said import Said
 
 KEPT_S = 3.0
+A: Lane = ("a", "ucxx")
+B: Lane = ("b", "ucxx")
 
 
 def beat(agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1) -> Beat:
@@ -16,23 +19,24 @@ def said(*beats: Beat) -> Said:
     made = Said(Limits(said_s_max=KEPT_S))
     for each in beats:
         made.hear(each, 0.0)
+        made.check()
     return made
 
 
 def test_the_last_word_counts_for_a_while() -> None:
     known = said(beat(), beat(readers=1, nbytes=3))
-    assert known.at("a", "ucxx", KEPT_S - 0.1) == (1, 3)
-    assert known.at("a", "local", 0.0) == (0, 0), "what it does not name it does not serve"
-    assert known.at("a", "ucxx", KEPT_S) is None
-    assert known.at("b", "ucxx", 0.0) is None
+    assert known.at(A, KEPT_S - 0.1) == Busy(1, 3)
+    assert known.at(("a", "local"), 0.0) == IDLE, "what it does not name it does not serve"
+    assert known.at(A, KEPT_S) == IDLE
+    assert known.at(B, 0.0) == IDLE
 
 
 def test_what_an_older_incarnation_still_says_does_not_count() -> None:
     known = said(beat(incarnation=2))
     assert not known.hear(beat(readers=9, incarnation=1), 1.0)
-    assert known.at("a", "ucxx", 1.0) == (2, 5)
+    assert known.at(A, 1.0) == Busy(2, 5)
     assert known.hear(beat(readers=0, incarnation=3), 1.0)
-    assert known.at("a", "ucxx", 1.0) == (0, 0)
+    assert known.at(A, 1.0) == IDLE
 
 
 def test_a_lost_agent_serves_nobody() -> None:
@@ -40,8 +44,8 @@ def test_a_lost_agent_serves_nobody() -> None:
     known = said(beat("a", incarnation=1), beat("b", incarnation=2))
     for agent in ("a", "b", "unheard-of"):
         known.forget(agent, 1)
-    assert known.at("a", "ucxx", 0.0) is None
-    assert known.at("b", "ucxx", 0.0) == (2, 5)
+    assert known.at(A, 0.0) == IDLE
+    assert known.at(B, 0.0) == Busy(2, 5)
 
 
 def test_who_has_not_spoken_is_named() -> None:
@@ -51,4 +55,4 @@ def test_who_has_not_spoken_is_named() -> None:
 
 
 def test_nonsense_is_no_load() -> None:
-    assert said(beat(readers=-3, nbytes=-1)).at("a", "ucxx", 0.0) == (0, 0)
+    assert said(beat(readers=-3, nbytes=-1)).at(A, 0.0) == IDLE

@@ -1,0 +1,22 @@
+"""How busy a source is: its readers, and their bytes. Pure."""
+
+from typing import Final, get_args
+
+import msgspec
+
+from tensorhub_common.wire.transfer import Transport
+
+TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
+
+Lane = tuple[str, Transport]
+"""An agent, and a way in which it is read."""
+
+
+class Busy(msgspec.Struct, frozen=True, array_like=True):
+    """How many readers a source has, and the bytes that were assigned to them."""
+
+    readers: int
+    nbytes: int
+
+
+IDLE: Final = Busy(0, 0)
