@@ -33,8 +33,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """A box of a registered tensor that is a box of a global tensor of another name: q, k or v of a fused qkv.
 
     Both boxes have the same sizes once the dimensions in front that have one element are left out: an expert's matrix
-    may be one layer of a stack of them. A part without a name is padding: it is in no global tensor. `register` makes it
-    zero, and so does a read by a transfer program, so that equal weights in equal layouts are equal bytes.
+    may be one layer of a stack of them. A part without a name is padding: it is in no global tensor. `register` makes
+    it zero, and so does a read by a transfer program, so that equal weights in equal layouts are equal bytes.
     """
 
     name: str
