@@ -42,6 +42,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_simulator.clock import Node
+from tensorhub_simulator.deltas import Deltas
 from tensorhub_simulator.errands import Errands
 from tensorhub_simulator.lanes import Lanes
 from tensorhub_simulator.link import Link
@@ -70,6 +71,7 @@ class AgentNode(Node):
         self.shelf: dict[Key, Shelved] = {}
         self.links: dict[tuple[Key, int], Link] = {}
         self.lanes = Lanes(self)
+        self.deltas = Deltas()
         self.gone: set[int] = set()
         """Sessions that have ended: what they sent last is not read any more."""
         self.dies_in: int | None = None
@@ -100,6 +102,7 @@ class AgentNode(Node):
         self.up, self.state.paused, self.dies_in = True, False, None
         self.backlog.clear()
         self.gone.clear()
+        self.deltas = Deltas()
         self._timer, self._rejoining = None, False
         self.core = AgentCore(self.name, self.world.plan.limits)
         for shelved in self.shelf.values():
@@ -218,6 +221,7 @@ class AgentNode(Node):
                 self._errands.digest(effect)
             case Save():
                 self.shelf[effect.key].save(effect)
+                self.deltas.stands(effect, self.shelf[effect.key].segment)
             case Probe():
                 self._errands.probe(effect)
             case Duplicate():

@@ -281,6 +281,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "incarnation-ignored": bugs_trust.incarnation_ignored,
     "ready-before-all": bugs_trust.ready_before_all,
     "filled-forgotten": bugs_trust.filled_forgotten,
+    "patch-not-judged": bugs_trust.patch_not_judged,
     "turns-forgotten": bugs_trust.turns_forgotten,
     "change-not-switched": bugs_trust.change_not_switched,
     **registry_bugs.BUGS,

@@ -15,10 +15,12 @@ from tensorhub_common.catalog import apply, availability, filling, lookup, membe
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import Catalog, known_root
 from tensorhub_common.catalog.table import AgentState, RoundState, ShardMove, ShardState
-from tensorhub_common.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.digests import PIECE_DIGEST_BYTES, digest_of
 from tensorhub_common.errors import StaleSender
 from tensorhub_common.wire.commands import Filled, Sender
 from tensorhub_simulator import upgrading
+from tensorhub_simulator.deltas import Delta, Deltas
+from tensorhub_simulator.link import Link
 from tensorhub_simulator.planner import PlannerNode
 
 if TYPE_CHECKING:
@@ -135,6 +137,30 @@ def turns_forgotten() -> list["Replacement"]:
                     replica.round.decided = 0
 
     return [(PlannerNode, "_restore", forget)]
+
+
+def patch_from_another_version() -> list["Replacement"]:
+    """A source gives the last delta that it has, from whatever version that leads; digests find out."""
+
+    def between(self: Any, key: Key, _base: str, root: str | None) -> Any:
+        stood = self._stood.get(key, {})
+        others = [data for other, data in stood.items() if other != root]
+        return Delta(others[-1], stood[root]) if others and root in stood else None
+
+    return [(Deltas, "between", between)]
+
+
+def patch_not_judged() -> list["Replacement"]:
+    """The same, and a patched piece is taken for what the source says of it."""
+    found = Link.found
+
+    def believed(self: Any, pieces: list[int]) -> bytes:
+        return b"".join(
+            digest_of(self._digests, piece) if self._wire.is_patched(piece) else found(self, [piece])
+            for piece in pieces
+        )
+
+    return [*patch_from_another_version(), (Link, "found", believed)]
 
 
 def change_not_switched() -> list["Replacement"]:

@@ -21,8 +21,10 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
+from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
+from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.memory import Segment, Violation
 from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
 
@@ -42,6 +44,9 @@ LEASE_HOLD_S: Final = 1.0
 HOLD_LOOK_S: Final = 0.02
 """How often a question that a source holds is looked at: production wakes it."""
 
+PATCH_ODDS: Final = 0.8
+"""So often a source that could has deltas."""
+
 News = SourceOpened | Available | BatchDone | SourceLost | SourceClosed
 
 
@@ -53,6 +58,7 @@ class Link:
         self.reader, self.clock = reader, reader.world.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
         self.version, self.root, self.turn = effect.version, effect.root, effect.turn
+        self.base = effect.base
         self.source = reader.world.agents[effect.share.source.agent]
         self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
         self.source_life, self.reader_life = 0, reader.life
@@ -61,6 +67,8 @@ class Link:
         self.is_local = self.share.transport == "local"
         self.receives = Receives(self)
         self._wire: Wire | None = None
+        self._digests = b""
+        """What the source says that its pieces hash to."""
         self._early: list[tuple[Range, ...]] = []
         """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
@@ -168,14 +176,20 @@ class Link:
             return
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
-        self._at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces))
+        delta = None
+        if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
+            delta = self.source.deltas.between(lease.key, self.base.root, self.root)
+        self._at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
 
-    def _opened(self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None) -> None:
+    def _opened(
+        self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
+    ) -> None:
         if self.closing:
             self._tell_source(LeaseMove.READER_GONE)
             return
         self.is_open = True
-        self._wire = Wire(self, memory, self._arrived)
+        self._wire = Wire(self, memory, self._arrived, delta)
+        self._digests = grant.digests
         self._tell(SourceOpened(self.key, self.number, grant.digests, pieces))
         for later in self._early:
             self.available(later)
@@ -230,18 +244,41 @@ class Link:
         if self._wire is not None:
             self._wire.ask(pieces)
 
-    def _arrived(self, half: Half, at: int, data: bytes) -> None:
+    def _arrived(self, half: Half, at: int, sent: bytes | Overwrites) -> None:
         if not self.receives.open:
             return
+        data = sent if isinstance(sent, bytes) else self._patched(at, sent)
         ended = self.receives.land(half, at, data)
         if ended is None:
             if self._tells_progress:
                 self._at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
             return
-        segment = self.reader.shelf[self.key].target
-        found = segment.digests(ended.pieces) if self.reader.world.plan.digests else b""
+        found = self.found(ended.pieces) if self.reader.world.plan.digests else b""
+        assert self._wire is not None
+        wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
+        if wrong:
+            # As `encodings/reading.py` does: they come as they are, and nothing is said of them before.
+            self.reader.world.mispatched += len(wrong)
+            self.receives.again(ended, wrong)
+            self._wire.ask_plain(wrong)
+            return
+        self.reader.world.patched += sum(map(self._wire.is_patched, ended.pieces))
         done = BatchDone(self.key, self.number, ended.batch, found)
         self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
+
+    def _patched(self, at: int, patch: Overwrites) -> bytes:
+        """Return what a patch makes of what stands here of the old version."""
+        shelved = self.reader.shelf.get(self.key)
+        old = shelved.segment.data[at : at + patch.nbytes] if shelved is not None else bytes(patch.nbytes)
+        return patch.over(bytes(old))
+
+    def found(self, pieces: list[int]) -> bytes:
+        """Hash pieces where they stand."""
+        return self.reader.shelf[self.key].target.digests(pieces)
+
+    def is_right(self, piece: int) -> bool:
+        """Tell whether a piece hashes to what the source says of it."""
+        return self.found([piece]) == digest_of(self._digests, piece)
 
     def _done(self, done: BatchDone) -> None:
         if not self.closed:

@@ -63,6 +63,10 @@ class Totals:
     jumps: int = 0
     losses: int = 0
     """Disks that were lost."""
+    patched: int = 0
+    """Pieces that came as patches, and were right."""
+    mispatched: int = 0
+    """Pieces that were patched, were wrong, and came as they are."""
     seconds: float = 0.0
     raised: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
@@ -78,6 +82,8 @@ class Totals:
             self.reads += job.calls.reads
             self.raised.update(job.calls.raised)
             self.left.update(job.left)
+            self.patched += job.patched
+            self.mispatched += job.mispatched
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.memory import Segment, Violation
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ class Receives:
             segment.writers.pop(done, None)
         return landing
 
+    def again(self, landing: Landing, pieces: list[int]) -> None:
+        """Let these pieces of a batch that has just landed be written once more, before it is told of."""
+        landing.halves = 2 * len(pieces)
+        for piece in pieces:
+            self._segment.writers[piece] = self.link
+
     def close(self) -> None:
         """Let nothing be written any more."""
         self.open = False
@@ -96,8 +103,17 @@ class Receives:
 class Wire:
     """The bytes of one source on their way."""
 
-    def __init__(self, link: "Link", memory: Segment, arrived: Callable[[Half, int, bytes], None]) -> None:
-        """Bring them out of the source's memory to `arrived`."""
+    def __init__(
+        self,
+        link: "Link",
+        memory: Segment,
+        arrived: Callable[[Half, int, bytes | Overwrites], None],
+        delta: Delta | None = None,
+    ) -> None:
+        """Bring them out of the source's memory to `arrived`; with a delta only what changed."""
+        self._delta = delta
+        self._plain: set[int] = set()
+        """Pieces that are wanted as they are all the same."""
         self.link, self.memory, self._arrived = link, memory, arrived
         self.asked: deque[Half] = deque()
         self._on_the_way = 0
@@ -107,6 +123,15 @@ class Wire:
         """Ask for pieces."""
         self.asked.extend((piece, half) for piece in pieces for half in (0, 1))
         self._go_on()
+
+    def ask_plain(self, pieces: list[int]) -> None:
+        """Ask for pieces as they are."""
+        self._plain.update(pieces)
+        self.ask(pieces)
+
+    def is_patched(self, piece: int) -> bool:
+        """Tell whether of a piece only what changed is sent."""
+        return self._delta is not None and piece not in self._plain
 
     def stop(self) -> None:
         """The source has heard that nobody reads any more."""
@@ -123,12 +148,14 @@ class Wire:
         else:
             clock.after(delay_s * link.source.drag, link.source, self._send, link.source_life)
 
-    def _next(self) -> tuple[Half, int, bytes]:
+    def _next(self) -> tuple[Half, int, bytes | Overwrites]:
         piece, half = self.asked.popleft()
         self.link.check_served(piece)
         start, end = self.memory.at[piece], self.memory.at[piece + 1]
         middle = (start + end) // 2
         begin, stop = (middle, end) if half else (start, middle)
+        if self._delta is not None and self.is_patched(piece):
+            return (piece, half), begin, self._delta.part(begin, stop)
         return (piece, half), begin, bytes(self.memory.data[begin:stop])
 
     def _copy(self) -> None:
@@ -153,7 +180,7 @@ class Wire:
         link.clock.after(link.clock.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
         self._go_on()
 
-    def _land(self, half: Half, at: int, data: bytes) -> None:
+    def _land(self, half: Half, at: int, data: bytes | Overwrites) -> None:
         self._on_the_way -= 1
         self._arrived(half, at, data)
         self._go_on()

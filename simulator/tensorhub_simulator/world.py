@@ -71,6 +71,8 @@ class World:
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.touched: set[AgentNode] = set()
+        self.patched = self.mispatched = 0
+        """Pieces that were right after they were patched, and pieces that were not and came as they are."""
         self.folded: set[RegistryNode] = set()
         self.places: dict[Key, Place] = {}
         self.quiet_since: float | None = None

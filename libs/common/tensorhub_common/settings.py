@@ -192,6 +192,21 @@ class Settings:
         example="500GiB",
         meaning="How many bytes of them it keeps beyond that in files, in `copies` of its state folder. 0: none.",
     )
+    deltas: int = _variable(
+        values.count,
+        "0",
+        unit="versions",
+        example="4",
+        meaning="For how many versions back an agent keeps exact deltas of what it publishes. Costs one more copy of it"
+        " in memory. 0: it makes none.",
+    )
+    delta_bytes: int = _variable(
+        values.byte_count(0),
+        "1GiB",
+        unit="bytes",
+        example="16GiB",
+        meaning="How many bytes of deltas an agent keeps, made or applied, to serve them to others.",
+    )
     address: str | None = _variable(
         values.optional_ip,
         "",

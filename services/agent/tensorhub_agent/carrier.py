@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tensorhub_agent.effects import (
     AskPlan,
     Available,
+    Base,
     BatchDone,
     CloseSource,
     Confirm,
@@ -58,6 +59,7 @@ class Carrier:
         self._digested: tuple[int, bytes] = (0, b"")
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
         self._driven_at = 0.0
+        self._base: Base | None = None
 
     def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
@@ -76,9 +78,22 @@ class Carrier:
             kept=(kept[2], kept[3]) if kept is not None and same else None,
         )
         self._turn = turn
+        self._base = self.transfer.base = self._base_for(root)
         if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+
+    def _base_for(self, root: str | None) -> Base | None:
+        """Return what stands here whole and will be overwritten: patches are good for that, and for nothing else.
+
+        What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
+        """
+        core, held = self._core, self._core.held
+        if not core.limits.digests or core.place.mapped or held.memory is not Memory.READY or held.version is None:
+            return None
+        if held.root in (None, NO_ROOT) or root in (None, NO_ROOT):
+            return None
+        return Base(held.version, held.root)
 
     def _new(
         self,
@@ -171,7 +186,7 @@ class Carrier:
             case Progressed():
                 transfer.progressed(news.source, news.nbytes, now)
             case BatchDone():
-                transfer.batch_done(news.source, news.batch, news.digests, now)
+                transfer.batch_done(news.source, news.batch, news.digests, now, news.encoded)
             case Confirmed():
                 transfer.confirmed(news.source, news.holds, now)
             case SourceLost():
@@ -276,9 +291,10 @@ class Carrier:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
         out = core.out
+        base = self._base if self.program is None else None
         out.extend(
             OpenSource(
-                key, n, share, transfer.version, self._root_of(share), self._turn, core.place.mapped, self.program
+                key, n, share, transfer.version, self._root_of(share), self._turn, core.place.mapped, self.program, base
             )
             for n, share in todo.open
         )

@@ -234,7 +234,9 @@ class Chronicle:
         if not isinstance(note, ReadNote) or not note.place.sampled or len(note.sources) >= SOURCES_NOTED_MAX:
             return None
         lease, read = note.place.beside(self._new_span()), note.place.beside(self._new_span())
-        note.sources[effect.source] = SourceNote(effect.share, reading, lease, read, at)
+        note.sources[effect.source] = SourceNote(
+            effect.share, reading, lease, read, at, None if effect.base is None else effect.base.version
+        )
         return lease
 
     def _read_news(self, note: ReadNote, news: ShardNews, at: int) -> None:

@@ -9,18 +9,20 @@ Always true:
 - What `copy_job.py` says of every job: it ends only when none of its threads writes any more. Until then nobody else
   may write into its destination.
 - Nothing outside the batch's spans is written. Spans that don't fit are refused before the first byte.
-- Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another.
+- Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another. Chores, which
+  nobody waits for, have a turn only when no job does.
 
 Calls through ctypes, and xxhash on more than 100 KB, let go of the GIL; slice assignment between memoryviews doesn't.
 Whoever lets go must win the GIL back, and waits for it up to `sys.getswitchinterval()` while the event loop computes:
 that is why parts are not smaller, and why an agent sets a short interval.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
@@ -29,7 +31,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.chores import Chore
 from tensorhub_agent.copy_job import Job
+from tensorhub_agent.settled import settled
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
@@ -166,7 +170,10 @@ class CopyPool:
     def __init__(self, threads: int = 0) -> None:
         """Start the threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
         self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
-        self._turns: SimpleQueue[Job | None] = SimpleQueue()
+        self._turns: SimpleQueue[Job | Chore | None] = SimpleQueue()
+        self._chores = asyncio.Lock()
+        """One chore at a time has a turn, so what stands beside it in the queue is a job."""
+        self._chore: Chore | None = None
         self._jobs: set[Job] = set()
         self._workers = [
             # Daemons, so that an exit never hangs on a copy that is under way.
@@ -183,7 +190,7 @@ class CopyPool:
 
         Raises ValueError, and copies nothing, when a span does not fit into one of the views.
         """
-        to, origin, nbytes = _columns(spans)
+        to, origin, nbytes = columns(spans)
         check_fits("source", len(source), origin, nbytes)
         check_fits("destination", len(destination), to, nbytes)
         if destination.readonly:
@@ -197,14 +204,27 @@ class CopyPool:
 
     def digest(self, view: memoryview, spans: Spans) -> CopyJob:
         """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
-        to, _, nbytes = _columns(spans)
+        to, _, nbytes = columns(spans)
         check_fits("view", len(view), to, nbytes)
         return self.start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
+
+    async def background(self, work: Callable[[], None]) -> None:
+        """Do what takes about as long as a task, as soon as no job has a turn, however long that may be.
+
+        It returns when no thread does the work any more; a cancelled caller is kept until then.
+        """
+        async with self._chores:
+            chore = Chore(work, lambda: self._turns.qsize() > 0)
+            self._turns.put(chore)
+            self._chore = chore
+            await settled(chore.over, chore.stop)
 
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""
         for job in self._jobs:
             job.stop()
+        if self._chore is not None:
+            self._chore.stop()
         for _ in self._workers:
             self._turns.put(None)
         for worker in self._workers:
@@ -223,7 +243,7 @@ class CopyPool:
         return job
 
 
-def _work(turns: "SimpleQueue[Job | None]") -> None:
+def _work(turns: "SimpleQueue[Job | Chore | None]") -> None:
     hasher = xxhash.xxh3_128()
     while (job := turns.get()) is not None:
         if job.run_task(hasher):
@@ -247,7 +267,8 @@ def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
 
 
-def _columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
+def columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
+    """Return the columns of spans. Raises ValueError when they have different lengths."""
     to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
     if not len(to) == len(origin) == len(nbytes):
         raise ValueError("the columns of spans have different lengths")

@@ -11,7 +11,7 @@ from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events import Sibling
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share, Turn
-from tensorhub_common.wire.worker import ReadReport
+from tensorhub_common.wire.worker import Encoded, ReadReport
 
 
 class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -162,6 +162,13 @@ class AskPlan(Effect, frozen=True):
     demand: Demand
 
 
+class Base(msgspec.Struct, frozen=True):
+    """A version whose bytes the reader's shard holds whole when it begins to be filled with another one."""
+
+    version: int
+    root: str
+
+
 class OpenSource(Effect, frozen=True):
     """Get a lease and open the transport with its ticket; answered by `SourceOpened` or `SourceLost`."""
 
@@ -176,6 +183,8 @@ class OpenSource(Effect, frozen=True):
     """The source's memory is to be mapped."""
     program: Execution | None = None
     """What is asked for are units of this program."""
+    base: Base | None = None
+    """Patches that lead from there would do instead of pieces."""
 
 
 class Post(Effect, frozen=True):
@@ -324,6 +333,8 @@ class BatchDone(msgspec.Struct, frozen=True):
     source: int
     batch: int
     digests: bytes
+    encoded: tuple[Encoded, ...] = ()
+    """What of it came otherwise than as it is."""
 
 
 class Confirmed(msgspec.Struct, frozen=True):

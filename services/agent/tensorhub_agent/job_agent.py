@@ -47,6 +47,7 @@ from tensorhub_agent.effects import (
     Show,
     SiblingsChecked,
 )
+from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
@@ -96,15 +97,30 @@ class JobAgent:
         programs = Programs(job, around.blobs)
         self._questions = Questions(job, around.bus, around.blobs, programs)
         self._lanes = Lanes(self._joblog, self._questions.open_job)
-        self.sources = Sources(job, around.bus, around.transports, programs, self._news)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
         self._alarm = Alarm(self._loop, self._tick)
         self._tasks: set[asyncio.Task[None]] = set()
         self._joined = asyncio.Event()
         self._postponed = Postponed()
+        self.deltas = JobDeltas(
+            job,
+            around.deltas,
+            around.pool,
+            around.shelves.store,
+            self._postponed.happened,
+            is_making=around.limits.deltas > 0,
+        )
+        self.sources = Sources(job, around.bus, around.transports, programs, self._news, deltas=self.deltas)
         self.lending = Lending(
-            self.core, self.shelf, around.transports, self._tracing, self._alarm, self._postponed, self.carry_out
+            self.core,
+            self.shelf,
+            around.transports,
+            self._tracing,
+            self._alarm,
+            self._postponed,
+            self.carry_out,
+            deltas=self.deltas,
         )
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
@@ -239,6 +255,7 @@ class JobAgent:
                 self._spawn(self._digest(effect))
             case Save():
                 self.shelf.save(effect)
+                self.deltas.saved(effect, self.shelf.places[effect.key])
                 if self.shelf.is_kept_on_disk(effect.key):
                     self._spawn(self._settle(effect.key))
                 if effect.swap:
@@ -271,6 +288,7 @@ class JobAgent:
             case Show():
                 self._around.transports.show(effect.lease, effect.pieces)
             case Free():
+                self.deltas.freed(effect.key)
                 self.shelf.free(effect.key)
             case Rejoin():
                 self._rejoin_all()
@@ -306,6 +324,8 @@ class JobAgent:
             if effect.filled:
                 await asyncio.to_thread(blank, segment.view, place.layout)
             digests = await self._around.pool.digest(segment.view, Spans.of(place.table)).result()
+            if not effect.filled:
+                self.deltas.digested(effect.key, digests)
         self._news(Digested(effect.key, effect.number, digests))
 
     def _post(self, effect: Post) -> None:
@@ -313,7 +333,8 @@ class JobAgent:
         if place.borrowed is not None:
             self.sources.take(effect, place.borrowed)
         else:
-            self.sources.post(effect, place.target, place.table, digests=self.core.limits.digests)
+            base = place.segment if place.spare is not None else None
+            self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
 
     def _probe(self, effect: Probe) -> None:
         place = self.shelf.places.get(effect.key)
@@ -380,5 +401,6 @@ class JobAgent:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.callers.stop()
         await self.sources.stop()
+        await self.deltas.stop()
         await self._lanes.close()
         self._tracing.close()

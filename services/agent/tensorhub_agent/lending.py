@@ -10,19 +10,25 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import AnyEffect, Key
+from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.serving import Lease, LeaseMove
 from tensorhub_agent.shelf import Shelf, ShelfPlace
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.transports import Transports
-from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal
+from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
 
 LEASE_HOLD_S: Final = 1.0
 """A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
+
+PATCHES_HOLD_S: Final = 0.8
+"""A question waits so long for a delta that is being made: a second's worth of it is some GB. Less than the above."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,8 +45,13 @@ class Lending:
         alarm: Alarm,
         postponed: Postponed,
         carry_out: Callable[[list[AnyEffect]], None],
+        *,
+        deltas: JobDeltas,
     ) -> None:
         """`carry_out` does what the core wants, and then has the `postponed` asked again."""
+        self._deltas = deltas
+        self._held: dict[str, float] = {}
+        """Until when questions wait for a delta that is being made."""
         self._core, self._shelf, self._transports = core, shelf, transports
         self._tracing, self._alarm, self._postponed, self._carry_out = tracing, alarm, postponed, carry_out
         self._loop = asyncio.get_running_loop()
@@ -51,7 +62,10 @@ class Lending:
         """Answer a reader's agent."""
         began_ns = time.time_ns()
         held = LeaseRefusal(reason="the shard is not being filled with this version yet")
-        answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
+        try:
+            answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
+        finally:
+            self._held.pop(name, None)
         self._tracing.lease_asked(question, answer, headers, began_ns)
         self._alarm.set(self._core.deadline())
         return answer
@@ -62,7 +76,34 @@ class Lending:
             return LeaseRefusal(reason=self._transports.lack(question.transport))
         if question.mapped and not self._can_be_lent(question):
             return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
-        return self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        if self._waits_for_patches(question, name):
+            return None
+        answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        return self._with_patches(question, answer) if isinstance(answer, LeaseGrant) else answer
+
+    def _waits_for_patches(self, question: LeaseAsk, name: str) -> bool:
+        """Tell whether a delta for the reader is being made just now; it is waited for, but not for long."""
+        if question.base is None or question.root is None:
+            return False
+        key = Key(question.model, question.source.replica, question.source.shard)
+        if not self._deltas.is_coming(key, question.base, question.root):
+            return False
+        now = self._loop.time()
+        if name not in self._held:
+            self._held[name] = now + PATCHES_HOLD_S
+            self._loop.call_at(self._held[name], self._postponed.happened)
+        return now < self._held[name]
+
+    def _with_patches(self, question: LeaseAsk, grant: LeaseGrant) -> LeaseGrant:
+        """Offer patches with a lease on a whole shard, if there are any that lead there from what the reader holds."""
+        key = Key(question.model, question.source.replica, question.source.shard)
+        place = self._shelf.places.get(key)
+        if question.base is None or question.root is None or grant.filling or place is None:
+            return grant
+        offer = self._deltas.offer(key, question.base, question.root, place)
+        if offer is None:
+            return grant
+        return msgspec.structs.replace(grant, patch_sizes=self._core.table.patch(grant.lease, offer))
 
     def _can_be_lent(self, question: LeaseAsk) -> bool:
         place = self._shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
@@ -78,7 +119,9 @@ class Lending:
             return None
         place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.table
         if pieces is None:
-            return self._lent(lease, place) if lease.is_mapped else LeaseOpened(lease.name, place.segment)
+            patches = lease.patches.patches if lease.patches is not None else ()
+            opened = LeaseOpened(lease.name, place.segment, patches=patches)
+            return self._lent(lease, place) if lease.is_mapped else opened
 
         def lacks(origin: int, nbytes: int) -> bool:
             at = place.table.piece_at

@@ -32,6 +32,8 @@ class SourceNote:
     lease: TraceContext
     read: TraceContext
     asked: int
+    base: int | None = None
+    """The version from which it may bring deltas."""
     opened: int = 0
     last: int = 0
     """When its last batch came."""

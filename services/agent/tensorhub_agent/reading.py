@@ -10,6 +10,7 @@ from tensorhub_agent.meter import Meter
 from tensorhub_agent.pace import Pace
 from tensorhub_agent.ranges import count_of, mark, marked, merged, split
 from tensorhub_common.wire.transfer import Range, Share
+from tensorhub_common.wire.worker import Encoded, How
 
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
@@ -71,6 +72,8 @@ class Reading:
     got_pieces: int = 0
     wasted_bytes: int = 0
     """What was asked of it and did not count in the end."""
+    encoded: dict[How, tuple[int, int]] = field(default_factory=dict)
+    """What came otherwise than as it is: the bytes that stand there by it, and those that came for them."""
     retried: int = 0
     """Of its pieces so many were asked for again, here or elsewhere."""
     lost: str = ""
@@ -233,6 +236,12 @@ class Reading:
         self.early_bytes = max(self.early_bytes - nbytes, 0)
         self.since = now
         return ranges, nbytes
+
+    def decoded(self, encoded: Sequence[Encoded]) -> None:
+        """Note what came otherwise than as it is."""
+        for each in encoded:
+            nbytes, wire_bytes = self.encoded.get(each.how, (0, 0))
+            self.encoded[each.how] = nbytes + each.nbytes, wire_bytes + each.wire_bytes
 
     def got(self, pieces: int, nbytes: int) -> None:
         """Count what counts."""

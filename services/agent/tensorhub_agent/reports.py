@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Transfer
-from tensorhub_common.wire.worker import ReadReport, ReadStages, SourceReport
+from tensorhub_common.wire.worker import Encoded, ReadReport, ReadStages, SourceReport
 
 
 def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> ReadReport:
@@ -20,7 +20,18 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
         got_bytes=sum(reading.got_bytes for reading in sources),
         wasted_bytes=sum(reading.wasted_bytes for reading in sources),
         plans=transfer.asking.count,
+        base=transfer.base.version
+        if transfer.base is not None and any("delta" in each.encoded for each in sources)
+        else None,
         sources=tuple(_source(reading) for reading in sources),
+    )
+
+
+def encoded_of(reading: Reading) -> tuple[Encoded, ...]:
+    """Return what came of a source otherwise than as it is."""
+    return tuple(
+        Encoded(how=how, nbytes=nbytes, wire_bytes=wire_bytes)
+        for how, (nbytes, wire_bytes) in sorted(reading.encoded.items())
     )
 
 
@@ -34,6 +45,7 @@ def _source(reading: Reading) -> SourceReport:
         retried=reading.retried,
         wasted_bytes=reading.wasted_bytes,
         lost=reading.lost,
+        encoded=encoded_of(reading),
         why=reading.share.why,
     )
 

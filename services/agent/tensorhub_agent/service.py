@@ -19,6 +19,7 @@ from tensorhub_agent.cache_making import CopyMaker
 from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.desk import Desk
+from tensorhub_agent.encodings.deltas import KEPT_VERSIONS, DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.limits import Limits
@@ -141,6 +142,7 @@ class AgentService:
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
+            deltas=settings.deltas,
         )
 
         def joined(incarnation: int) -> None:
@@ -160,6 +162,7 @@ class AgentService:
             measured=Measured(),
             incarnation=Incarnation(settings.state_dir),
             shelves=shelves,
+            deltas=DeltaBook(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
             copies=CopyMaker(shelves, blobs, room),
             joined=joined,
             tell_holds=lambda *_: None,
@@ -281,8 +284,13 @@ class AgentService:
         except msgspec.MsgspecError as why:
             raise BadCommand(f"the question for digests could not be read: {why}") from None
         job = self._jobs.get(_job_of(ask.lease))
-        page = job.core.table.page(ask.lease, ask.first) if job is not None else b""
-        return msgspec.msgpack.encode(DigestsPage(digests=page))
+        page = DigestsPage(digests=b"")
+        if job is not None:
+            table = job.core.table
+            page = DigestsPage(
+                digests=table.page(ask.lease, ask.first), patch_sizes=table.patch_sizes(ask.lease, ask.first)
+            )
+        return msgspec.msgpack.encode(page)
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         """Take a ticket that a reader showed to the transport."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.asks import Serving
@@ -108,6 +109,8 @@ class Lease:
     nbytes: int = 0
     """So much its reader was planned to read."""
     state: LeaseState = LeaseState.GRANTED
+    patches: Offer | None = None
+    """What its reader may have instead of pieces."""
 
     def pieces(self) -> tuple[Range, ...] | None:
         """Return what its reader may ask for; None: everything, and it knows."""
@@ -270,6 +273,20 @@ class LeaseTable:
             return b""
         digests = lease.offered.digests
         return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
+
+    def patch(self, name: str, patches: Offer) -> bytes:
+        """Let a lease's reader have patches instead of pieces; returns the first page of their sizes."""
+        lease = self._leases.get(name)
+        if lease is not None:
+            lease.patches = patches
+        return self.patch_sizes(name, 0)
+
+    def patch_sizes(self, name: str, first: int) -> bytes:
+        """Return a page of the sizes of a lease's patches, if it has any."""
+        lease = self._leases.get(name)
+        if lease is None or lease.patches is None or first < 0:
+            return b""
+        return lease.patches.page(first, DIGESTS_PAGE_PIECES)
 
     def is_for(self, ticket: str, agent: str) -> bool:
         """Tell whether a ticket was given to this agent; one that is unknown was given to nobody."""

@@ -7,7 +7,7 @@ returned, which is when nothing can be written into the destination any more.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 import msgspec
@@ -16,6 +16,7 @@ from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.effects import (
     Available,
+    Base,
     BatchDone,
     CloseSource,
     Confirm,
@@ -28,10 +29,13 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.encodings.deltas import SIZE
+from tensorhub_agent.encodings.job_deltas import JobDeltas
+from tensorhub_agent.encodings.reading import PatchingReader, Where
 from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import SourceSession, TransportLost
+from tensorhub_agent.transport import PatchingSession, SourceSession, TransportLost
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.units import Availability
 from tensorhub_common.bus.connection import Bus
@@ -57,6 +61,8 @@ from tensorhub_common.wire.transfer import (
 LEASE_ASK_S: Final = 1.5
 """A source's agent that does not answer within this is left out."""
 
+NOTHING: Final = (b"", b"")
+
 News = Callable[[SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None]
 
 _log: Final = logging.getLogger(__name__)
@@ -79,6 +85,10 @@ class Source:
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
+        self.patching: PatchingReader | None = None
+        """What reads from it, if it offers patches from `base` to the version with this root."""
+        self.base: Base | None = None
+        self.root = ""
         self.told: list[Range] = []
         """What a half-filled source has told of before its opening was."""
 
@@ -86,9 +96,11 @@ class Source:
 class Sources:
     """All sources that one job's reads on this agent have open, by (shard, number)."""
 
-    def __init__(self, job: str, bus: Bus, transports: Transports, programs: Programs, tell: News) -> None:
-        """Report what comes of everything to `tell`."""
-        self._programs = programs
+    def __init__(
+        self, job: str, bus: Bus, transports: Transports, programs: Programs, tell: News, *, deltas: JobDeltas
+    ) -> None:
+        """Report what comes of everything to `tell`; keep in `deltas` what was applied."""
+        self._programs, self._deltas = programs, deltas
         self._job, self._bus, self._transports, self._tell = job, bus, transports, tell
         self._open: dict[tuple[Key, int], Source] = {}
         self.read_bytes: Counter[str] = Counter()
@@ -109,7 +121,8 @@ class Sources:
             grant = await self._lease(effect, reader, headers)
             # Units of a program are no pieces of the source: no list of digests is about them.
             wants = effect.program is None
-            digests = await self._digests(effect.share.source.agent, reader.agent, grant, headers) if wants else b""
+            about = await self._digests(effect.share.source.agent, reader.agent, grant, headers) if wants else NOTHING
+            digests, sizes = about
             if effect.program is not None and grant.filling:
                 await self._await_units(effect, effect.program)
             session = await self._transports.open(
@@ -127,6 +140,9 @@ class Sources:
             await session.close()
             return
         source.session = session
+        if sizes and effect.base is not None and effect.root is not None and isinstance(session, PatchingSession):
+            source.patching = PatchingReader(session, digests, sizes)
+            source.base, source.root = effect.base, effect.root
         told = tuple(source.told)
         if source.availability is not None:
             told = source.availability.units(told)
@@ -162,6 +178,8 @@ class Sources:
             mapped=effect.mapped,
             units=effect.program is not None,
             nbytes=effect.share.nbytes,
+            # Within a host a copy is sooner made than a patch.
+            base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
@@ -173,36 +191,45 @@ class Sources:
             raise SourceGone(answer.reason)
         return answer
 
-    async def _digests(self, agent: str, reader: str, grant: LeaseGrant, headers: dict[str, str]) -> bytes:
-        digests = bytearray(grant.digests)
+    async def _digests(
+        self, agent: str, reader: str, grant: LeaseGrant, headers: dict[str, str]
+    ) -> tuple[bytes, bytes]:
+        """Return the digests of all pieces, and the sizes of their patches, page by page."""
+        digests, sizes = bytearray(grant.digests), bytearray(grant.patch_sizes)
         while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
             ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
             body = await self._bus.request(
                 agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
             )
-            page = msgspec.msgpack.decode(body, type=DigestsPage).digests
-            if not page or len(page) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
+            page = msgspec.msgpack.decode(body, type=DigestsPage)
+            if not page.digests or len(page.digests) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
                 raise SourceGone("its digests did not come whole")
-            digests += page
-        return bytes(digests)
+            digests += page.digests
+            sizes += page.patch_sizes
+        # Sizes of other pieces than these would be believed of these.
+        return bytes(digests), bytes(sizes) if len(sizes) == grant.pieces * SIZE.size else b""
 
     def _lost(self, key: Key, number: int, reason: str) -> None:
         source = self._open.get((key, number))
         if source is not None and not source.closing:
             self._tell(SourceLost(key, number, reason))
 
-    def post(self, effect: Post, segment: Segment, table: PieceTable, *, digests: bool) -> None:
-        """Bring a batch of pieces."""
+    def post(self, effect: Post, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool) -> None:
+        """Bring a batch of pieces. `base` is where the shard's old version stands, if that is not in the same place."""
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
+        work: Coroutine[None, None, None]
         if source.program is not None:
             regions = source.program.regions(source.layout, effect.pieces)
-            gathering = self._gathered(effect, source, source.session, segment, regions, digests=digests)
-            task = asyncio.create_task(gathering)
+            work = self._gathered(effect, source, source.session, segment, regions, digests=digests)
+        elif source.patching is not None:
+            where = Where(segment.view, None if base is None else base.view, table)
+            work = self._patched(effect, source, source.patching, where)
         else:
             spans = Spans.of(table, effect.pieces)
-            task = asyncio.create_task(self._posted(effect, source, source.session, segment, spans, digests=digests))
+            work = self._posted(effect, source, source.session, segment, spans, digests=digests)
+        task = asyncio.create_task(work)
         source.tasks.add(task)
         task.add_done_callback(source.tasks.discard)
 
@@ -246,6 +273,19 @@ class Sources:
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
+
+    async def _patched(self, effect: Post, source: Source, reader: PatchingReader, where: Where) -> None:
+        try:
+            brought = await reader.read(where, effect.pieces, lambda came: self._progressed(effect, came))
+        except TransportLost as why:
+            self._lost(effect.key, effect.source, str(why))
+            return
+        saved = sum(each.nbytes - each.wire_bytes for each in brought.encoded)
+        nbytes = sum(sum(where.table.nbytes[first : first + count]) for first, count in effect.pieces)
+        self.read_bytes[source.transport] += nbytes - saved
+        assert source.base is not None
+        self._deltas.applied(effect.key, source.base, source.root, len(where.table), brought.patches)
+        self._tell(BatchDone(effect.key, effect.source, effect.batch, brought.digests, brought.encoded))
 
     def _progressed(self, effect: Post, nbytes: int) -> None:
         self._tell(Progressed(effect.key, effect.source, nbytes))

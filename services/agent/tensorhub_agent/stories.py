@@ -6,6 +6,7 @@ from typing import Final
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.notes import Note, PlanNote, PublishNote, ReadNote, SourceNote
+from tensorhub_agent.reading import Reading
 from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, finished
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Refusal
@@ -141,6 +142,7 @@ class Teller:
             (start, end),
             {
                 **_source(source),
+                **_encoded(source, reading),
                 "tensorhub.bytes": got,
                 "tensorhub.pieces": reading.got_pieces if reading is not None else 0,
                 "tensorhub.retries": reading.retried if reading is not None else 0,
@@ -165,6 +167,20 @@ def _source(source: SourceNote) -> dict[str, Value]:
         "tensorhub.transport": share.transport,
         "tensorhub.why": share.why,
     }
+
+
+def _encoded(source: SourceNote, reading: Reading | None) -> dict[str, Value]:
+    """Say what came otherwise than as it is, if anything did."""
+    if reading is None or not reading.encoded:
+        return {}
+    saved = sum(nbytes - wire_bytes for nbytes, wire_bytes in reading.encoded.values())
+    attributes: dict[str, Value] = {
+        "tensorhub.encodings": tuple(sorted(reading.encoded)),
+        "tensorhub.wire_bytes": reading.got_bytes + reading.wasted_bytes - saved,
+    }
+    if "delta" in reading.encoded and source.base is not None:
+        attributes["tensorhub.base"] = source.base
+    return attributes
 
 
 def _reason(source: SourceNote) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tensorhub_agent.cache_making import CopyMaker
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key
+from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
@@ -31,6 +32,7 @@ class Surroundings:
     measured: Measured
     incarnation: Incarnation
     shelves: Shelves
+    deltas: DeltaBook
     copies: CopyMaker
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""

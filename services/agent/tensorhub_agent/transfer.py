@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
+from tensorhub_agent.effects import Base
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, merged, split
@@ -21,6 +22,7 @@ from tensorhub_agent.trial import NO_FASTER, Trial
 from tensorhub_agent.trust import Trust
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.wire.transfer import SHARES_MAX, Plan, PlanAnswer, Range, Refusal, Share, SourceId
+from tensorhub_common.wire.worker import Encoded
 
 LOOK_S: Final = 0.25
 """While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
@@ -100,6 +102,8 @@ class Transfer:
         self._window_bytes, self._stall_s, self._sources_lost_s = window_bytes, stall_s, sources_lost_s
         self._next = first_number
         self._ending = self._damaged = self._begun = False
+        self.base: Base | None = None
+        """What stood in the destination, whole, when the read began."""
         self.is_relayed = False
         """Others read what is being filled here, and wait for it."""
         self._seen = now
@@ -159,12 +163,13 @@ class Transfer:
         if source is not None and source.phase is SourcePhase.OPEN:
             source.progressed(nbytes, now)
 
-    def batch_done(self, number: int, batch: int, digests: bytes, now: float) -> None:
-        """Take a batch that stands in the destination, with the digests taken there."""
+    def batch_done(self, number: int, batch: int, digests: bytes, now: float, encoded: Sequence[Encoded] = ()) -> None:
+        """Take a batch that stands in the destination, with the digests taken there; `encoded` came in fewer bytes."""
         source = self.sources.get(number)
         if source is None or batch not in source.flying:
             return
         ranges, nbytes = source.answered(batch, now)
+        source.decoded(encoded)
         self.last_at = now
         if not self._begun:
             self._begun, self.first_at = True, now

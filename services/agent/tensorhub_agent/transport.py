@@ -9,12 +9,13 @@ either side's end is seen by the other at once. Nothing here decides: whether a 
 and where to read instead is for the pure cores.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from tensorhub_agent.copying import Spans
+from tensorhub_agent.encodings.patching import Overwrites
 from tensorhub_agent.segments import Segment
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.regions import Regions
@@ -34,6 +35,8 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
     lacks: Callable[[int, int], bool] | None = None
     """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
+    patches: Sequence[tuple[bytes, ...] | None] = ()
+    """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
     fd: int | None = None
     """A descriptor with a lock, for a reader that maps the segment; whoever takes this closes it."""
 
@@ -105,6 +108,20 @@ class SourceSession(Protocol):
 
         Reads under way are stopped and raise `TransportLost`. A second call waits for the same end. A cancelled caller
         is kept until then too.
+        """
+
+
+@runtime_checkable
+class PatchingSession(SourceSession, Protocol):
+    """A session that can bring patches instead of pieces. Within a host no transport does: a copy is sooner made."""
+
+    async def overwrite(
+        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+    ) -> tuple[bytes, list[bytes]]:
+        """Bring patches and apply them; return the digests of the pieces, and the patches.
+
+        With `base` each piece is copied from there before. A digest of zeros: its patches are damaged. For the rest it
+        keeps to what `read` does.
         """
 
 

@@ -1,6 +1,6 @@
 """What reader and source say to each other on the ucxx transport, beside the bytes.
 
-The frames of `lease_frames.py` go over the stream of the same connection that brings the bytes, and one more. (Active
+The frames of `lease_frames.py` go over the stream of the same connection that brings the bytes, and these. (Active
 messages would not do: ucxx keeps an unanswered receive of a closed connection, and gives it what the next one at the
 same address sends.)
 
@@ -8,6 +8,8 @@ same address sends.)
       receives are posted, then
       Want(tag, origin, nbytes)        →
                                        ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
+      WantPatches(tag, pieces, sizes)  →
+                                       ←   their patches one after another, cut into messages under tag, tag + 1, ...
       Done                             →
                                        ←   Idle: the lease has ended; the connection may open another one
 
@@ -43,18 +45,26 @@ class Want(Frame, frozen=True, tag="want"):
     nbytes: list[int]
 
 
+class WantPatches(Frame, frozen=True, tag="patches"):
+    """Send the patches of these pieces, which have the sizes that were told with the lease: the receives are posted."""
+
+    tag: int
+    pieces: list[int]
+    sizes: list[int]
+
+
 class Idle(Frame, frozen=True, tag="idle"):
     """The lease has ended in order, and nothing of it is under way: the connection may show another ticket."""
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want | Gather)
+_from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want | WantPatches | Gather)
 _from_source: Final = msgspec.msgpack.Decoder(FromSource | Idle | Sums)
 
 
-def from_reader(data: bytes) -> FromReader | Want | Gather:
+def from_reader(data: bytes) -> FromReader | Want | WantPatches | Gather:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromReader | Want | Gather = _from_reader.decode(data)
+    frame: FromReader | Want | WantPatches | Gather = _from_reader.decode(data)
     return frame
 
 

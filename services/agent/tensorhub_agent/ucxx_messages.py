@@ -61,6 +61,11 @@ class Messages:
         self.bounce_bytes += end - begin
 
 
+def messages_in(memory: memoryview) -> list[memoryview]:
+    """Cut memory into messages that are not too long."""
+    return [memory[at : at + MESSAGE_BYTES_MAX] for at in range(0, len(memory), MESSAGE_BYTES_MAX)]
+
+
 @dataclass(slots=True)
 class _Run:
     """Spans that follow one another at both ends."""

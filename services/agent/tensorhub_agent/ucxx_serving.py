@@ -9,7 +9,7 @@ Always true:
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -30,10 +30,10 @@ from tensorhub_agent.lease_frames import (
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, Refused
-from tensorhub_agent.ucxx_frames import Idle, Want, encode, from_reader
+from tensorhub_agent.ucxx_frames import Idle, Want, WantPatches, encode, from_reader
 from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering, Lacks
 from tensorhub_agent.ucxx_link import Link
-from tensorhub_agent.ucxx_messages import MESSAGES_MAX
+from tensorhub_agent.ucxx_messages import MESSAGES_MAX, messages_in
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import Range
@@ -93,6 +93,7 @@ class Served:
         self.lease: str | None = None
         self._mapping: Mapping | None = None
         self._lacks: Callable[[int, int], bool] | None = None
+        self._patches: Sequence[tuple[bytes, ...] | None] = ()
         self._sending_bytes = 0
         self._is_done = self._is_broken = False
         self._ending: asyncio.Task[None] | None = None
@@ -171,7 +172,7 @@ class Served:
         fd = segment.open_readonly()
         self._mapping = self._cache.acquire(segment.name, fd, segment.nbytes, segment.origin)
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
-        self._lacks = opened.lacks
+        self._lacks, self._patches = opened.lacks, opened.patches
         self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
         if opened.pieces is not None:
             self.show(opened.pieces)
@@ -190,6 +191,8 @@ class Served:
                 self._send(frame)
             case Gather():
                 self._gather(frame)
+            case WantPatches():
+                self._send_patches(frame)
             case Renew():
                 if self._book.renew(lease):
                     self.show(())
@@ -211,11 +214,27 @@ class Served:
                 raise BeyondGrant(f"{nbytes} bytes from {origin} on reach beyond the segment of {len(view)}")
             if self._lacks is not None and self._lacks(origin, nbytes):
                 raise BeyondGrant(f"{nbytes} bytes from {origin} on were asked for before they stand here")
-        total = sum(want.nbytes)
+        self._transmit(
+            [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)], want.tag
+        )
+
+    def _send_patches(self, want: WantPatches) -> None:
+        """Send patches, which are no memory that may change: they go also when the lease has just been broken."""
+        if not 0 < len(want.pieces) == len(want.sizes) <= MESSAGES_MAX:
+            raise BadCommand(f"{len(want.sizes)} patches of {len(want.pieces)} pieces can't be sent")
+        patches: list[bytes] = []
+        for piece, size in zip(want.pieces, want.sizes, strict=True):
+            steps = self._patches[piece] if 0 <= piece < len(self._patches) else None
+            if not steps or sum(map(len, steps)) != size:
+                raise BeyondGrant(f"{size} bytes of patches of piece {piece} were asked for, and were not offered")
+            patches += steps
+        self._transmit(messages_in(memoryview(b"".join(patches))), want.tag)
+
+    def _transmit(self, views: list[memoryview], tag: int) -> None:
+        total = sum(map(len, views))
         if self._sending_bytes + total > WANTED_BYTES_MAX:
             raise BeyondGrant(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
-        views = [view[origin : origin + nbytes] for origin, nbytes in zip(want.origin, want.nbytes, strict=True)]
-        batch = self._link.transmit(views, want.tag)
+        batch = self._link.transmit(views, tag)
         self._sending_bytes += total
         batch.ended.add_done_callback(lambda _: self._sent(total))
 
@@ -237,6 +256,7 @@ class Served:
         self._book.ended(self.lease, True)  # noqa: FBT003 (as LeaseBook has it)
         self._cache.release(self._mapping)
         self.lease = self._mapping = self._gathering = None
+        self._patches = ()
         self._is_done = False
         self._silent.cancel()
         self._silent = self._loop.call_later(IDLE_S, self.end, "it opened no other lease")

@@ -13,7 +13,7 @@ Always true:
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,14 +21,15 @@ import msgspec
 from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.encodings.patching import Overwrites, patch_pieces
 from tensorhub_agent.gather_frames import Sums
 from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, No, Renew, Welcome
 from tensorhub_agent.settled import Ending, settled
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
-from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, encode, from_source
+from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, WantPatches, encode, from_source
 from tensorhub_agent.ucxx_gatherer import Gatherer
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
-from tensorhub_agent.ucxx_messages import Messages, messages_of
+from tensorhub_agent.ucxx_messages import Messages, messages_in, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.regions import Regions
@@ -110,13 +111,37 @@ class UcxxSession:
     async def _bring(
         self, destination: memoryview, bounce: memoryview, messages: Messages, progress: Callable[[int], None]
     ) -> None:
-        count = len(messages.nbytes)
-        if not count:
-            return
-        tag = self.take_tags(count)
-        batch = self._link.receive(_views(destination, bounce, messages), tag)
+        if messages.nbytes:
+            views = _views(destination, bounce, messages)
+            await self._received(views, lambda tag: Want(tag, messages.origin, messages.nbytes), progress)
+
+    async def overwrite(
+        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+    ) -> tuple[bytes, list[bytes]]:
+        """See `PatchingSession.overwrite`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        memory = memoryview(bytearray(sum(wanted.sizes)))
+        if memory:
+            some = [number for number, size in enumerate(wanted.sizes) if size]
+            pieces, sizes = [wanted.pieces[each] for each in some], [wanted.sizes[each] for each in some]
+            await self._received(messages_in(memory), lambda tag: WantPatches(tag, pieces, sizes), silent)
+        patches, at = [], 0
+        for size in wanted.sizes:
+            patches.append(bytes(memory[at : at + size]))
+            at += size
+        named = [(memoryview(patch), unit) for patch, unit in zip(patches, wanted.units, strict=True)]
+        job = patch_pieces(self._pool, destination, base, wanted.spans, named)
+        return await job.result(), patches
+
+    async def _received(
+        self, views: Sequence[memoryview], frame: Callable[[int], Want | WantPatches], progress: Callable[[int], None]
+    ) -> None:
+        """Post receives, ask for what should go into them, and wait until they have ended."""
+        tag = self.take_tags(len(views))
+        batch = self._link.receive(views, tag)
         batch.progress = progress
-        self._link.send(encode(Want(tag, messages.origin, messages.nbytes)))
+        self._link.send(encode(frame(tag)))
         self._reading += 1
         try:
             await self.batch_ended(batch)

@@ -1,6 +1,7 @@
 """What the tests of every transport stand in for: who decides about leases, and who hears of losses."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from tensorhub_agent.segments import Segment
@@ -18,8 +19,8 @@ class Book:
         self.told: list[tuple[str, str]] = []
         self.news = asyncio.Event()
 
-    def offer(self, lease: str, segment: Segment) -> None:
-        self.tickets[f"ticket-{lease}"] = LeaseOpened(lease, segment)
+    def offer(self, lease: str, segment: Segment, patches: Sequence[tuple[bytes, ...] | None] = ()) -> None:
+        self.tickets[f"ticket-{lease}"] = LeaseOpened(lease, segment, patches=patches)
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         opened = self.tickets.pop(ticket, None)

@@ -18,6 +18,7 @@ from tensorhub_agent.effects import (
     SourceLost,
 )
 from tensorhub_common.wire.transfer import Plan, Refusal, Share, SourceId
+from tensorhub_common.wire.worker import Encoded
 
 
 def test_a_read_stands_in_the_trace_of_its_version() -> None:
@@ -47,6 +48,21 @@ def test_a_read_says_what_each_source_gave() -> None:
     assert read["tensorhub.source.agent"] == "elsewhere"
     assert (read["tensorhub.bytes"], read["tensorhub.pieces"], read["tensorhub.retries"]) == (12, 3, 0)
     assert (read["tensorhub.transport"], read["tensorhub.end"]) == ("local", "done")
+
+
+def test_a_read_says_what_came_as_a_delta() -> None:
+    agent, key, _ = decided()
+    agent.later(1.0)
+    agent.plan(key)
+    agent.opened(key, "a")
+    agent.log()
+    post = agent.last(Post)
+    assert post is not None
+    encoded = (Encoded(how="delta", nbytes=8, wire_bytes=1),)
+    agent.hear(BatchDone(key, post.source, post.batch, digests_of("a"), encoded))
+    agent.log()
+    read = one(agent.spans(), "read").attributes
+    assert (read["tensorhub.encodings"], read["tensorhub.wire_bytes"]) == (("delta",), 5)
 
 
 def shared_plan(agent: ToldAgent, key: Key, *sources: tuple[str, tuple[tuple[int, int], ...]]) -> None:

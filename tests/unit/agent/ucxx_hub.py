@@ -1,7 +1,7 @@
 """A source and a reader of the ucxx transport in one process: real UCX over loopback, real segments."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -37,14 +37,20 @@ class Hub:
         segment.view[:] = np.random.default_rng(seed).bytes(segment.nbytes)
         return segment
 
-    def grant(self, lease: str, segment: Segment) -> LeaseGrant:
-        self.book.offer(lease, segment)
+    def grant(self, lease: str, segment: Segment, patches: Sequence[tuple[bytes, ...] | None] = ()) -> LeaseGrant:
+        self.book.offer(lease, segment, patches)
         return LeaseGrant(
             lease=lease, ticket=f"ticket-{lease}", ticket_s=5.0, endpoint=self.source.endpoint, pieces=0, digests=b""
         )
 
-    async def open(self, segment: Segment, lost: Lost, lease: str = "lease") -> UcxxSession:
-        return await self.reader.open(self.grant(lease, segment), reader="reader", on_lost=lost)
+    async def open(
+        self,
+        segment: Segment,
+        lost: Lost,
+        lease: str = "lease",
+        patches: Sequence[tuple[bytes, ...] | None] = (),
+    ) -> UcxxSession:
+        return await self.reader.open(self.grant(lease, segment, patches), reader="reader", on_lost=lost)
 
     async def until_links(self, source: int, reader: int) -> None:
         async with asyncio.timeout(GIVE_UP_S):

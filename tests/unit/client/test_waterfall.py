@@ -94,6 +94,19 @@ def test_spans_without_attributes_and_times_are_drawn_all_the_same() -> None:
     assert "0 B, 0.00 GB/s" in picture(story.spans, WANTED, 80)
 
 
+def test_a_read_that_took_a_delta_says_from_where_and_how_much_of_the_bytes_came() -> None:
+    story = Story()
+    story.add(16, 99, "transfer", "agent ", 0, 9)
+    about: dict[str, str | int | tuple[str, ...]] = {
+        "bytes": 1_000_000,
+        "encodings": ("delta",),
+        "wire_bytes": 18_000,
+        "base": 11,
+    }
+    story.add(17, 16, "read", "agent agent-1", 1, 5, about=about)
+    assert "delta from 11, 1.8 % of the bytes" in picture(story.spans, WANTED, 200)
+
+
 # ------------------------------------------------------------------------------------------------------------- tree
 
 

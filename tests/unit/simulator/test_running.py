@@ -4,6 +4,7 @@ import pytest
 
 from tensorhub_agent import pace
 from tensorhub_agent.op_unpublish import Draining
+from tensorhub_simulator import bugs_trust
 from tensorhub_simulator.__main__ import FINDING_SEEDS
 from tensorhub_simulator.bugs import BUGS, planted
 from tensorhub_simulator.coverage import counted
@@ -17,6 +18,7 @@ def test_some_seeds_keep_all_invariants() -> None:
         assert run(range(1, 13), totals) is None
     assert totals.seeds == 12
     assert totals.reads > 0
+    assert totals.patched > 0
     assert not tables["agent"].missing()
 
 
@@ -27,8 +29,19 @@ def test_one_seed_gives_one_history() -> None:
     assert (one.steps, one.commands, one.reads) == (other.steps, other.commands, other.reads)
 
 
-SOON_FOUND = {"digests-of-the-next": 2, "no-drain": 1, "outcome-twice": 1}
-"""Three of the bugs, of a read, a drain and a registry, and the seeds that found them when last looked for."""
+def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every source gives the last delta that it has, from whatever version that leads."""
+    for owner, name, wrong in bugs_trust.patch_from_another_version():
+        monkeypatch.setattr(owner, name, wrong)
+    totals = Totals()
+    assert run(range(1, 13), totals) is None
+    assert totals.mispatched > 0
+
+
+SOON_FOUND = {"digests-of-the-next": 6, "no-drain": 1, "outcome-twice": 5, "patch-not-judged": 3}
+"""Four of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
 
 
 @pytest.mark.parametrize("name", SOON_FOUND)

@@ -216,8 +216,20 @@ def _account(span: Span) -> str:
     rate = number(get("tensorhub.GBps")) or (nbytes / 1e9 / seconds if seconds > 0 else 0.0)
     pieces, retries = int(number(get("tensorhub.pieces"))), int(number(get("tensorhub.retries")))
     brought = f"{size(nbytes)}, {rate:.2f} GB/s, {get('tensorhub.transport', '?')}, {pieces} pieces, {retries} retried"
+    brought += _encoded(span, nbytes)
     why = get("tensorhub.why")
     return f"{brought}, from {get('tensorhub.source.agent', '?')}{f': {why}' if why else ''}"
+
+
+def _encoded(span: Span, nbytes: float) -> str:
+    """Say how bytes came otherwise than as they are, and which part of them that was; "" where none did."""
+    get = span.attributes.get
+    encodings = get("tensorhub.encodings")
+    if not isinstance(encodings, tuple | list) or not encodings or nbytes <= 0:
+        return ""
+    base = get("tensorhub.base")
+    ways = [f"delta from {base}" if way == "delta" and base is not None else str(way) for way in encodings]
+    return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes"
 
 
 def trouble(span: Span) -> str:

@@ -144,6 +144,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """The reader goes by a transfer program, and needs no digests of the source's pieces."""
     nbytes: int = 0
     """So much of it the reader was planned to read."""
+    base: str | None = None
+    """The root of a version whose bytes the reader holds: patches from there to what it wants would do."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -160,6 +162,9 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     """The source is being filled with the version: it says over the transport what it has, and gives that."""
     mapped: bool = False
     """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
+    patch_sizes: bytes = b""
+    """Of the pieces of the first page, how many bytes their patches have: 4 bytes each, little endian, all ones where
+    there is none. Empty: there are no patches from the reader's base."""
 
 
 class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
@@ -176,9 +181,10 @@ class DigestsAsk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DigestsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of consecutive pieces; empty when the lease is over."""
+    """Digests of consecutive pieces, and the sizes of their patches; empty when the lease is over."""
 
     digests: bytes
+    patch_sizes: bytes = b""
 
 
 LeaseAnswer = LeaseGrant | LeaseRefusal

@@ -5,7 +5,7 @@ every call gets exactly one `Done`, `Registered` or `Failed`. `Registered`, `Spa
 file descriptor.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -145,6 +145,20 @@ class Mapped(Frame, frozen=True, kw_only=True, tag="mapped"):
     version: int
 
 
+How = Literal["delta", "zstd"]
+"""A way in which pieces come in fewer bytes than they have."""
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """What came otherwise than as it is."""
+
+    how: How
+    nbytes: int
+    """So many bytes of pieces stand there by it."""
+    wire_bytes: int
+    """So many came for them."""
+
+
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one source gave to a read."""
 
@@ -160,6 +174,8 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked of it and did not count in the end."""
     lost: str = ""
     """Why it was left out before its end; empty if it was not."""
+    encoded: tuple[Encoded, ...] = ()
+    """Of what came of it, what came otherwise than as it is."""
     why: str
 
 
@@ -203,6 +219,8 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for and did not count: wrong, or under way at a source that was left out. It was read again."""
     plans: int = 0
     """How often the planner was asked."""
+    base: int | None = None
+    """The version that stood there before, from which deltas lead to this one, if any came."""
     sources: tuple[SourceReport, ...]
     stages: ReadStages | None = None
 

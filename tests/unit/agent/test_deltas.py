@@ -1,0 +1,146 @@
+"""What is kept of deltas, what a chain offers, and what goes first when there is too much."""
+
+import pytest
+
+from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE, Delta, DeltaBook, Offer
+
+SHARD = ("job", "shard")
+NBYTES = (100, 100, 100)
+
+
+def book(versions: int = 10, nbytes: int = 1000) -> DeltaBook:
+    return DeltaBook(versions, nbytes)
+
+
+def made(deltas: DeltaBook, base: str, root: str, *patches: bytes | None, shard: object = SHARD) -> Delta:
+    delta = deltas.begin(shard, base, root, len(patches))
+    for piece, patch in enumerate(patches):
+        deltas.put(delta, piece, patch)
+    deltas.end(delta)
+    deltas.check()
+    return delta
+
+
+def offered(deltas: DeltaBook, base: str, root: str) -> Offer:
+    offer = deltas.offer(SHARD, base, root, NBYTES)
+    assert offer is not None
+    return offer
+
+
+def sizes(offer: Offer) -> list[int]:
+    return [size for (size,) in SIZE.iter_unpack(offer.sizes)]
+
+
+def test_one_delta_offers_its_patches_and_says_where_there_is_none() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"xx", b"", None)
+    offer = offered(deltas, "a", "b")
+    assert list(offer.patches) == [(b"xx",), (), None]
+    assert sizes(offer) == [2, 0, NO_PATCH]
+    assert offer.page(1, 1) == SIZE.pack(0)
+
+
+def test_a_chain_has_the_patches_of_each_step_in_their_order() -> None:
+    deltas = book()
+    made(deltas, "b", "c", b"2", b"", b"zz")
+    made(deltas, "a", "b", b"11", b"", None)
+    offer = offered(deltas, "a", "c")
+    assert list(offer.patches) == [(b"11", b"2"), (), None]
+    assert sizes(offer) == [3, 0, NO_PATCH]
+
+
+def test_the_shorter_chain_is_taken() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    made(deltas, "b", "c", b"2", b"", b"")
+    made(deltas, "a", "c", b"3", b"", b"")
+    assert offered(deltas, "a", "c").patches[0] == (b"3",)
+
+
+def test_a_way_back_and_forth_ends() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    made(deltas, "b", "a", b"2", b"", b"")
+    assert deltas.offer(SHARD, "a", "x", NBYTES) is None
+    assert deltas.offer(SHARD, "x", "a", NBYTES) is None
+    assert offered(deltas, "b", "a").patches[0] == (b"2",)
+
+
+def test_patches_that_are_longer_than_the_piece_are_not_offered() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"x" * 60, b"x" * 60, b"")
+    made(deltas, "b", "c", b"x" * 39, b"x" * 40, b"")
+    assert sizes(offered(deltas, "a", "c")) == [99, NO_PATCH, 0]
+
+
+def test_nothing_is_offered_from_the_version_itself_or_of_another_shard_or_of_other_pieces() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    assert deltas.offer(SHARD, "b", "b", NBYTES) is None
+    assert deltas.offer("other", "a", "b", NBYTES) is None
+    assert deltas.offer(SHARD, "a", "b", NBYTES[:2]) is None
+
+
+def test_of_a_shard_the_last_versions_are_kept() -> None:
+    deltas = book(versions=2)
+    for base, root in ("ab", "bc", "cd"):
+        made(deltas, base, root, b"1", b"", b"")
+    made(deltas, "a", "b", b"1", shard="other")
+    assert deltas.offer(SHARD, "a", "b", NBYTES) is None
+    assert offered(deltas, "b", "d").patches[0] == (b"1", b"1")
+    assert deltas.offer("other", "a", "b", (9,)) is not None
+
+
+def test_the_oldest_goes_when_there_is_too_much_and_what_was_offered_stays() -> None:
+    deltas = book(nbytes=100)
+    made(deltas, "a", "b", b"x" * 60, b"", b"")
+    before = offered(deltas, "a", "b")
+    made(deltas, "b", "c", b"y" * 60, b"", b"")
+    assert deltas.nbytes == 60
+    assert deltas.offer(SHARD, "a", "b", NBYTES) is None
+    assert before.patches[0] == (b"x" * 60,)
+
+
+def test_a_delta_that_is_too_large_by_itself_is_dropped_and_what_comes_of_it_later_too() -> None:
+    deltas = book(nbytes=100)
+    delta = made(deltas, "a", "b", b"x" * 99, b"xx", b"x")
+    assert deltas.nbytes == 0
+    deltas.put(delta, 2, b"yy")
+    deltas.check()
+    assert deltas.offer(SHARD, "a", "b", NBYTES) is None
+
+
+def test_what_is_being_made_is_coming_until_it_is_made() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    delta = deltas.begin(SHARD, "b", "c", 3)
+    assert deltas.is_coming(SHARD, "b", "c")
+    assert deltas.is_coming(SHARD, "a", "c")
+    assert not deltas.is_coming(SHARD, "a", "b")
+    assert not deltas.is_coming(SHARD, "x", "c")
+    deltas.end(delta)
+    assert not deltas.is_coming(SHARD, "b", "c")
+
+
+def test_the_same_delta_made_again_takes_the_place_of_the_first() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    made(deltas, "a", "b", b"22", b"", b"")
+    assert offered(deltas, "a", "b").patches[0] == (b"22",)
+    assert deltas.nbytes == 2
+
+
+def test_a_forgotten_shard_offers_nothing() -> None:
+    deltas = book()
+    made(deltas, "a", "b", b"1", b"", b"")
+    deltas.forget(SHARD)
+    deltas.check()
+    assert (deltas.nbytes, deltas.offer(SHARD, "a", "b", NBYTES)) == (0, None)
+
+
+@pytest.mark.parametrize("patch", [b"longer", b"", None])
+def test_a_patch_that_is_put_again_counts_once(patch: bytes | None) -> None:
+    deltas = book()
+    delta = made(deltas, "a", "b", b"1234", b"", b"")
+    deltas.put(delta, 0, patch)
+    deltas.check()

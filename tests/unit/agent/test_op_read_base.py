@@ -1,0 +1,116 @@
+"""From which version a read may take patches: one that stands whole in what it overwrites, and no other."""
+
+import pytest
+from tests.unit.agent.one_agent import OneAgent, digests_of
+
+from tensorhub_agent.effects import Answer, Base, BatchDone, Key, OpenSource, Post
+from tensorhub_agent.memory import Memory
+from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.commands import Unpublish
+from tensorhub_common.wire.worker import Encoded
+
+
+def pair(*, staged: bool = False, mapped: bool = False, digests: bool = True) -> tuple[OneAgent, OneAgent, Key]:
+    trainer = OneAgent("elsewhere", digests=digests)
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog, digests=digests)
+    reader.join()
+    publish(trainer, "a")
+    return trainer, reader, reader.register("rollout", staged=staged, mapped=mapped)
+
+
+def publish(trainer: OneAgent, text: str) -> None:
+    key = trainer.key("trainer")
+    if trainer.memory(key) is Memory.READY:
+        trainer.unpublish(key)
+        trainer.log()
+    trainer.publish(key, text)
+    trainer.log()
+
+
+def asked(reader: OneAgent, key: Key) -> OpenSource:
+    """Begin to read, up to the question for a lease."""
+    reader.read(key)
+    reader.log()
+    reader.plan(key)
+    opening = reader.last(OpenSource)
+    assert opening is not None
+    return opening
+
+
+def read(reader: OneAgent, key: Key, text: str, *encoded: Encoded) -> None:
+    asked(reader, key)
+    reader.opened(key, text)
+    reader.log()
+    post = reader.last(Post)
+    assert post is not None
+    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, digests_of(text), encoded), reader.now))
+    reader.log()
+    assert reader.memory(key) is Memory.READY
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_stood_there_before_is_the_base(staged: bool) -> None:  # noqa: FBT001
+    trainer, reader, key = pair(staged=staged)
+    assert asked(reader, key).base is None
+    reader.opened(key, "a")
+    reader.log()
+    reader.brought(key, "a")
+    reader.log()
+    publish(trainer, "b")
+    assert asked(reader, key).base == Base(1, root_digest(digests_of("a")))
+
+
+def test_a_report_says_what_came_as_a_delta_and_from_where() -> None:
+    trainer, reader, key = pair()
+    read(reader, key, "a")
+    publish(trainer, "b")
+    encoded = Encoded(how="delta", nbytes=8, wire_bytes=1)
+    read(reader, key, "b", encoded)
+    answer = reader.last(Answer)
+    assert answer is not None
+    assert answer.report is not None
+    assert answer.report.base == 1
+    assert answer.report.sources[0].encoded == (encoded,)
+
+
+def test_what_was_partly_overwritten_is_no_base() -> None:
+    trainer, reader, key = pair()
+    read(reader, key, "a")
+    publish(trainer, "b")
+    asked(reader, key)
+    reader.opened(key, "b")
+    reader.log()
+    assert reader.memory(key) is Memory.FILLING
+    reader.tick(10.0)
+    reader.log()
+    reader.closed(key)
+    assert asked(reader, key).base is None
+
+
+def test_without_digests_nothing_would_judge_a_patch() -> None:
+    trainer, reader, key = pair(digests=False)
+    asked(reader, key)
+    reader.opened(key, "")
+    reader.log()
+    post = reader.last(Post)
+    assert post is not None
+    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
+    reader.confirmed(key)
+    reader.log()
+    assert reader.memory(key) is Memory.READY
+    publish(trainer, "b")
+    assert asked(reader, key).base is None
+
+
+def test_what_was_taken_back_for_writing_is_no_base() -> None:
+    """An engine that unpublishes may write: nothing is known of the bytes any more."""
+    trainer, reader, key = pair()
+    read(reader, key, "a")
+    reader.unpublish(key)
+    assert any(isinstance(command, Unpublish) for command in reader.unsaid)
+    reader.log()
+    assert reader.memory(key) is Memory.EMPTY
+    publish(trainer, "b")
+    assert asked(reader, key).base is None

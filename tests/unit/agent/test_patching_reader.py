@@ -1,0 +1,155 @@
+"""A batch from a source that offers patches: which pieces come how, and what becomes of patches that are wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import xxhash
+
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
+from tensorhub_agent.encodings.patch import apply, make
+from tensorhub_agent.encodings.patching import Overwrites
+from tensorhub_agent.encodings.reading import PatchingReader, Where
+from tensorhub_agent.transport import TransportLost, silent
+from tensorhub_common.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
+
+ROWS = 8
+LAYOUT = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (5000,), (5000,), (0,)) for n in range(ROWS)])
+TABLE: PieceTable = pieces(LAYOUT)
+
+
+def digest(view: bytes | memoryview) -> bytes:
+    return xxhash.xxh3_128_digest(view)
+
+
+@dataclass
+class Session:
+    """A source of `new` bytes that keeps a note of what was asked of it."""
+
+    new: bytes
+    patches: dict[int, bytes]
+    read_spans: list[list[int]] = field(default_factory=list)
+    overwritten: list[list[int]] = field(default_factory=list)
+    fails: bool = False
+
+    async def read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> bytes:
+        assert digests
+        progress(0)
+        self.read_spans.append(list(spans.to))
+        for at, nbytes in zip(spans.to, spans.nbytes, strict=True):
+            destination[at : at + nbytes] = self.new[at : at + nbytes]
+        return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
+
+    async def overwrite(
+        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+    ) -> tuple[bytes, list[bytes]]:
+        self.overwritten.append(list(wanted.pieces))
+        if self.fails:
+            raise TransportLost("gone")
+        for number, at, nbytes in zip(wanted.pieces, wanted.spans.to, wanted.spans.nbytes, strict=True):
+            if base is not None:
+                destination[at : at + nbytes] = base[at : at + nbytes]
+            apply(self.patches[number], destination[at : at + nbytes], 2)
+        found = [digest(destination[a : a + n]) for a, n in zip(wanted.spans.to, wanted.spans.nbytes, strict=True)]
+        return b"".join(found), [self.patches[number] for number in wanted.pieces]
+
+    async def gather(self, *_: object, **__: object) -> None:
+        raise AssertionError("patches are of pieces of one layout")
+
+    async def still_holds(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Scene:
+    old: bytes
+    new: bytes
+    session: Session
+    reader: PatchingReader
+
+    def bytes_of(self, number: int) -> bytes:
+        return self.new[TABLE.at[number] : TABLE.at[number] + TABLE.nbytes[number]]
+
+
+def scene(*, without: tuple[int, ...] = (), rate_bytes: int = 0) -> Scene:
+    chance = np.random.default_rng(1)
+    old = np.frombuffer(chance.bytes(segment_bytes(LAYOUT)), np.uint16)
+    new = old.copy()
+    new[chance.random(len(new)) < 0.01] ^= 1
+    views = memoryview(old.tobytes()), memoryview(new.tobytes())
+    patches, sizes, digests = {}, b"", b""
+    for number, (at, nbytes) in enumerate(zip(TABLE.at, TABLE.nbytes, strict=True)):
+        patch = make(views[0][at : at + nbytes], views[1][at : at + nbytes], 2)
+        assert patch is not None
+        patches[number] = patch
+        sizes += SIZE.pack(NO_PATCH if number in without else len(patch))
+        digests += digest(views[1][at : at + nbytes])
+    session = Session(new.tobytes(), patches)
+    reader = PatchingReader(session, digests, sizes)
+    if rate_bytes:
+        reader.pace.came(rate_bytes, 1.0)
+    return Scene(old.tobytes(), new.tobytes(), session, reader)
+
+
+def whole(memory: bytearray, new: bytes) -> bool:
+    return all(memory[a : a + n] == new[a : a + n] for a, n in zip(TABLE.at, TABLE.nbytes, strict=True))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_what_has_patches_is_patched_and_the_rest_is_read(beside: bool) -> None:  # noqa: FBT001
+    it = scene(without=(2, 5))
+    memory = bytearray(len(it.old)) if beside else bytearray(it.old)
+    where = Where(memoryview(memory), memoryview(it.old) if beside else None, TABLE)
+    brought = await it.reader.read(where, ((4, 4), (0, 4)), silent)
+    assert whole(memory, it.new)
+    assert it.session.overwritten == [[4, 6, 7, 0, 1, 3]]
+    assert it.session.read_spans == [[TABLE.at[5], TABLE.at[2]]]
+    assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in (4, 5, 6, 7, 0, 1, 2, 3))
+    assert sorted(brought.patches) == [0, 1, 3, 4, 6, 7]
+    (encoded,) = brought.encoded
+    assert (encoded.how, encoded.nbytes) == ("delta", 6 * 10_000)
+    assert encoded.wire_bytes == sum(len(it.session.patches[n]) for n in (0, 1, 3, 4, 6, 7))
+
+
+async def test_a_patch_for_other_bytes_is_found_by_the_digest_and_the_piece_is_read() -> None:
+    """The third piece is not what the reader's version was: the patch leaves it wrong."""
+    it = scene()
+    memory = bytearray(it.old)
+    memory[TABLE.at[3] + 100] ^= 0xFF
+    memory[TABLE.at[3] + 101] ^= 0xFF
+    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert it.session.read_spans == [[TABLE.at[3]]]
+    assert 3 not in brought.patches
+    assert brought.digests == b"".join(digest(it.bytes_of(n)) for n in range(ROWS))
+    assert brought.encoded[0].nbytes == (ROWS - 1) * 10_000
+
+
+async def test_sizes_that_were_not_told_are_of_no_patch() -> None:
+    it = scene()
+    it.reader.sizes = it.reader.sizes[: 3 * SIZE.size]
+    await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert it.session.overwritten == [[0, 1, 2]]
+
+
+async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_read() -> None:
+    it = scene(rate_bytes=10**15)
+    memory = bytearray(it.old)
+    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert (it.session.overwritten, brought.encoded, brought.patches) == ([], (), {})
+
+
+async def test_a_loss_is_told_when_both_ways_have_ended() -> None:
+    it = scene(without=(1,))
+    it.session.fails = True
+    with pytest.raises(TransportLost):
+        await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert it.session.read_spans == [[TABLE.at[1]]]

@@ -1,0 +1,130 @@
+"""Patches over the ucxx transport: what was offered comes and is applied, and nothing else is to be had."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from tests.unit.agent.lease_book import Lost
+from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
+
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.encodings.patch import make
+from tensorhub_agent.encodings.patching import Overwrites
+from tensorhub_agent.segments import Segment
+from tensorhub_agent.transport import PatchingSession, TransportLost
+from tensorhub_agent.ucxx_session import UcxxSession
+
+pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
+
+PIECES = 10
+NBYTES = MIB
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    async with ucxx_hub(tmp_path) as hub:
+        yield hub
+
+
+def old_of(segment: Segment, share: float) -> bytes:
+    """Return bytes from which the segment's differ in this share of the values, and not at all in the third piece."""
+    chance = np.random.default_rng(2)
+    old = np.frombuffer(segment.view, np.uint16).copy()
+    which = chance.random(len(old)) < share
+    which[2 * NBYTES // 2 : 3 * NBYTES // 2] = False
+    old[which] ^= 1
+    return old.tobytes()
+
+
+def patches_of(old: bytes, segment: Segment) -> list[tuple[bytes, ...] | None]:
+    found: list[tuple[bytes, ...] | None] = []
+    for at in range(0, PIECES * NBYTES, NBYTES):
+        patch = make(memoryview(old)[at : at + NBYTES], segment.view[at : at + NBYTES], 2)
+        found.append(None if patch is None else (patch,) if patch else ())
+    return found
+
+
+def wanted(patches: list[tuple[bytes, ...] | None], numbers: list[int]) -> Overwrites:
+    at = [number * NBYTES for number in numbers]
+    sizes = [sum(map(len, patches[number] or ())) for number in numbers]
+    return Overwrites(numbers, Spans(at, at, [NBYTES] * len(at)), sizes, [2] * len(at))
+
+
+async def refused(session: UcxxSession, lost: Lost, memory: memoryview, asked: Overwrites) -> None:
+    """The source ends the connection; the read ends when its owner, who hears of that, closes the session."""
+    reading = asyncio.ensure_future(session.overwrite(memory, None, asked))
+    await lost.wait()
+    await session.close()
+    with pytest.raises(TransportLost):
+        await reading
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.4])
+async def test_patches_lead_to_the_sources_bytes(hub: Hub, share: float, beside: bool) -> None:  # noqa: FBT001
+    """40 % of ten pieces have more patches than fit into one message."""
+    segment = hub.segment(PIECES * NBYTES)
+    old = old_of(segment, share)
+    patches = patches_of(old, segment)
+    session = await hub.open(segment, Lost(), patches=patches)
+    assert isinstance(session, PatchingSession)
+    destination = memoryview(bytearray(len(old)) if beside else bytearray(old))
+    numbers = list(range(PIECES))
+    found, came = await session.overwrite(destination, memoryview(old) if beside else None, wanted(patches, numbers))
+    assert destination == segment.view
+    assert came == [b"".join(each or ()) for each in patches]
+    assert found == b"".join(xxhash.xxh3_128_digest(segment.view[n * NBYTES : (n + 1) * NBYTES]) for n in numbers)
+    await session.close()
+    await hub.book.until("done", "lease")
+    await hub.until_links(1, 1)
+    assert hub.source.served_bytes == sum(map(len, came))
+
+
+@pytest.mark.parametrize("numbers", [[0], [PIECES], [-1], [1, 1, 0]])
+async def test_what_was_not_offered_ends_the_connection(hub: Hub, numbers: list[int]) -> None:
+    """A piece without a patch, and one that there is not; sizes that are not those that were told."""
+    segment = hub.segment(PIECES * NBYTES)
+    patches = patches_of(old_of(segment, 0.01), segment)
+    patches[0] = None
+    lost = Lost()
+    session = await hub.open(segment, lost, patches=patches)
+    memory = memoryview(bytearray(segment.nbytes))
+    nothing = [0] * len(numbers)
+    asked = Overwrites(numbers, Spans(nothing, nothing, nothing), [7] * len(numbers), [2] * len(numbers))
+    await refused(session, lost, memory, asked)
+    assert not any(memory)
+
+
+async def test_a_lease_without_patches_gives_none(hub: Hub) -> None:
+    segment = hub.segment(PIECES * NBYTES)
+    lost = Lost()
+    session = await hub.open(segment, lost)
+    await refused(session, lost, memoryview(bytearray(10)), Overwrites([0], Spans([0], [0], [10]), [5], [2]))
+
+
+async def test_the_next_lease_on_a_connection_has_no_patches_of_the_last_one(hub: Hub) -> None:
+    segment = hub.segment(PIECES * NBYTES)
+    patches = patches_of(old_of(segment, 0.01), segment)
+    first = await hub.open(segment, Lost(), patches=patches)
+    await first.close()
+    await hub.book.until("done", "lease")
+    lost = Lost()
+    session = await hub.open(segment, lost, "second")
+    await refused(session, lost, memoryview(bytearray(segment.nbytes)), wanted(patches, [1]))
+
+
+async def test_patches_that_are_damaged_have_no_digest_and_change_nothing(hub: Hub) -> None:
+    segment = hub.segment(PIECES * NBYTES)
+    old = old_of(segment, 0.01)
+    patches = patches_of(old, segment)
+    patches[4] = (b"no patch",)
+    destination = memoryview(bytearray(old))
+    session = await hub.open(segment, Lost(), patches=patches)
+    found, _ = await session.overwrite(destination, None, wanted(patches, [3, 4]))
+    assert found[16:] == bytes(16)
+    assert destination[4 * NBYTES : 5 * NBYTES] == old[4 * NBYTES : 5 * NBYTES]
+    assert await session.still_holds()
+    await session.close()
