@@ -61,6 +61,10 @@ class Meter:
         """Take a pause of the reader out."""
         self._since = min(self._since + late_s, now)
 
+    def forget(self, now: float) -> None:
+        """Let what was counted so far tell nothing: bytes that came as patches are few, and took work to apply."""
+        self.nbytes, self._busy_s, self._since = 0, 0.0, now
+
     def take(self, now: float) -> tuple[int, float] | None:
         """Return the bytes and seconds since the last time, and begin anew; None: too little to tell."""
         seconds = self._busy_s + (now - self._since if self._sources else 0.0)

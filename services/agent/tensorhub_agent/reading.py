@@ -237,8 +237,10 @@ class Reading:
         self.since = now
         return ranges, nbytes
 
-    def decoded(self, encoded: Sequence[Encoded]) -> None:
-        """Note what came otherwise than as it is."""
+    def decoded(self, encoded: Sequence[Encoded], now: float) -> None:
+        """Note what came otherwise than as it is. Of the link it tells nothing."""
+        if encoded:
+            self.meter.forget(now)
         for each in encoded:
             nbytes, wire_bytes = self.encoded.get(each.how, (0, 0))
             self.encoded[each.how] = nbytes + each.nbytes, wire_bytes + each.wire_bytes

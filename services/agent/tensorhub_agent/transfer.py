@@ -169,7 +169,7 @@ class Transfer:
         if source is None or batch not in source.flying:
             return
         ranges, nbytes = source.answered(batch, now)
-        source.decoded(encoded)
+        source.decoded(encoded, now)
         self.last_at = now
         if not self._begun:
             self._begun, self.first_at = True, now

@@ -117,3 +117,13 @@ def test_no_byte_is_told_of_twice_and_no_second_beyond_those_that_passed(
     assert sum(sample.nbytes for sample in told) + meter.nbytes == came
     assert all(sample.seconds > 0 for sample in told)
     assert sum(sample.seconds for sample in told) <= now * (1 + 1e-9)
+
+
+def test_what_came_as_patches_tells_nothing_of_the_link() -> None:
+    meter = Meter()
+    meter.begins(0.0)
+    meter.came(64 << 20)
+    meter.forget(1.0)
+    assert meter.take(2.0) is None
+    meter.came(32 << 20)
+    assert meter.take(3.0) == (32 << 20, 2.0)
