@@ -151,7 +151,7 @@ def patch_from_another_version() -> list["Replacement"]:
 
 
 def patch_not_judged() -> list["Replacement"]:
-    """The same, and a patched piece is taken for what the source says of it."""
+    """A source gives a delta from whatever version, and a patched piece is taken for what the source says of it."""
     found = Link.found
 
     def believed(self: Any, pieces: list[int]) -> bytes:

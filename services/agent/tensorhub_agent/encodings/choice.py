@@ -11,7 +11,7 @@ from typing import Final
 RATE_GUESSED: Final = 1e9
 """Bytes in a second of a source of which nothing is known yet: a link between two hosts of one rack."""
 
-PATCH_RATE: Final = 0.4e9
+PATCH_RATE: Final = 0.1e9
 """Bytes of patches in a second that one thread applies; measured by benchmarks/encodings.py."""
 
 

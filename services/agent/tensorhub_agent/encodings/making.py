@@ -29,8 +29,10 @@ from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import PieceTable
 
 CHORE_BYTES: Final = 4 * 1024 * 1024
+"""A chore takes about so much at a time: some milliseconds, for which a job may have to wait."""
+
 CHORE_PIECES_MAX: Final = 256
-"""A chore takes about so much at a time: a millisecond, for which a job may have to wait."""
+"""And so many pieces, where they are tiny."""
 
 _log: Final = logging.getLogger(__name__)
 

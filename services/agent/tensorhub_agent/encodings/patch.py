@@ -73,13 +73,10 @@ def make(old: memoryview, new: memoryview, unit: int) -> bytes | None:
         return b""
     if changed * unit > WORTH * len(new):
         return None
-    if changed * DENSE > len(after):
-        form, positions = BITMAP, np.packbits(differs)
-        values = after[differs]
-    else:
-        where = np.flatnonzero(differs)
-        form, positions = GAPS, _gaps(where)
-        values = after[where]
+    # By positions, because numpy takes ten times as long to select by a mask.
+    where = np.flatnonzero(differs)
+    values = after[where]
+    form, positions = (BITMAP, np.packbits(differs)) if changed * DENSE > len(after) else (GAPS, _gaps(where))
     planes = values.view(np.uint8).reshape(-1, unit)
     columns = [_stored(positions), *(_stored(np.ascontiguousarray(planes[:, each])) for each in range(unit))]
     patch = b"".join(
@@ -159,7 +156,8 @@ def _head(data: memoryview) -> tuple[int, int, int, int]:
 def _positions(form: int, body: memoryview, is_packed: bool, changed: int, units: int) -> _Positions:  # noqa: FBT001
     if form == BITMAP:
         bits = np.unpackbits(_column(body, -(-units // 8), -(-units // 8), is_packed=is_packed))
-        where = np.flatnonzero(bits)
+        # As bool, of which numpy finds those that are set ten times as fast.
+        where = np.flatnonzero(bits.view(np.bool_))
     elif form == GAPS:
         column = _column(body, changed, changed + units // STEP, is_packed=is_packed)
         lands = column != STEP
