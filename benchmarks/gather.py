@@ -62,14 +62,20 @@ async def serve(kind: str, folder: Path, nbytes: int) -> None:
     serving = transport(kind, folder, "source", CopyPool(), book)
     await serving.start()
     print("ready", serving.endpoint, flush=True)
-    await asyncio.Event().wait()
+    # Whoever started us holds the other end, and is gone when it closes.
+    await asyncio.to_thread(sys.stdin.read)
 
 
 @asynccontextmanager
 async def source(kind: str, folder: Path, nbytes: int) -> AsyncIterator[str]:
     """Run the source; yields its endpoint."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--serve", f"{kind}:{folder}:{nbytes}", stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        __file__,
+        "--serve",
+        f"{kind}:{folder}:{nbytes}",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     try:
