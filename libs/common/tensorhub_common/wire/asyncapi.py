@@ -93,6 +93,8 @@ _VALUES: Final[Json] = {
     "patient": True,
     "staged": False,
     "mapped": False,
+    "units": False,
+    "program": None,
     "stands": True,
     "pid": 4242,
     "pieces": [[0, 256]],
