@@ -1,4 +1,4 @@
-"""A planner hears who reads from whom, and one that was just started waits for that where there is a choice."""
+"""A planner hears over a real NATS who reads from whom, and plans by it."""
 
 import asyncio
 import time
@@ -41,10 +41,10 @@ async def two(world: Job) -> Job:
 
 
 @pytest.mark.parametrize("busy", HOLDERS)
-async def test_a_planner_that_has_just_begun_hears_the_sources_first(
+async def test_a_planner_that_has_just_begun_goes_by_what_the_sources_say(
     nats_server: RunningNats, two: Job, busy: str
 ) -> None:
-    """The question is there before any beat; whoever is busy, most comes from the other one."""
+    """Whoever is busy, most comes from the other one. The waiting itself: tests/unit/planner/test_hearing.py."""
     async with planning(nats_server.url):
         asked = asyncio.create_task(most_from(two, "rollout"))
         for agent in HOLDERS:
