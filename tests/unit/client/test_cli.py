@@ -1,5 +1,6 @@
 """The commands: what they print, for people and for programs, and how they end."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -126,11 +127,21 @@ def test_a_bad_setting_is_wrong_usage(run: Callable[..., Ended], monkeypatch: py
     assert "TENSORHUB_BEAT_S" in ended.err
 
 
-@pytest.mark.parametrize("command", [["simulate"]])
-def test_what_is_to_come_says_so_in_one_line(run: Callable[..., Ended], command: list[str]) -> None:
-    ended = run(*command)
-    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
-    assert "not in this version" in ended.err
+@pytest.mark.parametrize("code", [0, 1, 2, -9])
+def test_simulate_is_a_process_that_gets_the_options_and_gives_its_exit_code(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    ran: list[list[str]] = []
+
+    def process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        return subprocess.CompletedProcess([], code)
+
+    monkeypatch.setattr("subprocess.run", process)
+    options = ["--alone", "--json", "--picture", "p.svg", "--processes", "3"]
+    assert run("simulate", "elastic", "mine.yaml", *options).code == (code if code >= 0 else 1)
+    assert ran[0][1:] == ["-m", "tensorhub_simulator.cluster", *options, "--", "elastic", "mine.yaml"]
+    assert importlib.util.find_spec(ran[0][2]) is not None
 
 
 def test_bench_runs_the_benchmarks_or_says_where_they_are(

@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 
 from tensorhub import __version__
+from tensorhub.cli.bench import bench
 from tensorhub.cli.credentials import credentials
 from tensorhub.cli.delete import delete
 from tensorhub.cli.demo import demo
 from tensorhub.cli.doctor import doctor
 from tensorhub.cli.drain import drain
-from tensorhub.cli.later import bench, simulate
 from tensorhub.cli.publish import publish
 from tensorhub.cli.pull import pull
 from tensorhub.cli.rulings import pin, quota, retain, rewind, unpin
 from tensorhub.cli.running import Commands
+from tensorhub.cli.simulate import simulate
 from tensorhub.cli.status import status
 from tensorhub.cli.trace import trace
 from tensorhub.cli.up import up
@@ -51,7 +52,7 @@ for command, example in (
     (credentials, "tensorhub credentials /etc/tensorhub/credentials --agent node-12-0 --job run-7"),
     (doctor, "tensorhub doctor"),
     (bench, "tensorhub bench"),
-    (simulate, "tensorhub simulate"),
+    (simulate, "tensorhub simulate elastic --alone --picture elastic.svg"),
 ):
     app.command(epilog=f"Example: {example}")(command)
 

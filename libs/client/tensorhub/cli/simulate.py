@@ -1,0 +1,46 @@
+"""`tensorhub simulate`: the planner and transfers as they are, on a modelled cluster of thousands of GPUs.
+
+The simulator drives the services' cores, which this package doesn't import: it runs as a process of its own.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorhub.cli import options
+from tensorhub.cli.running import SAID_NO
+
+MODULE = "tensorhub_simulator.cluster"
+
+
+def simulate(
+    *,
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCENARIO]...", help="A YAML file, or standalone, elastic, across; by default these three."
+        ),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Neither other sizes nor other assumptions.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw when GPUs stand still, and how full links are, into this SVG file.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="So many runs at once; by default one for each core.", min=1)
+    ] = None,
+    json: options.Json = False,
+    job: options.Job = None,  # noqa: ARG001 (every command has it)
+) -> None:
+    """Say how long updates take on a cluster that is described, and what others would take."""
+    command = [sys.executable, "-m", MODULE]
+    command += ["--alone"] if alone else []
+    command += ["--json"] if json else []
+    command += ["--picture", str(picture)] if picture is not None else []
+    command += ["--processes", str(processes)] if processes is not None else []
+    code = subprocess.run([*command, "--", *(scenarios or [])], check=False).returncode
+    if code:
+        # Ended by a signal it has a code below zero, which no shell knows.
+        raise typer.Exit(code if code > 0 else SAID_NO)

@@ -1,0 +1,108 @@
+"""`tensorhub simulate`, and `python -m tensorhub_simulator.cluster`: the scenarios, each against its baseline.
+
+Always true: the exit code is 0 when it is done, 1 when a cluster can't be simulated, 2 for wrong usage; what went wrong
+is one line on stderr.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+from rich.console import Console
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_simulator.cluster import calibration, picture, showing
+from tensorhub_simulator.cluster.comparing import Case, cases, pairs
+from tensorhub_simulator.cluster.progress import Bar
+from tensorhub_simulator.cluster.showing import Finding
+from tensorhub_simulator.cluster.spec import Cluster, ClusterError, decode
+
+SCENARIOS: Final = ("standalone", "elastic", "across")
+FOLDER: Final = Path(__file__).with_name("scenarios")
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+WIDTH: Final = 120
+"""Of tables that go into a file or a pipe."""
+
+
+class Parser(argparse.ArgumentParser):
+    """One that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it, and end."""
+        self.exit(2, f"tensorhub: {message}\n")
+
+
+def read(name: str) -> Cluster:
+    """Read a scenario of ours by its name, or a file. Raises `ClusterError`."""
+    path = FOLDER / f"{name}.yaml" if name in SCENARIOS else Path(name)
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+    except OSError as why:
+        raise ClusterError(
+            f"{name!r} can't be read ({why.strerror}): name a YAML file, or one of {', '.join(SCENARIOS)}"
+        ) from None
+    if len(text) > FILE_BYTES_MAX:
+        raise ClusterError(f"{name} has more than {FILE_BYTES_MAX >> 20} MiB: that is no cluster's description")
+    return decode(text, name)
+
+
+def simulate(names: list[str], *, alone: bool, processes: int) -> list[Finding]:
+    """Run scenarios, all their cases side by side."""
+    clusters = [read(name) for name in names]
+    todo: list[list[Case]] = [list(cases(cluster, alone=alone)) for cluster in clusters]
+    flat = [case for each in todo for case in each]
+    with Bar("simulating", len(flat)) as bar:
+        found = iter(pairs(flat, min(processes, len(flat)), bar.done))
+    return [
+        Finding(cluster=cluster, cases=tuple(each), pairs=tuple(next(found) for _ in each))
+        for cluster, each in zip(clusters, todo, strict=True)
+    ]
+
+
+def say(findings: list[Finding], compared: list[calibration.Compared], *, as_json: bool) -> None:
+    """Print everything."""
+    if as_json:
+        for finding in findings:
+            for each in showing.objects(finding):
+                sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(showing.calibration_object(compared)).decode() + "\n")
+        return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    for finding in findings:
+        for part in showing.tables(finding):
+            console.print(part)
+        console.print()
+    console.print(showing.calibrated(compared))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = Parser(prog="tensorhub simulate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="SCENARIO", help="a YAML file, standalone, elastic or across")
+    parser.add_argument("--alone", action="store_true", help="neither other sizes nor other assumptions")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--picture", type=Path, help="draw the first scenario into this SVG file")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="so many runs at once")
+    options = parser.parse_args(arguments)
+    if options.processes < 1:
+        parser.error(f"--processes is {options.processes}, and must be at least 1")
+    try:
+        findings = simulate(options.names or list(SCENARIOS), alone=options.alone, processes=options.processes)
+        if options.picture is not None:
+            picture.draw(findings[0], options.picture)
+        say(findings, calibration.compare(calibration.load()), as_json=options.json)
+    except TensorHubError as why:
+        sys.stderr.write(f"tensorhub: {why}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("tensorhub: interrupted\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

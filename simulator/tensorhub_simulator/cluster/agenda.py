@@ -1,0 +1,52 @@
+"""Virtual time: actions at times, taken in order; ties go by the order in which they were planned. Pure.
+
+Always true: time never goes back, and equal plans give equal runs.
+"""
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """What is to happen, and when. `now` is in seconds."""
+
+    def __init__(self) -> None:
+        """Begin at zero with nothing to do."""
+        self.now = 0.0
+        self.steps = 0
+        self._heap: list[tuple[float, int, Action]] = []
+        self._planned = 0
+
+    def at(self, when: float, action: Action) -> None:
+        """Plan an action; one for the past happens at once."""
+        self._planned += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._planned, action))
+
+    def after(self, delay_s: float, action: Action) -> None:
+        """Plan an action for later."""
+        self.at(self.now + delay_s, action)
+
+    def step(self) -> bool:
+        """Let the next thing happen; False when there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heapq.heappop(self._heap)
+        self.steps += 1
+        action()
+        return True
+
+
+class Desk:
+    """One server with a queue: each job takes its time, one after the other, and is answered when it is done."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        """Begin idle."""
+        self._agenda = agenda
+        self._free_at = 0.0
+
+    def serve(self, takes_s: float, done: Action) -> None:
+        """Do a job of `takes_s` once all before it are done."""
+        self._free_at = max(self._free_at, self._agenda.now) + takes_s
+        self._agenda.at(self._free_at, done)

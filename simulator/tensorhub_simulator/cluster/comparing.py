@@ -1,0 +1,210 @@
+"""A cluster against its baseline: the factor, how it grows, and its range over what may be otherwise.
+
+Each pair of runs has the same cluster, the same chance and the same file; only what moves the weights differs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tensorhub_simulator.cluster import baselines
+from tensorhub_simulator.cluster.fabric import GBIT, GBYTE
+from tensorhub_simulator.cluster.result import Result, Update
+from tensorhub_simulator.cluster.running import run
+from tensorhub_simulator.cluster.spec import Cluster, ClusterError, check, converted
+from tensorhub_simulator.cluster.spread import Spread, spread
+from tensorhub_simulator.cluster.world import World
+
+WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
+"""What the paper measured against each baseline."""
+
+GPUS_MIN: Final = 2
+"""A trainer and one who reads."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of the two took."""
+
+    stall_s: Spread
+    """Over updates of replicas that generate: from when it stopped until it went on."""
+    waits_s: float
+    """Of that on average before its first byte could come: for the control plane, or at the barrier for the slowest."""
+    ready_s: Spread
+    """From a version's publication until it stood there."""
+    last_s: float
+    """Until all had the first version."""
+    trainer_stall_s: float
+    link_gbytes: dict[str, float]
+    updates: int
+    vanished: int
+    """Updates that ended with their instance."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Both, beside what is possible at all."""
+
+    name: str
+    what: str
+    gpus: int
+    ours: Side
+    baseline: Side
+    bound_s: float
+    """One shard's bytes over one network card; across sites one copy's bytes over the line, if that is longer."""
+    questions: int
+    """What planners were asked."""
+    failed: int
+    """Rounds that were begun again."""
+    updates: tuple[tuple[Update, ...], tuple[Update, ...]] = ((), ())
+    """Ours and the baseline's one by one, where they were asked for."""
+
+    @property
+    def factor(self) -> float:
+        """Return how much longer the baseline stalls a GPU."""
+        return self.baseline.stall_s.mean / self.ours.stall_s.mean
+
+
+def pair(
+    cluster: Cluster, what: str = "", *, each: bool = False, tell: Callable[[int, int], None] | None = None
+) -> Pair:
+    """Run a cluster and its baseline; `each`: every replica's update is wanted."""
+    ours = World(cluster)
+    result = run(ours, tell)
+    other = baselines.run(cluster)
+    return Pair(
+        name=cluster.name,
+        what=what,
+        gpus=gpus_of(cluster),
+        ours=_side(cluster, result),
+        baseline=_side(cluster, other),
+        bound_s=bound_s(cluster),
+        questions=result.questions,
+        failed=result.failed,
+        updates=(tuple(result.updates), tuple(other.updates)) if each else ((), ()),
+    )
+
+
+def gpus_of(cluster: Cluster) -> int:
+    """Return how many GPUs hold weights."""
+    return cluster.model.shards * sum(each.count for each in cluster.replicas.values() if not each.memory_host)
+
+
+def bound_s(cluster: Cluster) -> float:
+    """Return the least time that a reader's bytes can take, in closed form."""
+    shard = cluster.model.gbytes * GBYTE / cluster.model.shards
+    sites = [cluster.sites[each.site] for kind, each in cluster.replicas.items() if kind != cluster.trainer]
+    card = max(
+        shard / (site.nic_gbit_s * GBIT * site.efficiency * site.nics_per_host / site.gpus_per_host) for site in sites
+    )
+    if cluster.update == "behind-a-seed":
+        return card
+    home = cluster.replicas[cluster.trainer].site
+    lines = [
+        cluster.model.gbytes * GBYTE / (line.gbit_s * GBIT * line.efficiency)
+        for line in cluster.links
+        if home in line.between
+    ]
+    return max([card, *lines])
+
+
+def _side(cluster: Cluster, result: Result) -> Side:
+    kinds = tuple(k for k, each in cluster.replicas.items() if k != cluster.trainer and not each.memory_host)
+    ended = result.ended(kinds)
+    first = [each.ready_s for each in ended if each.version == 1 and each.ready_s is not None]
+    published = result.published_s
+    return Side(
+        stall_s=spread([each.took_s for each in ended]),
+        waits_s=spread([(each.started_s or each.asked_s) - each.asked_s for each in ended]).mean,
+        ready_s=spread([(each.ready_s or 0.0) - published[each.version - 1] for each in ended]),
+        last_s=max(first) - published[0],
+        trainer_stall_s=result.trainer_stall_s,
+        link_gbytes={tier: round(nbytes / GBYTE, 3) for tier, nbytes in sorted(result.link_bytes.items())},
+        updates=len(ended),
+        vanished=sum(1 for each in result.updates if each.ready_s is None),
+    )
+
+
+def grown(cluster: Cluster, gpus: int) -> Cluster:
+    """Return the cluster with so many GPUs in all; the trainer keeps its size, but for at most half of them."""
+    assert cluster.grow is not None
+    copies = gpus // cluster.model.shards
+    if copies < GPUS_MIN:
+        raise ClusterError(f"{gpus} GPUs are too few for a trainer and a reader of {cluster.model.shards} GPUs each")
+    trainers = min(cluster.replicas[cluster.trainer].count, copies // 2)
+    return changed(
+        cluster,
+        {
+            f"replicas.{cluster.trainer}.count": trainers,
+            f"replicas.{cluster.grow.kind}.count": copies - trainers,
+        },
+    )
+
+
+def changed(cluster: Cluster, values: dict[str, Any]) -> Cluster:
+    """Return the cluster with other values at some paths, such as `links.0.rtt_ms`. Raises `ClusterError`."""
+    tree = msgspec.to_builtins(cluster)
+    for path, value in values.items():
+        *above, last = path.split(".")
+        at: Any = tree
+        try:
+            for name in above:
+                at = at[int(name)] if isinstance(at, list | tuple) else at[name]
+            at[last] = value
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ClusterError(f"{cluster.name}: nothing stands at {path!r}: name a field as in the file") from None
+    made = converted(tree, f"{cluster.name} with {values}")
+    check(made, cluster.name)
+    return made
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A pair to be run."""
+
+    cluster: Cluster
+    what: str = ""
+    """What is otherwise than in the file; empty for the file itself."""
+    kind: Literal["itself", "size", "variation"] = "itself"
+
+
+def cases(cluster: Cluster, *, alone: bool = False) -> Iterator[Case]:
+    """Yield the cluster itself; unless `alone`, the sizes that it grows to, and what may be otherwise."""
+    yield Case(cluster=cluster)
+    if alone:
+        return
+    for gpus in cluster.grow.gpus if cluster.grow is not None else ():
+        yield Case(cluster=grown(cluster, gpus), what=f"{gpus} GPUs", kind="size")
+    for variation in cluster.vary:
+        yield Case(cluster=changed(cluster, variation.set), what=variation.what, kind="variation")
+
+
+def pair_of(case: Case) -> Pair:
+    """Run a case."""
+    return pair(case.cluster, case.what, each=case.kind == "itself")
+
+
+def pairs(todo: Sequence[Case], processes: int, done: Callable[[], None]) -> list[Pair]:
+    """Run many cases, several at once; `done` hears when one has ended. The order is that of the cases."""
+    if processes == 1:
+        found = []
+        for case in todo:
+            found.append(pair_of(case))
+            done()
+        return found
+    # The longest first: a large one that begins last would be waited for alone.
+    order = sorted(range(len(todo)), key=lambda number: -gpus_of(todo[number].cluster))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        futures = {number: pool.submit(pair_of, todo[number]) for number in order}
+        for future in futures.values():
+            future.add_done_callback(lambda _: done())
+        try:
+            return [futures[number].result() for number in range(len(todo))]
+        except BrokenProcessPool:
+            raise ClusterError(
+                "a process of the simulation has died, perhaps for lack of memory: try fewer at once (--processes 1)"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,129 @@
+"""The planner of a modelled cluster: the production decision and ledger, asked through queues that take time."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, SourceId, Turn
+from tensorhub_planner.deciding import Question
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.plan import LayoutsDiffer
+from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.sources import Found, Holder, Holders, Seat
+from tensorhub_planner.topology import Place, Topology
+from tensorhub_simulator.cluster.agenda import Agenda, Desk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tensorhub_simulator.cluster.fabric import Fabric
+    from tensorhub_simulator.cluster.fabric import Seat as Where
+    from tensorhub_simulator.cluster.spec import Cluster
+
+JOB: Final = "simulated"
+MODEL: Final = "policy"
+LAYOUT: Final = "layout"
+GPUS_OF_A_PLANNER: Final = 256
+"""For so many GPUs there is a planner, unless the file says how many there are."""
+
+
+def source_of(where: "Where") -> SourceId:
+    """Name a shard as the hub does."""
+    return SourceId(where.agent, 1, f"{where.kind}-{where.replica}", where.shard)
+
+
+@dataclass(slots=True)
+class Copies:
+    """Who holds or fills which version at one shard's place, as the log says it."""
+
+    holders: dict[SourceId, tuple[int, Holder]] = field(default_factory=dict)
+
+    def able(self, version: int, me: SourceId, *, pipelining: bool) -> tuple[Holder, ...]:
+        """Return who has a version, or will, but for the reader itself; without `pipelining` who has it."""
+        return tuple(
+            holder
+            for source, (held, holder) in self.holders.items()
+            if held == version and source.replica != me.replica and (pipelining or holder.turn is None)
+        )
+
+
+class Planning:
+    """All planners: they know the same log, and each its own plans alone."""
+
+    def __init__(self, agenda: Agenda, fabric: "Fabric", sizes: Sizes, root: str, limits: Limits) -> None:
+        """Begin with an empty catalog."""
+        self._agenda, self._fabric, self._sizes, self._root, self._limits = agenda, fabric, sizes, root, limits
+        control = fabric.cluster.control
+        self._control = control
+        self._ledgers = [Ledger(limits) for _ in range(planners_of(fabric.cluster))]
+        self._desks = [Desk(agenda) for _ in self._ledgers]
+        self._asked = 0
+        self._copies: dict[int, Copies] = {}
+        places = {seat.agent: Place(seat.host, seat.site) for seats in fabric.seats.values() for seat in seats}
+        self._topology = Topology(places)
+        # A planner decides for all shards, and those that are not modelled ask as well.
+        self._share = fabric.cluster.model.shards / fabric.rails
+        self.questions = 0
+        self.refusals = 0
+
+    def holds(self, where: "Where", version: int, turn: Turn | None) -> None:
+        """Take note that a shard stands ready at a version, or with a turn that it is being filled."""
+        source = source_of(where)
+        holder = Holder(
+            source=source, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails, root=self._root, turn=turn
+        )
+        self._copies.setdefault(where.shard, Copies()).holders[source] = (version, holder)
+        if turn is None:
+            self._over(where)
+
+    def gone(self, where: "Where") -> None:
+        """Take note that a shard holds nothing any more."""
+        copies = self._copies.get(where.shard)
+        if copies is not None:
+            copies.holders.pop(source_of(where), None)
+        self._over(where)
+
+    def _over(self, where: "Where") -> None:
+        reader = Reader(JOB, MODEL, f"{where.kind}-{where.replica}", where.shard)
+        for ledger in self._ledgers:
+            ledger.done(reader)
+
+    def ask(self, where: "Where", demand: Demand, answered: "Callable[[PlanAnswer], None]") -> None:
+        """Answer once a planner has got to it."""
+        number = self._asked % len(self._desks)
+        self._asked += 1
+        holders = len(self._copies.get(where.shard, Copies()).holders)
+        takes_s = (self._control.plan_s + holders * self._control.plan_holder_s) * self._share
+        away_s = self._fabric.control_delay_s(where)
+
+        def decide() -> None:
+            answer = self._decide(where, demand, self._ledgers[number])
+            self._agenda.after(away_s, lambda: answered(answer))
+
+        self._agenda.after(away_s, lambda: self._desks[number].serve(takes_s, decide))
+
+    def _decide(self, where: "Where", demand: Demand, ledger: Ledger) -> PlanAnswer:
+        self.questions += 1
+        me = source_of(where)
+        seat = Seat(me=me, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails)
+        able = self._copies.setdefault(where.shard, Copies()).able(
+            demand.version, me, pipelining=self._limits.pipelining
+        )
+        found = Found(seat, Holders(able, draining=True), self._topology)
+        answer = Question(JOB, demand, found, self._sizes).decide(ledger, self._limits, self._agenda.now)
+        assert not isinstance(answer, LayoutsDiffer), "all replicas of a modelled cluster have one layout"
+        self.refusals += isinstance(answer, Refusal)
+        return answer
+
+
+def planners_of(cluster: "Cluster") -> int:
+    """Return how many planners there are."""
+    gpus = cluster.model.shards * sum(kind.count for kind in cluster.replicas.values())
+    return cluster.control.planners or -(-gpus // GPUS_OF_A_PLANNER)
+
+
+def limits_of(*, pipelining: bool) -> Limits:
+    """Return the planner's limits as it has them in production."""
+    return msgspec.structs.replace(Limits(), pipelining=pipelining)

@@ -1,0 +1,103 @@
+"""What can't be in a cluster's description, though each field has its type. Pure."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.cluster.spec import Cluster
+
+RANKS_MAX: Final = 65_536
+"""A cluster has at most so many GPUs with weights: more take hours."""
+
+PIECES_MAX: Final = 4_096
+"""A shard is cut into at most so many pieces: they are as large as that needs."""
+
+MAY_BE_ZERO: Final = frozenset(
+    {"loss", "rtt_us", "rtt_ms", "every_s", "away_share", "seed", "jitter", "log_s", "command_s", "plan_s"}
+    | {"plan_holder_s", "open_s", "batch_s"}
+)
+"""Every other number must be more than zero."""
+
+
+def wrongs(cluster: "Cluster") -> Iterator[str]:
+    """Yield what is wrong, in sentences."""
+    yield from _numbers(msgspec.to_builtins(cluster), "")
+    yield from _places(cluster)
+    yield from _sizes(cluster)
+    yield from _spot(cluster)
+
+
+def _numbers(tree: object, path: str) -> Iterator[str]:
+    """Yield which numbers are out of their range."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            if name not in ("set", "events"):
+                yield from _numbers(value, f"{path}.{name}" if path else str(name))
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from _numbers(value, f"{path}.{number}")
+    elif isinstance(tree, int | float) and not isinstance(tree, bool):
+        least_is_zero = path.rpartition(".")[2] in MAY_BE_ZERO
+        if not math.isfinite(tree) or tree < 0 or (tree == 0 and not least_is_zero):
+            yield f"{path} is {tree:g}, and must be {'at least' if least_is_zero else 'more than'} 0"
+
+
+def _places(cluster: "Cluster") -> Iterator[str]:
+    known = ", ".join(map(repr, cluster.sites)) or "none"
+    for name, kind in cluster.replicas.items():
+        if kind.site not in cluster.sites:
+            yield f"replicas {name!r} stand in site {kind.site!r}, and the sites are {known}"
+    for line in cluster.links:
+        one, other = line.between
+        for end in line.between:
+            if end not in cluster.sites:
+                yield f"a link ends in site {end!r}, and the sites are {known}"
+        if line.loss >= 1:
+            yield f"the link between {one!r} and {other!r} loses every packet: loss is a part of 1"
+    for name, site in cluster.sites.items():
+        if site.efficiency > 1:
+            yield f"sites.{name}.efficiency is {site.efficiency:g}, and is a part of 1"
+    yield from _trainer(cluster)
+
+
+def _trainer(cluster: "Cluster") -> Iterator[str]:
+    if cluster.trainer not in cluster.replicas:
+        yield f"the trainer is {cluster.trainer!r}, and there are no replicas of that name"
+    elif len(cluster.replicas) == 1:
+        yield "there is a trainer and nobody else: add replicas that read"
+    elif cluster.replicas[cluster.trainer].memory_host:
+        yield "the trainer stands in the memory of a host without GPUs: it can't train there"
+
+
+def _sizes(cluster: "Cluster") -> Iterator[str]:
+    ranks = cluster.model.shards * sum(kind.count for kind in cluster.replicas.values())
+    if ranks > RANKS_MAX:
+        yield f"{ranks} shards are more than {RANKS_MAX}: name fewer replicas"
+    if cluster.grow is not None and cluster.grow.kind not in cluster.replicas:
+        yield f"it grows by replicas {cluster.grow.kind!r}, and there are none of that name"
+    if cluster.model.piece_bytes is not None and len(cluster.model.piece_bytes) > PIECES_MAX:
+        yield f"a shard has {len(cluster.model.piece_bytes)} pieces, and at most {PIECES_MAX} are simulated"
+    if cluster.versions > 1 and not cluster.every_s:
+        yield f"{cluster.versions} versions need a time from one to the next: set every_s"
+    seeds = any(kind.memory_host for kind in cluster.replicas.values())
+    if cluster.update == "behind-a-seed" and not seeds:
+        yield "rollouts wait for a seed, and no replicas stand in a host's memory (memory_host: true)"
+
+
+def _spot(cluster: "Cluster") -> Iterator[str]:
+    spot = cluster.spot
+    if spot is None:
+        return
+    if spot.kind not in cluster.replicas or spot.kind == cluster.trainer:
+        yield f"spot instances are {spot.kind!r}, and there are no such replicas beside the trainer"
+        return
+    if spot.away_share > 1:
+        yield f"spot.away_share is {spot.away_share:g}, and is a part of 1"
+    if (spot.stays_s is None) != (spot.away_s is None):
+        yield "spot.stays_s and spot.away_s go together: name both, or a trace in spot.events"
+    for at_s, _, number in spot.events:
+        if at_s < 0 or not 0 <= number < cluster.replicas[spot.kind].count:
+            yield f"spot.events names replica {number} at second {at_s:g}: they are counted from 0, and time is too"

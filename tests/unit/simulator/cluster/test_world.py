@@ -1,0 +1,159 @@
+"""Runs of modelled clusters: closed forms, what is conserved, and that one file gives one run."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tensorhub_simulator.cluster import baselines
+from tensorhub_simulator.cluster.comparing import changed, pair
+from tensorhub_simulator.cluster.result import Result
+from tensorhub_simulator.cluster.running import run
+from tensorhub_simulator.cluster.spec import Cluster, Control, Model, Replicas, Site, Spot
+from tensorhub_simulator.cluster.spec import Link as Line
+from tensorhub_simulator.cluster.world import World
+
+FREE = Control(log_s=0, command_s=0, plan_s=0, plan_holder_s=0, open_s=0, batch_s=0, digest_gbyte_s=1e9)
+"""A control plane that takes no time."""
+
+CARD_BYTES_S = 20e9
+SECONDS = 8e9 / CARD_BYTES_S
+"""The bytes of one shard over one card."""
+
+
+def star(readers: int, **changes: Any) -> Cluster:
+    site = Site(gpus_per_host=1, nics_per_host=1, nic_gbit_s=160, efficiency=1, rtt_us=0)
+    cluster = Cluster(
+        name="test",
+        model=Model(gbytes=8, shards=1, piece_mib=64),
+        sites={"here": site},
+        replicas={"trainer": Replicas(site="here", count=1), "rollout": Replicas(site="here", count=readers)},
+        baseline="star",
+        control=FREE,
+    )
+    return msgspec.structs.replace(cluster, **changes)
+
+
+def took(result: Result) -> list[float]:
+    return [each.took_s for each in result.ended()]
+
+
+def test_one_reader_alone_takes_its_bytes_over_its_card() -> None:
+    assert took(run(World(star(1)))) == [pytest.approx(SECONDS, rel=1e-6)]
+    assert took(baselines.run(star(1))) == [pytest.approx(SECONDS, rel=1e-6)]
+
+
+@pytest.mark.parametrize("readers", [2, 5])
+def test_a_star_takes_n_times_as_long(readers: int) -> None:
+    """Both as the baseline and as our own readers when they may not read from each other."""
+    expected = [pytest.approx(readers * SECONDS, rel=1e-6)] * readers
+    assert took(baselines.run(star(readers))) == expected
+    assert max(took(run(World(star(readers), pipelining=False)))) == expected[0]
+
+
+def test_a_chain_takes_the_time_of_one_and_a_hop_for_each_other() -> None:
+    readers, piece = 6, 8e9 / 120
+    result = run(World(star(readers)))
+    ends = sorted(took(result))
+    assert ends[0] == pytest.approx(SECONDS, rel=1e-6)
+    assert ends[-1] <= SECONDS + (readers - 1) * 2 * piece / CARD_BYTES_S
+    assert result.link_bytes["trainer out"] == pytest.approx(8e9)
+
+
+@pytest.mark.parametrize("readers", [1, 3, 9])
+def test_bytes_are_conserved(readers: int) -> None:
+    result = run(World(star(readers)))
+    sent = result.link_bytes["trainer out"] + result.link_bytes.get("rollout out", 0.0)
+    assert sent == pytest.approx(result.link_bytes["rollout in"])
+    assert sent == pytest.approx(readers * 8e9)
+
+
+def test_the_global_stage_is_its_closed_form() -> None:
+    cluster = star(7, baseline="global-stage", update="at-boundary")
+    result = baselines.run(cluster)
+    slowest = max(each.asked_s for each in result.updates)
+    hops = 2 * 3 * baselines.BARRIER_HOP_S
+    for each in result.updates:
+        assert each.took_s == pytest.approx(slowest - each.asked_s + SECONDS + hops)
+
+
+def test_both_see_the_same_boundaries() -> None:
+    cluster = star(5, baseline="global-stage", update="at-boundary")
+    ours = sorted(each.asked_s for each in run(World(cluster)).updates)
+    assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
+
+
+def far(readers: int, **line: Any) -> Cluster:
+    replicas = {"trainer": Replicas(site="here", count=1), "rollout": Replicas(site="far", count=readers)}
+    cluster = star(readers, replicas=replicas, baseline="far-star")
+    links = (Line(between=("here", "far"), efficiency=1, **line),)
+    return msgspec.structs.replace(
+        cluster, sites={"here": cluster.sites["here"], "far": cluster.sites["here"]}, links=links
+    )
+
+
+def test_a_far_star_shares_the_line_and_ours_crosses_once() -> None:
+    cluster = far(6, gbit_s=8, rtt_ms=0.0)
+    other = baselines.run(cluster)
+    assert max(took(other)) == pytest.approx(6 * 8.0, rel=1e-3)
+    ours = run(World(cluster))
+    assert ours.link_bytes["here to far"] <= 1.2 * 8e9
+    assert max(took(ours)) <= 1.2 * 8.0
+
+
+def test_a_stream_has_its_ceiling_and_several_have_more() -> None:
+    one = changed(far(1, gbit_s=100, rtt_ms=40, window_mib=4), {"links.0.streams": 1})
+    ceiling = 4 * (1 << 20) / 0.04
+    assert took(baselines.run(one))[0] == pytest.approx(8e9 / ceiling, rel=0.01)
+    assert took(baselines.run(changed(one, {"links.0.streams": 4})))[0] == pytest.approx(8e9 / ceiling / 4, rel=0.01)
+
+
+def test_one_file_gives_one_run_and_another_seed_another() -> None:
+    cluster = star(9, update="at-boundary", control=Control(jitter=0.5))
+    first, again = run(World(cluster)), run(World(cluster))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+    other = run(World(msgspec.structs.replace(cluster, seed=2)))
+    assert msgspec.json.encode(first) != msgspec.json.encode(other)
+
+
+def test_one_rail_stands_for_all() -> None:
+    """Four shards with cards of their own, all of them and one in place of them."""
+    model = Model(gbytes=32, shards=4, piece_mib=64)
+    site = Site(gpus_per_host=4, nics_per_host=4)
+    whole = star(12, model=model, sites={"here": site}, control=Control(), rails=4)
+    part = msgspec.structs.replace(whole, rails=1)
+    one, other = run(World(whole)), run(World(part))
+    assert sum(took(one)) / 12 == pytest.approx(sum(took(other)) / 12, rel=0.05)
+    assert one.link_bytes["rollout in"] == pytest.approx(other.link_bytes["rollout in"])
+
+
+def test_spot_instances_come_go_and_the_rest_goes_on() -> None:
+    """The middle of a chain vanishes without a word while it is being filled; another one begins late."""
+    spot = Spot(kind="rollout", away_share=0.2, events=((0.1, "goes", 1), (2.0, "comes", 4), (9.0, "comes", 1)))
+    cluster = star(5, spot=spot)
+    result = run(World(cluster))
+    ended = {each.replica: each for each in result.ended()}
+    assert sorted(ended) == [0, 1, 2, 3, 4]
+    assert [each.replica for each in result.updates if each.ready_s is None] == [1]
+    assert ended[4].asked_s >= 2.0
+    assert ended[1].asked_s >= 9.0
+    stars = baselines.run(cluster)
+    assert sorted(each.replica for each in stars.ended()) == [0, 1, 2, 3, 4]
+    assert [each.replica for each in stars.updates if each.ready_s is None] == [1]
+
+
+def test_a_trainer_waits_for_its_readers_before_it_overwrites() -> None:
+    result = run(World(star(3, versions=2, every_s=0.05)))
+    assert result.trainer_stall_s > 0
+    assert {each.version for each in result.ended()} >= {2}
+
+
+def test_rollouts_behind_a_seed_stand_still_only_for_what_is_near() -> None:
+    cluster = far(4, gbit_s=8, rtt_ms=10)
+    replicas = {**cluster.replicas, "seed": Replicas(site="far", count=1, memory_host=True)}
+    cluster = msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")
+    found = pair(cluster, each=True)
+    assert found.ours.updates == 4
+    assert found.ours.stall_s.most < 2 * SECONDS
+    assert found.ours.last_s > 8.0
+    assert found.baseline.updates == 4
