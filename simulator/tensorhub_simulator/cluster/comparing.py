@@ -22,6 +22,13 @@ from tensorhub_simulator.cluster.world import World
 WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""
 
+PIECES_READ: Final = 100_000
+"""Of a version so many pieces are read in all at most: in larger clusters pieces are larger. A chain's hops are longer
+then, so ours is slower than it would be."""
+
+PIECES_MIN: Final = 64
+"""But a shard has so many pieces."""
+
 GPUS_MIN: Final = 2
 """A trainer and one who reads."""
 
@@ -36,7 +43,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: Spread
     """From a version's publication until it stood there."""
     last_s: float
-    """Until all had the first version."""
+    """Until all had the first version who were there when it was published."""
     trainer_stall_s: float
     link_gbytes: dict[str, float]
     updates: int
@@ -113,13 +120,14 @@ def bound_s(cluster: Cluster) -> float:
 def _side(cluster: Cluster, result: Result) -> Side:
     kinds = tuple(k for k, each in cluster.replicas.items() if k != cluster.trainer and not each.memory_host)
     ended = result.ended(kinds)
-    first = [each.ready_s for each in ended if each.version == 1 and each.ready_s is not None]
     published = result.published_s
+    late = cluster.spot is not None
+    first = [each.ready_s or 0.0 for each in ended if each.version == 1 and not (late and each.asked_s > published[0])]
     return Side(
         stall_s=spread([each.took_s for each in ended]),
         waits_s=spread([(each.started_s or each.asked_s) - each.asked_s for each in ended]).mean,
         ready_s=spread([(each.ready_s or 0.0) - published[each.version - 1] for each in ended]),
-        last_s=max(first) - published[0],
+        last_s=max(first, default=published[0]) - published[0],
         trainer_stall_s=result.trainer_stall_s,
         link_gbytes={tier: round(nbytes / GBYTE, 3) for tier, nbytes in sorted(result.link_bytes.items())},
         updates=len(ended),
@@ -134,11 +142,14 @@ def grown(cluster: Cluster, gpus: int) -> Cluster:
     if copies < GPUS_MIN:
         raise ClusterError(f"{gpus} GPUs are too few for a trainer and a reader of {cluster.model.shards} GPUs each")
     trainers = min(cluster.replicas[cluster.trainer].count, copies // 2)
+    shard_mib = cluster.model.gbytes * GBYTE / cluster.model.shards / (1 << 20)
+    coarse_mib = shard_mib / max(PIECES_READ // copies, PIECES_MIN)
     return changed(
         cluster,
         {
             f"replicas.{cluster.trainer}.count": trainers,
             f"replicas.{cluster.grow.kind}.count": copies - trainers,
+            "model.piece_mib": max(cluster.model.piece_mib, coarse_mib),
         },
     )
 

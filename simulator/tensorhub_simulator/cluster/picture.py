@@ -69,8 +69,9 @@ def draw(finding: Finding, path: Path) -> None:
     pair, canvas = finding.itself, Canvas()
     canvas.text(LEFT, 24, f"{finding.cluster.name}, {pair.gpus} GPUs: factor {pair.factor:.1f}", size=16)
     canvas.y = 44
+    end_s = max((each.ready_s or 0.0 for updates in pair.updates for each in updates), default=1.0)
     for name, updates in zip(("ours", "baseline"), pair.updates, strict=True):
-        _lanes(canvas, name, updates)
+        _lanes(canvas, name, updates, end_s)
     world = World(finding.cluster)
     world.network.seen = {}
     _curves(canvas, world, run(world))
@@ -80,10 +81,9 @@ def draw(finding: Finding, path: Path) -> None:
     canvas.save(path)
 
 
-def _lanes(canvas: Canvas, name: str, updates: Sequence[Update]) -> None:
+def _lanes(canvas: Canvas, name: str, updates: Sequence[Update], end_s: float) -> None:
     """Draw when replicas stood still."""
     ended = [each for each in updates if each.ready_s is not None]
-    end_s = max((each.ready_s or 0.0 for each in ended), default=1.0)
     chosen = sorted({(each.kind, each.replica) for each in ended})
     step = -(-len(chosen) // LANES_MAX) or 1
     lanes = {who: number for number, who in enumerate(chosen[::step])}

@@ -1,0 +1,99 @@
+"""The program: tables, JSON, the picture, and how it ends when something is wrong."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tensorhub_simulator.cluster.__main__ import main
+
+FILE: Final = """
+name: mini
+about: seven readers
+model: {gbytes: 1, shards: 1}
+sites: {here: {gpus_per_host: 1, nics_per_host: 1}}
+replicas: {trainer: {site: here, count: 1}, rollout: {site: here, count: 7}}
+baseline: star
+grow: {kind: rollout, gpus: [4]}
+vary: [{what: slow cards, set: {sites.here.nic_gbit_s: 10}}]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mini.yaml"
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_tables_have_the_factor_the_sizes_and_the_assumptions(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([file, "--processes", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "mini: seven readers" in out
+    assert "slow cards" in out
+    assert "with 8 GPUs (the paper measured 4.8" in out
+    assert "against 24 real runs" in out
+
+
+def test_json_is_one_object_a_line_and_the_same_each_time(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([file, "--json", "--processes", "1"]) == 0
+    first = capsys.readouterr().out
+    found = [json.loads(line) for line in first.splitlines()]
+    pairs = [each for each in found if each["type"] == "pair"]
+    assert [(each["kind"], each["gpus"]) for each in pairs] == [("itself", 8), ("size", 4), ("variation", 8)]
+    whole = pairs[0]
+    assert whole["factor"] == pytest.approx(whole["baseline"]["stall_s"]["mean"] / whole["ours"]["stall_s"]["mean"])
+    updates = [each for each in found if each["type"] == "update"]
+    assert sorted(each["replica"] for each in updates if each["side"] == "ours") == list(range(7))
+    calibration = found[-1]
+    assert calibration["type"] == "calibration"
+    assert calibration["ours"]["median"] < 0.05
+    assert calibration["ours"]["worst"] < 0.25
+    assert calibration["baseline"]["worst"] < 0.1
+    assert main([file, "--json", "--processes", "2"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_alone_leaves_sizes_and_assumptions_out(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([file, "--alone", "--json", "--processes", "1"]) == 0
+    assert capsys.readouterr().out.count('"type":"pair"') == 1
+
+
+def test_a_picture_is_an_svg_file_with_both_sides_and_the_links(file: str, tmp_path: Path) -> None:
+    path = tmp_path / "mini.svg"
+    assert main([file, "--processes", "1", "--picture", str(path)]) == 0
+    root = ET.parse(path).getroot()  # noqa: S314 (it was written here)
+    words = " ".join(each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text"))
+    for said in ("ours: a line", "baseline: a line", "ours: rollout out", "ours: trainer out", "factor by the number"):
+        assert said in words
+    first = path.read_bytes()
+    assert main([file, "--processes", "1", "--picture", str(path)]) == 0
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nothing.yaml"], 1, "'nothing.yaml' can't be read"),
+        (["--processes", "0"], 2, "--processes is 0"),
+        (["--what"], 2, "unrecognized arguments: --what"),
+    ],
+)
+def test_what_is_wrong_is_one_line_on_stderr(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        ended = main(arguments)
+    except SystemExit as why:
+        ended = why.code if isinstance(why.code, int) else -1
+    out, err = capsys.readouterr()
+    assert (ended, out, err.count("\n")) == (code, "", 1)
+    assert err.startswith("tensorhub: ")
+    assert said in err
+
+
+def test_a_picture_that_cant_be_written_says_so(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([file, "--alone", "--processes", "1", "--picture", str(tmp_path / "no" / "p.svg")]) == 1
+    assert "the picture can't be written" in capsys.readouterr().err
