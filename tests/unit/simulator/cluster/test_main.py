@@ -1,6 +1,8 @@
 """The program: tables, JSON, the picture, and how it ends when something is wrong."""
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
@@ -97,3 +99,16 @@ def test_what_is_wrong_is_one_line_on_stderr(
 def test_a_picture_that_cant_be_written_says_so(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([file, "--alone", "--processes", "1", "--picture", str(tmp_path / "no" / "p.svg")]) == 1
     assert "the picture can't be written" in capsys.readouterr().err
+
+
+def test_it_needs_nothing_that_a_plain_installation_lacks() -> None:
+    """`pip install tensorhub` brings neither numpy nor torch nor UCX."""
+    program = (
+        "import sys\n"
+        "for name in ('numpy', 'torch', 'ucxx', 'cupy', 'matplotlib'): sys.modules[name] = None\n"
+        "from tensorhub_simulator.cluster.__main__ import main\n"
+        "sys.exit(main(['nothing.yaml']))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "'nothing.yaml' can't be read" in ended.stderr
