@@ -226,8 +226,32 @@ def encoded(program: Program) -> bytes:
 
 
 def decoded(data: bytes) -> Program:
-    """Read a program. Raises `LayoutMismatch` for what is none."""
+    """Read a program. Raises `LayoutMismatch` for what is none, or one that names what it does not have."""
     try:
-        return _decoder.decode(data)
+        program: Program = _decoder.decode(data)
     except msgspec.MsgspecError as why:
         raise LayoutMismatch(f"what stands in the blob store as a transfer program is none: {why}") from None
+    if not all(_is_whole(group, program) for group in program.groups):
+        raise LayoutMismatch("what stands in the blob store as a transfer program names what it does not have")
+    return program
+
+
+def _is_whole(group: Group, program: Program) -> bool:
+    """Tell whether all that a group names is there. Whether boxes fit into memory is asked by who carries them out."""
+    boxes = len(group.sources)
+    if not 0 <= group.pattern < len(program.patterns) or len(group.to) != len(group.at):
+        return False
+    if any(not 0 <= source < len(program.sources) for source in group.sources):
+        return False
+    if any(len(row) != boxes for row in group.at):
+        return False
+    return all(_is_cut(cell, boxes) for cell in program.patterns[group.pattern])
+
+
+def _is_cut(cell: Cell, boxes: int) -> bool:
+    cut, rank = cell.cut, len(cell.cut.shape)
+    if len(cut.to_strides) != rank or not 0 <= cut.dim < max(rank, 1) or min((*cut.shape, cut.rows, cut.units)) < 1:
+        return False
+    if cut.units != (-(-cut.shape[cut.dim] // cut.rows) if rank else 1):
+        return False
+    return bool(cell.owners) and all(0 <= owner.box < boxes and len(owner.strides) == rank for owner in cell.owners)

@@ -94,7 +94,6 @@ _VALUES: Final[Json] = {
     "staged": False,
     "mapped": False,
     "units": False,
-    "program": None,
     "stands": True,
     "pid": 4242,
     "pieces": [[0, 256]],
