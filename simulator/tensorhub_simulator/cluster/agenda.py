@@ -4,6 +4,7 @@ Always true: time never goes back, and equal plans give equal runs.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 
 Action = Callable[[], None]
@@ -18,6 +19,11 @@ class Agenda:
         self.steps = 0
         self._heap: list[tuple[float, int, Action]] = []
         self._planned = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing more will happen."""
+        return not self._heap
 
     def at(self, when: float, action: Action) -> None:
         """Plan an action; one for the past happens at once."""
@@ -44,9 +50,24 @@ class Desk:
     def __init__(self, agenda: Agenda) -> None:
         """Begin idle."""
         self._agenda = agenda
-        self._free_at = 0.0
+        self._queue: deque[tuple[Callable[[], float], Action]] = deque()
+        self._busy = False
 
-    def serve(self, takes_s: float, done: Action) -> None:
-        """Do a job of `takes_s` once all before it are done."""
-        self._free_at = max(self._free_at, self._agenda.now) + takes_s
-        self._agenda.at(self._free_at, done)
+    def serve(self, work: Callable[[], float], done: Action) -> None:
+        """Do a job once all before it are done: `work` says how long it takes, and then `done` happens."""
+        self._queue.append((work, done))
+        if not self._busy:
+            self._next()
+
+    def _next(self) -> None:
+        if not self._queue:
+            self._busy = False
+            return
+        self._busy = True
+        work, done = self._queue.popleft()
+
+        def end() -> None:
+            done()
+            self._next()
+
+        self._agenda.after(work(), end)

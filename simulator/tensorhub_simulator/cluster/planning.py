@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, SourceId, Turn
+from tensorhub_common.wire.asks import Beat
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, SourceId, Turn
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
-from tensorhub_planner.plan import LayoutsDiffer
+from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.sources import Found, Holder, Holders, Seat
 from tensorhub_planner.topology import Place, Topology
@@ -20,13 +21,10 @@ if TYPE_CHECKING:
 
     from tensorhub_simulator.cluster.fabric import Fabric
     from tensorhub_simulator.cluster.fabric import Seat as Where
-    from tensorhub_simulator.cluster.spec import Cluster
 
 JOB: Final = "simulated"
 MODEL: Final = "policy"
 LAYOUT: Final = "layout"
-GPUS_OF_A_PLANNER: Final = 256
-"""For so many GPUs there is a planner, unless the file says how many there are."""
 
 
 def source_of(where: "Where") -> SourceId:
@@ -57,7 +55,7 @@ class Planning:
         self._agenda, self._fabric, self._sizes, self._root, self._limits = agenda, fabric, sizes, root, limits
         control = fabric.cluster.control
         self._control = control
-        self._ledgers = [Ledger(limits) for _ in range(planners_of(fabric.cluster))]
+        self._ledgers = [Ledger(limits) for _ in range(control.planners)]
         self._desks = [Desk(agenda) for _ in self._ledgers]
         self._asked = 0
         self._copies: dict[int, Copies] = {}
@@ -66,17 +64,31 @@ class Planning:
         # A planner decides for all shards, and those that are not modelled ask as well.
         self._share = fabric.cluster.model.shards / fabric.rails
         self.questions = 0
-        self.refusals = 0
+        self.plans = 0
 
-    def holds(self, where: "Where", version: int, turn: Turn | None) -> None:
-        """Take note that a shard stands ready at a version, or with a turn that it is being filled."""
+    def holds(self, where: "Where", version: int, turn: Turn | None, *, asked: bool = False) -> None:
+        """Take note that a shard stands ready at a version, or with a turn that it is being filled.
+
+        `asked`: its round has begun, so it has its plan.
+        """
         source = source_of(where)
         holder = Holder(
-            source=source, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails, root=self._root, turn=turn
+            source=source,
+            key=f"{where.shard}",
+            layout=LAYOUT,
+            shards=self._fabric.rails,
+            root=self._root,
+            turn=turn,
+            asked=asked,
         )
         self._copies.setdefault(where.shard, Copies()).holders[source] = (version, holder)
         if turn is None:
             self._over(where)
+
+    def hear(self, beat: Beat) -> None:
+        """Let every planner hear what an agent says of its readers."""
+        for ledger in self._ledgers:
+            ledger.hear(beat, self._agenda.now)
 
     def gone(self, where: "Where") -> None:
         """Take note that a shard holds nothing any more."""
@@ -94,34 +106,47 @@ class Planning:
         """Answer once a planner has got to it."""
         number = self._asked % len(self._desks)
         self._asked += 1
-        holders = len(self._copies.get(where.shard, Copies()).holders)
-        takes_s = (self._control.plan_s + holders * self._control.plan_holder_s) * self._share
         away_s = self._fabric.control_delay_s(where)
+        answers: list[PlanAnswer] = []
 
-        def decide() -> None:
-            answer = self._decide(where, demand, self._ledgers[number])
-            self._agenda.after(away_s, lambda: answered(answer))
+        def work() -> float:
+            answer, takes_s = self._decide(where, demand, self._ledgers[number])
+            answers.append(answer)
+            return takes_s
 
-        self._agenda.after(away_s, lambda: self._desks[number].serve(takes_s, decide))
+        def done() -> None:
+            self._agenda.after(away_s, lambda: answered(answers[0]))
 
-    def _decide(self, where: "Where", demand: Demand, ledger: Ledger) -> PlanAnswer:
+        self._agenda.after(away_s, lambda: self._desks[number].serve(work, done))
+
+    def _decide(self, where: "Where", demand: Demand, ledger: Ledger) -> tuple[PlanAnswer, float]:
+        """Return the answer, and how long it takes to find: each plan looks at each holder."""
         self.questions += 1
         me = source_of(where)
-        seat = Seat(me=me, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails)
+        seat = Seat(me=me, key=f"{where.shard}", layout=LAYOUT, shards=self._fabric.rails, root=self._root)
         able = self._copies.setdefault(where.shard, Copies()).able(
             demand.version, me, pipelining=self._limits.pipelining
         )
         found = Found(seat, Holders(able, draining=True), self._topology)
-        answer = Question(JOB, demand, found, self._sizes).decide(ledger, self._limits, self._agenda.now)
+        question = _Counting(JOB, demand, found, self._sizes)
+        answer = question.decide(ledger, self._limits, self._agenda.now)
         assert not isinstance(answer, LayoutsDiffer), "all replicas of a modelled cluster have one layout"
-        self.refusals += isinstance(answer, Refusal)
-        return answer
+        plans = len(question.plans)
+        self.plans += plans
+        takes_s = plans * (self._control.plan_s + len(able) * self._control.plan_holder_s)
+        return answer, takes_s * self._share
 
 
-def planners_of(cluster: "Cluster") -> int:
-    """Return how many planners there are."""
-    gpus = cluster.model.shards * sum(kind.count for kind in cluster.replicas.values())
-    return cluster.control.planners or -(-gpus // GPUS_OF_A_PLANNER)
+@dataclass(frozen=True, slots=True)
+class _Counting(Question):
+    """A question that counts its plans: places are kept for readers who have not asked yet, by a plan for each."""
+
+    plans: list[None] = field(default_factory=list)
+
+    def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
+        self.plans.append(None)
+        # Without arguments `super` does not know a class with slots, which is made twice.
+        return Question._plan(self, demand, seat, ledger, limits, now)  # noqa: SLF001 (our own parent's)
 
 
 def limits_of(*, pipelining: bool) -> Limits:

@@ -7,13 +7,15 @@ verified is told of, leases are broken before memory is used again, and a rank t
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.limits import Limits as AgentLimits
+from tensorhub_agent.measured import Measured
 from tensorhub_agent.ranges import count_of, marked
 from tensorhub_agent.reading import SourcePhase
 from tensorhub_agent.serving import READERS_MAX
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, SourceId, Turn
+from tensorhub_common.wire.asks import Beat, Serving
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, SourceId, Transport, Turn
 from tensorhub_simulator.cluster.planning import MODEL, source_of
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES: Final = 64 * 1024 * 1024
 """`TENSORHUB_WINDOW_BYTES` by default."""
+
+SAY_AGAIN_S: Final = 2.0
+"""A beat that says the same as the last is left out for so long: planners count a word for 3 s."""
 
 LIVES_S: Final = 1.0
 """A half-filled source answers a renewal so often, which says that it lives."""
@@ -46,9 +51,12 @@ class Rank:
         self.alive = True
         self.serves = True
         """New readers are let in."""
-        self.readers: dict[tuple[Rank, int], None] = {}
+        self.readers: dict[tuple[Rank, int], int] = {}
+        """By reader and the number of its source, what it was planned to read here."""
+        self.measured = Measured()
+        self._said: tuple[float, tuple[Serving, ...]] = (0.0, ())
         self.connections: dict[int, tuple[Rank, Connection]] = {}
-        self._waiting: list[tuple[Rank, int, int]] = []
+        self._waiting: list[tuple[Rank, int, int, int]] = []
         self._told: dict[int, float] = {}
         self._plan_number = 0
         self._tick_at = float("inf")
@@ -78,8 +86,8 @@ class Rank:
             first_number=self._numbers,
             now=world.agenda.now,
         )
-        for reader, number, wanted in self._waiting:
-            self.grant(reader, number, wanted)
+        for reader, number, wanted, nbytes in self._waiting:
+            self.grant(reader, number, wanted, nbytes)
         self._waiting.clear()
         self.drive()
 
@@ -101,13 +109,15 @@ class Rank:
         transfer.is_relayed = bool(self.readers)
         transfer.tick(now)
         todo = transfer.todo()
+        if transfer.phase in (Phase.DONE, Phase.FAILED) or todo.plan is not None:
+            self.measured.note(transfer.meters.take(now), now)
         self._numbers = max(self._numbers, transfer.next_number)
         if todo.proven:
             self._show(todo.proven)
         if todo.plan is not None:
             self._ask(transfer, *todo.plan)
         for number, share in todo.open:
-            self.world.open(self, number, share.source, transfer.version)
+            self.world.open(self, number, share, transfer.version)
         for number, batch, ranges in todo.post:
             self._post(transfer, number, batch, ranges)
         for number in todo.close:
@@ -179,6 +189,7 @@ class Rank:
             pieces=pieces,
             avoid=avoid,
             turn=self.turn,
+            rates=self.measured.told(self.world.agenda.now),
         )
 
         def answered(answer: PlanAnswer) -> None:
@@ -226,19 +237,19 @@ class Rank:
 
     # Serving.
 
-    def grant(self, reader: "Rank", number: int, version: int) -> None:
+    def grant(self, reader: "Rank", number: int, version: int, nbytes: int) -> None:
         """Let a reader in, or say why not."""
         if not self.alive:
             return
         transfer = self.transfer
         fills = transfer is not None and transfer.version == version
         if not fills and self.version != version and self.world.is_coming(self, version):
-            self._waiting.append((reader, number, version))
+            self._waiting.append((reader, number, version, nbytes))
             return
         if not (fills or self.version == version) or not self.serves or len(self.readers) >= READERS_MAX:
             reader.refused(number, version, "the source does not hold it, or has no room")
             return
-        self.readers[reader, number] = None
+        self.readers[reader, number] = nbytes
         pieces = marked(transfer.proof.done, 0, len(transfer.proof.done)) if fills and transfer is not None else None
         reader.let_in(self, number, version, pieces)
 
@@ -266,6 +277,18 @@ class Rank:
         if not self.readers and self.idle is not None:
             idle, self.idle = self.idle, None
             idle()
+
+    def beat(self) -> Beat | None:
+        """Return what this agent says of its readers; None where the planners know that by what it said before."""
+        over: dict[Transport, list[int]] = {}
+        for (reader, _), nbytes in self.readers.items():
+            over.setdefault("local" if reader.seat.host == self.seat.host else "ucxx", []).append(nbytes)
+        serving = tuple(Serving(transport, len(each), sum(each)) for transport, each in over.items())
+        now, (said_at, said) = self.world.agenda.now, self._said
+        if said == serving and (not serving or now < said_at + SAY_AGAIN_S):
+            return None
+        self._said = (now, serving)
+        return Beat(agent=self.me.agent, incarnation=self.me.incarnation, serving=serving)
 
     def _show(self, pieces: "Sequence[Range]") -> None:
         """Tell readers what stands here now."""

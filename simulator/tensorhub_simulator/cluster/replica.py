@@ -63,6 +63,8 @@ class Replica:
         for rank in self.ranks:
             rank.filled = lambda rank=rank: self.world.say(rank, lambda: self._filled(filled, life))
         for rank in self.ranks:
+            if rank.turn is not None:
+                self.world.planning.holds(rank.seat, self.update.version, rank.turn, asked=True)
             rank.start()
 
     def _filled(self, left: list[int], life: int) -> None:

@@ -20,6 +20,7 @@ def run(world: World, tell: Callable[[int, int], None] | None = None) -> Result:
     expected = cluster.versions * len(world.others)
     _plan_moves(world)
     world.publish(1, 0.0)
+    world.beat()
     while world.agenda.steps < STEPS_MAX:
         if world.agenda.steps % TELL_STEPS == 0 and tell is not None:
             tell(sum(1 for each in result.updates if each.ready_s is not None), expected)

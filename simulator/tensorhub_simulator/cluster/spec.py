@@ -77,10 +77,10 @@ class Control(_Spec, frozen=True, kw_only=True):
     """From a command to everybody who hears its outcome, without load."""
     command_s: float = 0.00033
     """The registry and the log need so much for a command: one after the other."""
-    planners: int | None = None
-    """So many planners share the questions; left out, one for each 256 GPUs."""
-    plan_s: float = 0.0002
-    """A planner needs so much for a question,"""
+    planners: int = 1
+    """So many planners share the questions. Each keeps places for readers that have asked another one."""
+    plan_s: float = 0.0001
+    """A planner needs so much for a plan,"""
     plan_holder_s: float = 0.000006
     """... and so much more for each holder that it chooses from."""
     open_s: float = 0.003

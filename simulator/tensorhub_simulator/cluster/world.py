@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tensorhub_common.digests import PIECE_DIGEST_BYTES, root_digest
-from tensorhub_common.wire.transfer import SourceId, Turn
+from tensorhub_common.wire.transfer import Share, SourceId, Turn
 from tensorhub_planner.ranges import Sizes
 from tensorhub_simulator.cluster import generation, spot
 from tensorhub_simulator.cluster.agenda import Agenda, Desk
@@ -24,6 +24,9 @@ from tensorhub_simulator.cluster.wrongs import PIECES_MAX
 
 LOST_AFTER_S: Final = 3.0
 """`TENSORHUB_LOST_AFTER_S` by default: the planner names a vanished agent for so long."""
+
+BEAT_S: Final = 0.5
+"""`TENSORHUB_BEAT_S` by default."""
 
 DRAIN_S_MAX: Final = 60.0
 """A trainer waits so long for its readers before it breaks their leases."""
@@ -86,13 +89,22 @@ class World:
         away_s = self.fabric.control_delay_s(rank.seat)
         takes_s = self.control.command_s * self._share
         hears_s = away_s + self.longer(self.control.log_s)
-        self.agenda.after(away_s, lambda: self._registry.serve(takes_s, lambda: self.agenda.after(hears_s, heard)))
+        self.agenda.after(away_s, lambda: self._registry.serve(lambda: takes_s, lambda: self.agenda.after(hears_s, heard)))
 
-    def open(self, reader: Rank, number: int, source: SourceId, version: int) -> None:
+    def open(self, reader: Rank, number: int, share: Share, version: int) -> None:
         """Ask a source for a lease, and open the transport."""
-        asked = self.ranks[source]
+        asked = self.ranks[share.source]
         takes_s = 4 * self.fabric.delay_s(reader.seat, asked.seat) + self.longer(self.control.open_s)
-        self.agenda.after(takes_s, lambda: asked.grant(reader, number, version))
+        self.agenda.after(takes_s, lambda: asked.grant(reader, number, version, share.nbytes))
+
+    def beat(self) -> None:
+        """Let all agents say who reads from them."""
+        for rank in self.ranks.values():
+            said = rank.beat() if rank.alive else None
+            if said is not None:
+                self.planning.hear(said)
+        if not self.agenda.is_empty:
+            self.agenda.after(BEAT_S, self.beat)
 
     def is_coming(self, rank: Rank, version: int) -> bool:
         """Tell whether a shard was decided to read this version, and has not begun."""
