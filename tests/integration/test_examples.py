@@ -61,3 +61,20 @@ async def test_shards(hub: RunningHub) -> None:
         out, err = process.communicate(timeout=PROGRAM_S)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("published 1, replicated 1 1\ntensor([[0., 0., 0.]")
+
+
+@pytest.mark.slow
+async def test_from_fsdp_to_tensor_parallelism(hub: RunningHub) -> None:
+    with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "2") as process:
+        out, err = process.communicate(timeout=PROGRAM_S)
+    assert (process.returncode, err) == (0, "")
+    lines = out.splitlines()
+    assert len(lines) == 4
+    for version in (1, 2):
+        divided, undivided = lines[2 * version - 2 : 2 * version]
+        assert divided.startswith(
+            f"version {version}: the divided engine's logits differ from the trainer's by at most "
+        )
+        # Their numbers are about 1, and each of the two layers adds partial sums in another order.
+        assert float(divided.split()[-1]) < 1e-5
+        assert undivided == f"version {version}: the undivided engine's logits differ from the trainer's by at most 0"

@@ -40,6 +40,7 @@ from tensorhub_common.wire.events import KINDS, AnyEvent, VersionRetired
 from tensorhub_common.wire.worker import Attached
 
 if TYPE_CHECKING:
+    from tensorhub.fsdp import Gathered
     from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
     from tensorhub.tensors import Described, Tensors
@@ -343,7 +344,9 @@ def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
-def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, Any], Staged | Mapped | None]":
+def _bound(
+    described: "Described", attachment: Attachment
+) -> "tuple[dict[str, Any], Staged | Mapped | Gathered | None]":
     """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
     from tensorhub.memory import map_segment  # noqa: PLC0415 (they import torch)
     from tensorhub.tensors import bind  # noqa: PLC0415
@@ -359,7 +362,12 @@ def _bound(described: "Described", attachment: Attachment) -> "tuple[dict[str, A
         mapped = Mapped(described, attachment)
         return mapped.tensors, mapped
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
-    return bind(described, memory, memory_wins=attachment.version is not None), None
+    tensors = bind(described, memory, memory_wins=attachment.version is not None)
+    if described.managed.parts:
+        from tensorhub.fsdp import Gathered  # noqa: PLC0415
+
+        return tensors, Gathered(described.managed.parts, lambda: attachment.version)
+    return tensors, None
 
 
 def _gives_all(described: "Described") -> bool:

@@ -29,7 +29,7 @@ class Mapped:
         self._layout = described.layout
         self.tensors = bind(described, private_memory(described.layout))
         self.version: int | None = None
-        self._names, self._members = described.names, described.members
+        self._described = described.without_values()
         self._swapping = threading.Lock()
 
     @property
@@ -48,5 +48,5 @@ class Mapped:
                 memory = map_readonly(fd, self._layout)
             finally:
                 os.close(fd)
-            stand(self._members, self._names, self.tensors, tensors_at(self._layout, memory))
+            stand(self._described, self.tensors, tensors_at(self._layout, memory))
             self.version = version

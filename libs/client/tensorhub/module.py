@@ -11,7 +11,6 @@ Always true:
 - `adopt` does all or nothing: after an error every member stands where it stood before.
 """
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
+from tensorhub import fsdp
+from tensorhub.dtensors import is_dtensor
+from tensorhub_common.errors import LayoutMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +29,29 @@ class Member:
 
     name: str
     tensor: torch.Tensor
+    books: fsdp.Books = None
+    """What FSDP2 keeps of it, where it manages it."""
 
 
 def named_members(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return all parameters, then all buffers, by every name: those of aliases and non-persistent buffers too."""
-    _check_unmanaged(module)
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
 
 
-def tie(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[Member], dict[str, str]]:
+def tie(
+    named: Iterable[tuple[str, torch.Tensor]], managed: fsdp.Managed | None = None
+) -> tuple[list[Member], dict[str, str]]:
     """Find what is tied: the distinct tensor objects with their canonical names, and every name's canonical name."""
+    books = managed.by_parameter() if managed is not None else {}
     canonical: dict[Hashable, str] = {}
     members: dict[int, Member] = {}
     names: dict[str, str] = {}
     for name, tensor in named:
         first = members[id(tensor)].name if id(tensor) in members else canonical.setdefault(_place(tensor), name)
-        members.setdefault(id(tensor), Member(first, tensor))
+        members.setdefault(id(tensor), Member(first, tensor, books.get(id(tensor))))
         names[name] = first
     return list(members.values()), names
 
@@ -61,12 +66,6 @@ def adopt(members: Iterable[Member], standing: Mapping[str, torch.Tensor]) -> No
         for step in reversed(undo):
             step()
         raise
-
-
-def is_dtensor(value: object) -> bool:
-    """Tell whether `value` is a DTensor, without importing torch.distributed for those who don't use it."""
-    distributed = sys.modules.get("torch.distributed.tensor")
-    return distributed is not None and isinstance(value, distributed.DTensor)
 
 
 def _place(tensor: torch.Tensor) -> Hashable:
@@ -85,6 +84,8 @@ def _move(member: Member, target: torch.Tensor) -> Callable[[], None]:
     """Let one member stand in `target`; return what takes it back."""
     tensor = member.tensor
     try:
+        if member.books is not None:
+            return fsdp.move(member.books, target)
         if is_dtensor(tensor):
             return _replace_local(tensor, target)
         if tensor.is_meta:
@@ -133,16 +134,3 @@ def _swap_behind(tensor: torch.Tensor, target: torch.Tensor) -> Callable[[], Non
 
     swap()
     return swap
-
-
-def _check_unmanaged(module: nn.Module) -> None:
-    """Refuse modules whose wrapper keeps addresses of its own: moved weights would silently not be the trained ones."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return
-    for name, part in module.named_modules():
-        if isinstance(part, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
-            raise NotInThisVersion(
-                f"module {name!r} is managed by FSDP, whose weights this version can't move into hub memory; register "
-                "a mapping of its parameters instead and copy them into shard.tensors before each publish"
-            )

@@ -25,6 +25,7 @@ from tensorhub_common.wire.worker import ReadReport
 if TYPE_CHECKING:
     import torch
 
+    from tensorhub.fsdp import Gathered
     from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
 
@@ -39,7 +40,7 @@ class AsyncShard:
         layout: Layout,
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
-        swaps: "Staged | Mapped | None" = None,
+        swaps: "Staged | Mapped | Gathered | None" = None,
     ) -> None:
         self.tensors = tensors
         self.layout = layout
@@ -207,7 +208,7 @@ class AsyncShard:
         return self._swaps is not None and self._swaps.is_due
 
     def _show(self) -> None:
-        """Let the tensors of a staged or mapped shard show the memory in which it stands now."""
+        """Let the tensors of a staged or mapped shard show the memory in which it stands now, and FSDP gather it."""
         if self._swaps is not None:
             self._swaps.show()
 

@@ -36,7 +36,7 @@ class Staged:
         self.shown = attachment.live
         self.tensors = bind(described, live, memory_wins=attachment.version is not None)
         self._version = attachment.version
-        self._names, self._members = described.names, described.members
+        self._described = described.without_values()
         first, second = attachment.segments
         other = second if attachment.live == first else first
         self._standing = {self.shown: tensors_at(layout, live), other: tensors_at(layout, spare)}
@@ -57,5 +57,5 @@ class Staged:
         with self._swapping:
             if self.is_due:
                 self.shown = self._attachment.live
-                stand(self._members, self._names, self.tensors, self._standing[self.shown])
+                stand(self._described, self.tensors, self._standing[self.shown])
             self._version = self._attachment.version

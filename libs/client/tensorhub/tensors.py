@@ -9,9 +9,8 @@ aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is 
 after values were copied in, so that equal weights in equal layouts are equal bytes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,14 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tensorhub import fsdp
+from tensorhub.dtensors import dtensor_entry, is_dtensor
 from tensorhub.mapping import Mapping as NameMapping
 from tensorhub.memory import Memory, tensors_at
-from tensorhub.module import Member, adopt, is_dtensor, named_members, tie
+from tensorhub.module import Member, adopt, named_members, tie
 from tensorhub.specs import DTYPES, TensorSpec, dtype_name
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion, TensorHubError
-from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
+from tensorhub_common.layout import Layout, Part, TensorEntry, layout_of
 
 Value = torch.Tensor | np.ndarray[Any, Any]
 Tensors = nn.Module | Mapping[str, Value | TensorSpec]
@@ -44,12 +45,29 @@ class Described:
     """The given values by canonical name; specs and meta tensors have none."""
     members: tuple[Member, ...] = ()
     """The parameter and buffer objects of a module, each once."""
+    managed: fsdp.Managed = field(default_factory=fsdp.Managed)
+    """What of the module FSDP2 manages."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """By canonical name: how many rows are values, where FSDP2 has padding behind them."""
+
+    def without_values(self) -> "Described":
+        """Return what is needed to let the tensors stand in other memory later."""
+        return replace(self, values={})
+
+    def shown(self, standing: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the tensors as the caller sees them, by every name; tied ones share one."""
+        seen = {
+            name: tensor.narrow(0, 0, self.rows[name]).data if name in self.rows else tensor
+            for name, tensor in standing.items()
+        }
+        return {name: seen[canonical] for name, canonical in self.names.items()}
 
     def copy_in(self, standing: Mapping[str, torch.Tensor]) -> None:
         """Copy the given values into the tensors of their names; those of specs are left as they are."""
+        shown = self.shown(standing)
         for name, value in self.values.items():
             if value.size if isinstance(value, np.ndarray) else value.numel():
-                _copy(name, value, standing[name])
+                _copy(name, value, shown[name])
         for entry in self.layout.tensors:
             for part in entry.parts:
                 if part.is_padding:
@@ -71,7 +89,7 @@ def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> 
     values: dict[str, Value] = {}
     for name, value in module_or_tensors.items():
         _check_name(name)
-        entry = _mapped(_entry(name, value), mapping)
+        entry = _mapped(_entry(name, value), mapping, value)
         if entry is None:
             continue
         entries.append(entry)
@@ -93,7 +111,7 @@ def bind(described: Described, memory: Memory, *, memory_wins: bool = False) -> 
         if not memory_wins:
             described.copy_in(standing)
         adopt(described.members, standing)
-    return {name: standing[canonical] for name, canonical in described.names.items()}
+    return described.shown(standing)
 
 
 def box_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
@@ -101,38 +119,48 @@ def box_of(part: Part, tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(slice(begin, end) for begin, end in zip(part.start, part.stop, strict=True))]
 
 
-def stand(
-    members: Iterable[Member],
-    names: Mapping[str, str],
-    tensors: Mapping[str, torch.Tensor],
-    standing: Mapping[str, torch.Tensor],
-) -> None:
+def stand(described: Described, tensors: Mapping[str, torch.Tensor], standing: Mapping[str, torch.Tensor]) -> None:
     """Let what `bind` has returned, and a module's members, stand in other memory; the objects stay the same."""
     with torch.inference_mode(mode=False), torch.no_grad():
-        adopt(members, standing)
-        for name, tensor in tensors.items():
-            tensor.data = standing[names[name]]
+        fsdp.reshard(described.managed.parts)
+        adopt(described.members, standing)
+        for name, tensor in described.shown(standing).items():
+            tensors[name].data = tensor
 
 
-def _mapped(entry: TensorEntry, mapping: NameMapping | None) -> TensorEntry | None:
+def _mapped(entry: TensorEntry, mapping: NameMapping | None, value: object) -> TensorEntry | None:
+    if mapping is not None and entry.parts and is_dtensor(value):
+        raise LayoutMismatch(
+            f"tensor {entry.name!r} is a DTensor whose part of the whole is no single box, which a mapping can't be "
+            "laid over; redistribute it first"
+        )
     return entry if mapping is None else mapping.entry(entry)
 
 
 def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Described:
+    managed = fsdp.managed_by(module)
     named = named_members(module)
     for name, tensor in named:
         _check_name(name)
         _check_dense(name, tensor)
         _check_host(name, tensor.device, sharded=is_dtensor(tensor))
-    members, names = tie(named)
-    first = {member.name: member.tensor for member in reversed(members)}
-    found = [_mapped(_entry(name, tensor), mapping) for name, tensor in first.items()]
-    entries = {entry.name: entry for entry in found if entry is not None}
+    members, names = tie(named, managed)
+    first = {member.name: member for member in reversed(members)}
+    entries, rows = {}, {}
+    for name, member in first.items():
+        entry = _mapped(_entry(name, member.tensor), mapping, member.tensor)
+        if entry is None:
+            continue
+        entries[name] = entry if member.books is None else fsdp.padded(entry, member.books)
+        if entries[name].shape != entry.shape:
+            rows[name] = fsdp.rows_of(member.books)
     return Described(
         layout_of(entries.values()),
         {name: canonical for name, canonical in names.items() if canonical in entries},
-        {name: tensor for name, tensor in first.items() if name in entries and not tensor.is_meta},
+        {name: first[name].tensor for name in entries if not first[name].tensor.is_meta},
         tuple(member for member in members if member.name in entries),
+        managed,
+        rows,
     )
 
 
@@ -167,7 +195,7 @@ def _entry(name: str, value: object) -> TensorEntry:
         raise LayoutMismatch(f"tensor {name!r} is {_kind(value)}; give a {_ACCEPTED}")
     _check_dense(name, value)
     if is_dtensor(value):
-        return _dtensor_entry(name, value)
+        return dtensor_entry(name, value)
     return TensorSpec(value.shape, dtype_name(f"tensor {name!r}", value.dtype)).entry(name)
 
 
@@ -178,44 +206,6 @@ def _array_entry(name: str, array: np.ndarray[Any, Any]) -> TensorEntry:
             f"tensor {name!r} has the numpy dtype {array.dtype}, which torch lacks; convert it with .astype first"
         )
     return TensorSpec(array.shape, array.dtype.name).entry(name)
-
-
-def _dtensor_entry(name: str, tensor: Any) -> TensorEntry:  # noqa: ANN401 (a DTensor, imported lazily)
-    # What torch.distributed.checkpoint itself uses; torch has no public function for it.
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
-
-    mesh, whole = tensor.device_mesh, tuple(tensor.shape)
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise LayoutMismatch(
-            f"tensor {name!r} is a DTensor of partial sums; redistribute it to Shard or Replicate first"
-        )
-    if mesh.get_coordinate() is None:
-        raise LayoutMismatch(f"tensor {name!r} is a DTensor on a mesh without this process; leave it out of this shard")
-    if not _is_box(whole, tuple(mesh.shape), tensor.placements):
-        raise LayoutMismatch(
-            f"tensor {name!r} is a DTensor whose part {tensor.placements} is no single box; redistribute it first"
-        )
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    # An empty part may be said to begin anywhere; where it begins must fit into the whole.
-    begin = tuple(min(at, size) for at, size in zip(offset, whole, strict=True))
-    return TensorSpec(shape, dtype_name(f"tensor {name!r}", tensor.dtype), whole, begin).entry(name)
-
-
-def _is_box(whole: Shape, mesh: Shape, placements: Any) -> bool:  # noqa: ANN401 (of DTensor's placements)
-    """Tell whether a strided shard (FSDP over tensor parallelism) is contiguous: its splits must be undone evenly."""
-    for number, placement in enumerate(placements):
-        split = getattr(placement, "split_factor", 1)
-        if split == 1:
-            continue
-        over = [size for size, other in zip(mesh, placements, strict=True) if _dim(other) == _dim(placement)]
-        inner = [mesh[n] for n in range(number + 1, len(mesh)) if _dim(placements[n]) == _dim(placement)]
-        if prod(inner) != split or whole[placement.dim] % prod(over):
-            return False
-    return True
-
-
-def _dim(placement: object) -> int | None:
-    return getattr(placement, "dim", None)
 
 
 _Test = Callable[[torch.Tensor], bool]

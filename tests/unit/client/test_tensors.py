@@ -238,35 +238,6 @@ def test_dtensors_bring_their_box(mesh: Any) -> None:
         describe({"a": Dist.from_local(value, mesh, [Partial()])})
 
 
-def test_dtensor_of_a_larger_mesh(mesh: Any) -> None:
-    """Rank and mesh are pretended, so that one process sees the boxes of many."""
-    from torch.distributed.tensor import DTensor as Dist  # noqa: PLC0415
-    from torch.distributed.tensor import Shard  # noqa: PLC0415
-    from torch.distributed.tensor.placement_types import _StridedShard  # noqa: PLC0415
-
-    wide = pretend_mesh(shape=(2, 2), rank=2)
-    local = torch.zeros(2, 5)
-
-    def entry(placements: list[Any], rows: int) -> tuple[Any, ...]:
-        whole = Dist.from_local(local, wide, placements, run_check=False, shape=torch.Size((rows, 5)), stride=(5, 1))
-        (found,) = describe({"a": whole}).layout.tensors
-        return (found.shape, found.global_shape, found.offset)
-
-    assert entry([Shard(0), Shard(1)], 4) == ((2, 3), (4, 5), (2, 0))
-    assert entry([_StridedShard(0, split_factor=2), Shard(0)], 8) == ((2, 5), (8, 5), (2, 0))
-    with pytest.raises(LayoutMismatch, match="no single box"):
-        entry([_StridedShard(0, split_factor=2), Shard(1)], 4)
-    with pytest.raises(LayoutMismatch, match="no single box"):
-        entry([_StridedShard(0, split_factor=2), Shard(0)], 7)
-
-
-def pretend_mesh(shape: tuple[int, int], rank: int) -> Any:
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415
-
-    names = torch.arange(shape[0] * shape[1]).view(shape)
-    return DeviceMesh("cpu", names, _init_backend=False, _rank=rank)
-
-
 def test_module_elsewhere_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other device stands in the test machine, so one is pretended."""
     module = torch.nn.Linear(2, 2)

@@ -1,0 +1,22 @@
+"""One rank of a mesh, pretended: torch's own fake process group, whose collectives do nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+@contextmanager
+def pretended(rank: int, *shape: int, names: tuple[str, ...] | None = None) -> Iterator[DeviceMesh]:
+    """Be one rank of a mesh of this shape."""
+    dist.init_process_group("fake", rank=rank, world_size=torch.Size(shape).numel(), store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+        # It takes the next rank's mesh for this one's: they are equal.
+        _clear_sharding_prop_cache()
