@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.encodings.patch import PatchDamaged, apply, make, unit_of
+from tensorhub_agent.encodings.columns import Damaged, unit_of
+from tensorhub_agent.encodings.patch import apply, make
 
 UNITS_MAX: Final = 3000
 ITEMSIZES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -79,7 +80,7 @@ def test_a_damaged_patch_is_refused_or_stays_within_its_piece(
     guarded = bytearray(b"\xa5" * 64 + old + b"\xa5" * 64)
     try:
         apply(bytes(damaged), memoryview(guarded)[64 : 64 + len(old)], unit)
-    except PatchDamaged:
+    except Damaged:
         assert guarded[64:-64] == old, "a refused patch has written"
     assert guarded[:64] == guarded[-64:] == b"\xa5" * 64
 
@@ -87,7 +88,7 @@ def test_a_damaged_patch_is_refused_or_stays_within_its_piece(
 @given(st.binary(max_size=400), st.sampled_from((1, 2, 4, 8)))
 def test_any_bytes_are_a_patch_or_are_refused(data: bytes, unit: int) -> None:
     piece = memoryview(bytearray(64 * unit))
-    with contextlib.suppress(PatchDamaged):
+    with contextlib.suppress(Damaged):
         apply(data, piece, unit)
         return
     assert not any(piece)

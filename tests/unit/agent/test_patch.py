@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorhub_agent.encodings.patch import PatchDamaged, apply, make, unit_of
+from tensorhub_agent.encodings.columns import Damaged, unit_of
+from tensorhub_agent.encodings.patch import apply, make
 
 MIB = 1024 * 1024
 HEAD = struct.Struct("<BBHI")
@@ -126,6 +127,6 @@ def test_what_it_looks_like() -> None:
 )
 def test_a_hostile_patch_is_refused_and_nothing_is_written(hostile: bytes) -> None:
     piece = bytearray(16)
-    with pytest.raises(PatchDamaged):
+    with pytest.raises(Damaged):
         apply(hostile, memoryview(piece), 1)
     assert not any(piece)

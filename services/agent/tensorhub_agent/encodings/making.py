@@ -21,8 +21,9 @@ from typing import Final
 import numpy as np
 
 from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.encodings.columns import unit_of
 from tensorhub_agent.encodings.deltas import Delta, DeltaBook
-from tensorhub_agent.encodings.patch import apply, make, unit_of
+from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_common.digests import digest_of
 from tensorhub_common.errors import MemoryExhausted

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import xxhash
 
 from tensorhub_agent.copying import CopyJob, CopyPool, Spans, check_fits, columns
-from tensorhub_agent.encodings.patch import PatchDamaged, apply
+from tensorhub_agent.encodings.columns import Damaged
+from tensorhub_agent.encodings.patch import apply
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 
 Patches = tuple[memoryview, int]
@@ -51,7 +52,7 @@ class PatchJob(CopyJob):
         for number in range(first, last):
             piece = views[0][spans.to[number] : spans.to[number] + spans.nbytes[number]]
             patch, unit = self._patches[number]
-            with contextlib.suppress(PatchDamaged):
+            with contextlib.suppress(Damaged):
                 apply(patch, piece, unit)
                 digest = xxhash.xxh3_128_digest(piece)
                 self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings.choice import takes_patches
+from tensorhub_agent.encodings.columns import unit_of
 from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
-from tensorhub_agent.encodings.patch import unit_of
 from tensorhub_agent.encodings.patching import Overwrites
 from tensorhub_agent.pace import Pace
 from tensorhub_agent.transport import PatchingSession
