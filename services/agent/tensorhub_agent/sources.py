@@ -31,11 +31,11 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.encodings.deltas import SIZE
 from tensorhub_agent.encodings.job_deltas import JobDeltas
-from tensorhub_agent.encodings.reading import PatchingReader, Where
+from tensorhub_agent.encodings.reading import BatchReader, Where
 from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import PatchingSession, SourceSession, TransportLost
+from tensorhub_agent.transport import EncodingSession, SourceSession, TransportLost
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.units import Availability
 from tensorhub_common.bus.connection import Bus
@@ -85,8 +85,8 @@ class Source:
         self.session: SourceSession | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
-        self.patching: PatchingReader | None = None
-        """What reads from it, if it offers patches from `base` to the version with this root."""
+        self.reader: BatchReader | None = None
+        """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
         self.base: Base | None = None
         self.root = ""
         self.told: list[Range] = []
@@ -140,8 +140,8 @@ class Sources:
             await session.close()
             return
         source.session = session
-        if sizes and effect.base is not None and effect.root is not None and isinstance(session, PatchingSession):
-            source.patching = PatchingReader(session, digests, sizes)
+        if digests and effect.root is not None and isinstance(session, EncodingSession):
+            source.reader = BatchReader(session, digests, sizes if effect.base is not None else b"")
             source.base, source.root = effect.base, effect.root
         told = tuple(source.told)
         if source.availability is not None:
@@ -223,9 +223,9 @@ class Sources:
         if source.program is not None:
             regions = source.program.regions(source.layout, effect.pieces)
             work = self._gathered(effect, source, source.session, segment, regions, digests=digests)
-        elif source.patching is not None:
+        elif source.reader is not None and digests:
             where = Where(segment.view, None if base is None else base.view, table)
-            work = self._patched(effect, source, source.patching, where)
+            work = self._read(effect, source, source.reader, where)
         else:
             spans = Spans.of(table, effect.pieces)
             work = self._posted(effect, source, source.session, segment, spans, digests=digests)
@@ -274,7 +274,7 @@ class Sources:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
-    async def _patched(self, effect: Post, source: Source, reader: PatchingReader, where: Where) -> None:
+    async def _read(self, effect: Post, source: Source, reader: BatchReader, where: Where) -> None:
         try:
             brought = await reader.read(where, effect.pieces, lambda came: self._progressed(effect, came))
         except TransportLost as why:
@@ -283,8 +283,8 @@ class Sources:
         saved = sum(each.nbytes - each.wire_bytes for each in brought.encoded)
         nbytes = sum(sum(where.table.nbytes[first : first + count]) for first, count in effect.pieces)
         self.read_bytes[source.transport] += nbytes - saved
-        assert source.base is not None
-        self._deltas.applied(effect.key, source.base, source.root, len(where.table), brought.patches)
+        if source.base is not None and brought.patches:
+            self._deltas.applied(effect.key, source.base, source.root, len(where.table), brought.patches)
         self._tell(BatchDone(effect.key, effect.source, effect.batch, brought.digests, brought.encoded))
 
     def _progressed(self, effect: Post, nbytes: int) -> None:

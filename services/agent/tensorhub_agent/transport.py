@@ -112,8 +112,8 @@ class SourceSession(Protocol):
 
 
 @runtime_checkable
-class PatchingSession(SourceSession, Protocol):
-    """A session that can bring patches instead of pieces. Within a host no transport does: a copy is sooner made."""
+class EncodingSession(SourceSession, Protocol):
+    """A session that can bring pieces in fewer bytes. Within a host no transport does: a copy is sooner made."""
 
     async def overwrite(
         self, destination: memoryview, base: memoryview | None, wanted: Overwrites
@@ -122,6 +122,12 @@ class PatchingSession(SourceSession, Protocol):
 
         With `base` each piece is copied from there before. A digest of zeros: its patches are damaged. For the rest it
         keeps to what `read` does.
+        """
+
+    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        """Have pieces packed at the source, bring and unpack them; return their digests, and how many bytes came.
+
+        A digest of zeros: the piece does not shrink, or came damaged. For the rest it keeps to what `read` does.
         """
 
 

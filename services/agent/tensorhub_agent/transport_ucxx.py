@@ -150,8 +150,9 @@ class UcxxTransport:
         return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
 
     def _arrived(self, link: Link) -> None:
-        packing = functools.partial(Gathering, link, self._pool, self._slots)
-        self._served.add(Served(link, self._agent, self._book, self._cache, packing, self._served.discard, self._sent))
+        gathering = functools.partial(Gathering, link, self._pool, self._slots)
+        gone, sent = self._served.discard, self._sent
+        self._served.add(Served(link, self._agent, self._book, self._cache, self._pool, gathering, gone, count=sent))
 
     def _sent(self, nbytes: int) -> None:
         self.served_bytes += nbytes

@@ -10,6 +10,11 @@ same address sends.)
                                        ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
       WantPatches(tag, pieces, sizes)  →
                                        ←   their patches one after another, cut into messages under tag, tag + 1, ...
+      Pack(number, origin, nbytes, units)  →
+                                       ←   Packed(number, sizes): 0 where a piece does not shrink
+      receives are posted, then
+      Fetch(number, tag)               →
+                                       ←   what was packed, one piece after another, cut in the same way
       Done                             →
                                        ←   Idle: the lease has ended; the connection may open another one
 
@@ -53,24 +58,49 @@ class WantPatches(Frame, frozen=True, tag="patches"):
     sizes: list[int]
 
 
+class Pack(Frame, frozen=True, tag="pack"):
+    """Pack these parts of the segment, in these units, and keep them until they are fetched."""
+
+    number: int
+    origin: list[int]
+    nbytes: list[int]
+    units: list[int]
+
+
+class Packed(Frame, frozen=True, tag="packed"):
+    """So many bytes each of them has; 0: it does not shrink, and is to be asked for as it is."""
+
+    number: int
+    sizes: list[int]
+
+
+class Fetch(Frame, frozen=True, tag="fetch"):
+    """Send what was packed under this number: the receives are posted."""
+
+    number: int
+    tag: int
+
+
 class Idle(Frame, frozen=True, tag="idle"):
     """The lease has ended in order, and nothing of it is under way: the connection may show another ticket."""
 
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_from_reader: Final = msgspec.msgpack.Decoder(FromReader | Want | WantPatches | Gather)
-_from_source: Final = msgspec.msgpack.Decoder(FromSource | Idle | Sums)
+ReaderFrame = FromReader | Want | WantPatches | Pack | Fetch | Gather
+SourceFrame = FromSource | Packed | Idle | Sums
+_from_reader: Final = msgspec.msgpack.Decoder(ReaderFrame)
+_from_source: Final = msgspec.msgpack.Decoder(SourceFrame)
 
 
-def from_reader(data: bytes) -> FromReader | Want | WantPatches | Gather:
+def from_reader(data: bytes) -> ReaderFrame:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromReader | Want | WantPatches | Gather = _from_reader.decode(data)
+    frame: ReaderFrame = _from_reader.decode(data)
     return frame
 
 
-def from_source(data: bytes) -> FromSource | Idle | Sums:
+def from_source(data: bytes) -> SourceFrame:
     """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
-    frame: FromSource | Idle | Sums = _from_source.decode(data)
+    frame: SourceFrame = _from_source.decode(data)
     return frame
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.gather_frames import Gather
 from tensorhub_agent.lease_frames import (
     REASON_CHARS_MAX,
@@ -30,10 +31,11 @@ from tensorhub_agent.lease_frames import (
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, Refused
-from tensorhub_agent.ucxx_frames import Idle, Want, WantPatches, encode, from_reader
+from tensorhub_agent.ucxx_frames import Fetch, Idle, Pack, Want, WantPatches, encode, from_reader
 from tensorhub_agent.ucxx_gathering import BeyondGrant, Gathering, Lacks
 from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX, messages_in
+from tensorhub_agent.ucxx_packing import Packing
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import Range
@@ -79,8 +81,10 @@ class Served:
         agent: str,
         book: Book,
         cache: MappingCache,
+        pool: CopyPool,
         gathering: Callable[[memoryview, Lacks | None, Callable[[int], None], Callable[[str], None]], Gathering],
         gone: Callable[["Served"], None],
+        *,
         count: Callable[[int], None],
     ) -> None:
         """Wait for the ticket. `gathering` makes what serves boxes of an open lease's segment.
@@ -89,6 +93,8 @@ class Served:
         """
         self._count, self._new_gathering = count, gathering
         self._gathering: Gathering | None = None
+        self._packing: Packing | None = None
+        self._pool = pool
         self._link, self._agent, self._book, self._cache, self._gone = link, agent, book, cache, gone
         self.lease: str | None = None
         self._mapping: Mapping | None = None
@@ -137,6 +143,8 @@ class Served:
         await self._link.close()
         if self._gathering is not None:
             await self._gathering.ended()
+        if self._packing is not None:
+            await self._packing.ended()
         if self._mapping is not None:
             self._cache.release(self._mapping)
         self._gone(self)
@@ -174,6 +182,7 @@ class Served:
         self._link.send(encode(Welcome(segment.name, segment.nbytes)))
         self._lacks, self._patches = opened.lacks, opened.patches
         self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
+        self._packing = Packing(self._link, self._pool, self._mapping.view, opened.lacks, self._settle, self.end)
         if opened.pieces is not None:
             self.show(opened.pieces)
 
@@ -191,6 +200,11 @@ class Served:
                 self._send(frame)
             case Gather():
                 self._gather(frame)
+            case Pack():
+                self._pack(frame)
+            case Fetch():
+                assert self._packing is not None
+                self._transmit(messages_in(self._packing.fetch(frame)), frame.tag)
             case WantPatches():
                 self._send_patches(frame)
             case Renew():
@@ -238,6 +252,10 @@ class Served:
         self._sending_bytes += total
         batch.ended.add_done_callback(lambda _: self._sent(total))
 
+    def _pack(self, frame: Pack) -> None:
+        assert self._packing is not None
+        self._packing.take(frame)
+
     def _gather(self, frame: Gather) -> None:
         assert self._gathering is not None
         self._sending_bytes += self._gathering.take(frame, WANTED_BYTES_MAX - self._sending_bytes)
@@ -249,13 +267,14 @@ class Served:
 
     def _settle(self) -> None:
         """End a lease that is done, once the last send has ended, and wait for another ticket."""
-        if not self._is_done or self._sending_bytes or self._ending is not None:
+        is_packing = self._packing is not None and self._packing.is_busy
+        if not self._is_done or self._sending_bytes or is_packing or self._ending is not None:
             return
         assert self.lease is not None
         assert self._mapping is not None
         self._book.ended(self.lease, True)  # noqa: FBT003 (as LeaseBook has it)
         self._cache.release(self._mapping)
-        self.lease = self._mapping = self._gathering = None
+        self.lease = self._mapping = self._gathering = self._packing = None
         self._patches = ()
         self._is_done = False
         self._silent.cancel()

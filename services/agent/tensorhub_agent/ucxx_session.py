@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -21,12 +22,12 @@ import msgspec
 from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.encodings.patching import Overwrites, patch_pieces
+from tensorhub_agent.encodings.patching import Overwrites, patch_pieces, unpack_pieces
 from tensorhub_agent.gather_frames import Sums
 from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, No, Renew, Welcome
 from tensorhub_agent.settled import Ending, settled
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
-from tensorhub_agent.ucxx_frames import COUNT_BITS, Idle, Want, WantPatches, encode, from_source
+from tensorhub_agent.ucxx_frames import COUNT_BITS, Fetch, Idle, Pack, Packed, Want, WantPatches, encode, from_source
 from tensorhub_agent.ucxx_gatherer import Gatherer
 from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
 from tensorhub_agent.ucxx_messages import Messages, messages_in, messages_of
@@ -64,6 +65,9 @@ class UcxxSession:
         """Whether the source has said nothing at all yet."""
         self._link, self._pool, self._on_lost = link, pool, on_lost
         self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
+        self._packs = 0
+        self._packing: dict[int, asyncio.Future[list[int]]] = {}
+        """What is being packed, by number."""
         self._reading = 0
         """Batches under way."""
         self._over: str | None = None
@@ -118,7 +122,7 @@ class UcxxSession:
     async def overwrite(
         self, destination: memoryview, base: memoryview | None, wanted: Overwrites
     ) -> tuple[bytes, list[bytes]]:
-        """See `PatchingSession.overwrite`."""
+        """See `EncodingSession.overwrite`."""
         if self._over is not None:
             raise TransportLost(self._over)
         memory = memoryview(bytearray(sum(wanted.sizes)))
@@ -134,8 +138,41 @@ class UcxxSession:
         job = patch_pieces(self._pool, destination, base, wanted.spans, named)
         return await job.result(), patches
 
+    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        """See `EncodingSession.unpack`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        self._packs += 1
+        number = self._packs
+        sizes = await self._packed(Pack(number, list(spans.origin), list(spans.nbytes), list(units)))
+        memory = memoryview(bytearray(sum(sizes)))
+        if memory:
+            await self._received(messages_in(memory), lambda tag: Fetch(number, tag), silent)
+        ends = list(accumulate(sizes))
+        coded = [(memory[end - size : end], unit) for end, size, unit in zip(ends, sizes, units, strict=True)]
+        return await unpack_pieces(self._pool, destination, spans, coded).result(), len(memory)
+
+    async def _packed(self, frame: Pack) -> list[int]:
+        """Have pieces packed; return the sizes that they have then. The read's patience ends this wait, by closing."""
+        answer: asyncio.Future[list[int]]
+        answer = self._packing[frame.number] = asyncio.get_running_loop().create_future()
+        self._link.send(encode(frame))
+        self._reading += 1
+        try:
+            sizes = await answer
+        finally:
+            self._reading -= 1
+            del self._packing[frame.number]
+        if len(sizes) != len(frame.nbytes) or any(not 0 <= a < b for a, b in zip(sizes, frame.nbytes, strict=True)):
+            self.lose("the source packed pieces into more bytes than they have")
+            raise TransportLost(str(self._over))
+        return sizes
+
     async def _received(
-        self, views: Sequence[memoryview], frame: Callable[[int], Want | WantPatches], progress: Callable[[int], None]
+        self,
+        views: Sequence[memoryview],
+        frame: Callable[[int], Want | WantPatches | Fetch],
+        progress: Callable[[int], None],
     ) -> None:
         """Post receives, ask for what should go into them, and wait until they have ended."""
         tag = self.take_tags(len(views))
@@ -250,6 +287,8 @@ class UcxxSession:
                     self._on_have(pieces)
                 case Sums() as sums:
                     self._gatherer.took(sums)
+                case Packed(number, sizes) if number in self._packing and not self._packing[number].done():
+                    self._packing[number].set_result(sizes)
                 case Idle():
                     self._idle.set()
                 case Broken(reason):
@@ -273,6 +312,9 @@ class UcxxSession:
             self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
         self._confirming.end()
         self._gatherer.end()
+        for answer in self._packing.values():
+            if not answer.done():
+                answer.set_exception(TransportLost(str(self._over)))
 
     async def _renew(self) -> None:
         while self._over is None:

@@ -8,7 +8,7 @@ import xxhash
 
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.encodings.patch import make
-from tensorhub_agent.encodings.patching import Patches, patch_pieces
+from tensorhub_agent.encodings.patching import Coded, patch_pieces
 
 PIECES = 40
 NBYTES = 100_000
@@ -34,7 +34,7 @@ def cut() -> Spans:
     return Spans(at, at, [NBYTES] * PIECES)
 
 
-def patches_of(old: bytes, new: bytes) -> list[Patches]:
+def patches_of(old: bytes, new: bytes) -> list[Coded]:
     pairs = [(memoryview(old)[at : at + NBYTES], memoryview(new)[at : at + NBYTES]) for at in cut().to]
     return [(memoryview(make(a, b, 2) or b""), 2) for a, b in pairs]
 

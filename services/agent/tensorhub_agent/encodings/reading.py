@@ -1,7 +1,7 @@
 """Reading a batch from one source in the way that costs least: the pieces as they are, or patches of what stands there.
 
 Always true:
-- A piece that doesn't hash to what the source's digests say after it was patched is read as it is, from the same
+- A piece that doesn't hash to what the source's digests say after it was decoded is read as it is, from the same
   source, before anything is said of it. So a wrong patch, or one for other bytes than stand here, costs time, and
   nobody is blamed for it.
 - A batch ends when nothing of it can be written any more, however it ends.
@@ -9,16 +9,15 @@ Always true:
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tensorhub_agent.copying import Spans
-from tensorhub_agent.encodings.choice import takes_patches
+from tensorhub_agent.encodings.choice import Line, takes_patches
 from tensorhub_agent.encodings.columns import unit_of
 from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
 from tensorhub_agent.encodings.patching import Overwrites
-from tensorhub_agent.pace import Pace
-from tensorhub_agent.transport import PatchingSession
+from tensorhub_agent.transport import EncodingSession
 from tensorhub_common.digests import digest_of
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.wire.transfer import Range
@@ -45,38 +44,46 @@ class Brought:
 
 
 @dataclass(slots=True)
-class PatchingReader:
-    """One source that offers patches. `digests` are those that it says its pieces have."""
+class BatchReader:
+    """One source on another host. `digests` are those that it says its pieces have."""
 
-    session: PatchingSession
+    session: EncodingSession
     digests: bytes
-    sizes: bytes
-    """Of the patches of each piece, as `SIZE`."""
-    pace: Pace = field(default_factory=lambda: Pace("ucxx"))
+    sizes: bytes = b""
+    """Of the patches of each piece, as `SIZE`; empty where it offers none."""
+    line: Line = field(default_factory=Line)
 
     async def read(self, where: Where, pieces: Sequence[Range], progress: Callable[[int], None]) -> Brought:
         """Bring a batch. Raises `TransportLost`."""
+        if not self.sizes and not self.line.takes_packed:
+            spans = Spans.of(where.table, pieces)
+            return Brought(await self._timed(where, spans, progress))
         numbers = [number for first, count in pieces for number in range(first, first + count)]
         patched = self._patched(numbers, where.table)
-        plain = [number for number in numbers if number not in patched]
-        found: dict[int, bytes] = {}
-        overwritten, read = await asyncio.gather(
-            self._overwrite(where, patched), self._plain(where, plain, found, progress), return_exceptions=True
-        )
-        # Both have ended before either is heard.
-        if isinstance(overwritten, BaseException):
-            raise overwritten
-        if isinstance(read, BaseException):
-            raise read
-        patches, encoded = self._judged(patched, where.table, *overwritten, found)
-        await self._plain(where, [number for number in patched if number not in patches], found, progress)
-        return Brought(b"".join(found[number] for number in numbers), encoded, patches)
+        others = [number for number in numbers if number not in patched]
+        packed, plain = (others, []) if self.line.takes_packed else ([], others)
+        batch = _Batch(self, where)
+        await batch.bring(patched, packed, plain, progress)
+        await batch.bring({}, [], [number for number in numbers if number not in batch.right], progress)
+        found = batch.found
+        return Brought(b"".join(found[number] for number in numbers), tuple(batch.encoded), batch.patches)
+
+    async def _timed(self, where: Where, spans: Spans, progress: Callable[[int], None]) -> bytes:
+        """Read pieces as they are, and measure."""
+        self.line.asked(time.monotonic())
+        came = 0
+        try:
+            digests = await self.session.read(where.destination, spans, digests=True, progress=progress)
+            came = sum(spans.nbytes)
+        finally:
+            self.line.came(came, time.monotonic())
+        return digests
 
     def _patched(self, numbers: Sequence[int], table: PieceTable) -> dict[int, int]:
         """Choose the pieces for which patches are asked for; returns the sizes of these."""
         sizes = {number: size for number in numbers if (size := self._size(number)) != NO_PATCH}
         nbytes = sum(table.nbytes[number] for number in sizes)
-        return sizes if takes_patches(nbytes, sum(sizes.values()), self.pace.rate) else {}
+        return sizes if takes_patches(nbytes, sum(sizes.values()), self.line.rate) else {}
 
     def _size(self, number: int) -> int:
         if len(self.sizes) < (number + 1) * SIZE.size:
@@ -84,45 +91,76 @@ class PatchingReader:
         size: int = SIZE.unpack_from(self.sizes, number * SIZE.size)[0]
         return size
 
-    async def _overwrite(self, where: Where, patched: dict[int, int]) -> tuple[bytes, list[bytes]]:
-        if not patched:
-            return b"", []
-        table = where.table
-        units = [unit_of(table.layout.tensors[table.tensor[number]].itemsize) for number in patched]
-        wanted = Overwrites(list(patched), _spans(table, patched), list(patched.values()), units)
-        return await self.session.overwrite(where.destination, where.base, wanted)
+    async def plain(self, where: Where, numbers: Sequence[int], progress: Callable[[int], None]) -> bytes:
+        """Read pieces as they are; return their digests."""
+        return await self._timed(where, _spans(where.table, numbers), progress)
 
-    async def _plain(
-        self, where: Where, numbers: Sequence[int], found: dict[int, bytes], progress: Callable[[int], None]
+
+@dataclass(slots=True)
+class _Batch:
+    """What came of one batch so far."""
+
+    reader: BatchReader
+    where: Where
+    found: dict[int, bytes] = field(default_factory=dict)
+    """The digests, by piece."""
+    right: set[int] = field(default_factory=set)
+    """Those that need not be read again."""
+    patches: dict[int, bytes] = field(default_factory=dict)
+    encoded: list[Encoded] = field(default_factory=list)
+
+    async def bring(
+        self, patched: dict[int, int], packed: Sequence[int], plain: Sequence[int], progress: Callable[[int], None]
     ) -> None:
-        if not numbers:
-            return
-        began = time.monotonic()
-        spans = _spans(where.table, numbers)
-        digests = await self.session.read(where.destination, spans, digests=True, progress=progress)
-        self.pace.came(sum(spans.nbytes), time.monotonic() - began)
-        found.update((number, digest_of(digests, place)) for place, number in enumerate(numbers))
+        """Bring pieces in three ways; all of them have ended before what went wrong is raised."""
+        ways = [self._patch(patched), self._unpack(packed), self._read(plain, progress)]
+        for outcome in await asyncio.gather(*ways, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
-    def _judged(
-        self,
-        patched: dict[int, int],
-        table: PieceTable,
-        digests: bytes,
-        patches: Sequence[bytes],
-        found: dict[int, bytes],
-    ) -> tuple[dict[int, bytes], tuple[Encoded, ...]]:
-        """Return the patches that led to the right bytes, and what has come by patches."""
-        good = {}
-        for place, (number, patch) in enumerate(zip(patched, patches, strict=True)):
-            found[number] = digest_of(digests, place)
-            if found[number] == digest_of(self.digests, number):
-                good[number] = patch
+    async def _patch(self, patched: dict[int, int]) -> None:
         if not patched:
-            return good, ()
-        nbytes = sum(table.nbytes[number] for number in good)
-        return good, (Encoded(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values())),)
+            return
+        where = self.where
+        wanted = Overwrites(list(patched), _spans(where.table, patched), list(patched.values()), self._units(patched))
+        digests, patches = await self.reader.session.overwrite(where.destination, where.base, wanted)
+        nbytes = self._judge(patched, digests)
+        self.patches = {number: patch for number, patch in zip(patched, patches, strict=True) if number in self.right}
+        self.encoded.append(Encoded(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values())))
+
+    async def _unpack(self, packed: Sequence[int]) -> None:
+        if not packed:
+            return
+        where = self.where
+        spans = _spans(where.table, packed)
+        digests, came = await self.reader.session.unpack(where.destination, spans, self._units(packed))
+        nbytes = self._judge(packed, digests)
+        self.reader.line.packed(sum(spans.nbytes), sum(spans.nbytes) - nbytes + came)
+        if came:
+            self.encoded.append(Encoded(how="zstd", nbytes=nbytes, wire_bytes=came))
+
+    async def _read(self, plain: Sequence[int], progress: Callable[[int], None]) -> None:
+        """Read pieces as they are: whatever they hash to then is for the transfer to judge."""
+        if plain:
+            digests = await self.reader.plain(self.where, plain, progress)
+            self.found.update((number, digest_of(digests, place)) for place, number in enumerate(plain))
+            self.right.update(plain)
+
+    def _judge(self, numbers: Iterable[int], digests: bytes) -> int:
+        """Take the digests of decoded pieces; return the bytes of those that are right."""
+        nbytes = 0
+        for place, number in enumerate(numbers):
+            self.found[number] = digest_of(digests, place)
+            if self.found[number] == digest_of(self.reader.digests, number):
+                self.right.add(number)
+                nbytes += self.where.table.nbytes[number]
+        return nbytes
+
+    def _units(self, numbers: Iterable[int]) -> list[int]:
+        table = self.where.table
+        return [unit_of(table.layout.tensors[table.tensor[number]].itemsize) for number in numbers]
 
 
-def _spans(table: PieceTable, numbers: Sequence[int] | dict[int, int]) -> Spans:
+def _spans(table: PieceTable, numbers: Iterable[int]) -> Spans:
     at = [table.at[number] for number in numbers]
     return Spans(at, at, [table.nbytes[number] for number in numbers])

@@ -1,6 +1,6 @@
 """A batch from a source that offers patches: which pieces come how, and what becomes of patches that are wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +9,10 @@ import xxhash
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
+from tensorhub_agent.encodings.packing import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.encodings.patching import Overwrites
-from tensorhub_agent.encodings.reading import PatchingReader, Where
+from tensorhub_agent.encodings.reading import BatchReader, Where
 from tensorhub_agent.transport import TransportLost, silent
 from tensorhub_common.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
@@ -32,6 +33,9 @@ class Session:
     patches: dict[int, bytes]
     read_spans: list[list[int]] = field(default_factory=list)
     overwritten: list[list[int]] = field(default_factory=list)
+    unpacked: list[list[int]] = field(default_factory=list)
+    stiff: set[int] = field(default_factory=set)
+    """Where pieces stand that don't shrink."""
     fails: bool = False
 
     async def read(
@@ -57,6 +61,17 @@ class Session:
         found = [digest(destination[a : a + n]) for a, n in zip(wanted.spans.to, wanted.spans.nbytes, strict=True)]
         return b"".join(found), [self.patches[number] for number in wanted.pieces]
 
+    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        self.unpacked.append(list(spans.to))
+        found, came = b"", 0
+        for at, nbytes, unit in zip(spans.to, spans.nbytes, units, strict=True):
+            packed = b"" if at in self.stiff else pack(memoryview(self.new)[at : at + nbytes], unit)
+            if packed:
+                unpack(packed, destination[at : at + nbytes], unit)
+            found += digest(destination[at : at + nbytes]) if packed else bytes(16)
+            came += len(packed)
+        return found, came
+
     async def gather(self, *_: object, **__: object) -> None:
         raise AssertionError("patches are of pieces of one layout")
 
@@ -72,7 +87,7 @@ class Scene:
     old: bytes
     new: bytes
     session: Session
-    reader: PatchingReader
+    reader: BatchReader
 
     def bytes_of(self, number: int) -> bytes:
         return self.new[TABLE.at[number] : TABLE.at[number] + TABLE.nbytes[number]]
@@ -92,9 +107,10 @@ def scene(*, without: tuple[int, ...] = (), rate_bytes: int = 0) -> Scene:
         sizes += SIZE.pack(NO_PATCH if number in without else len(patch))
         digests += digest(views[1][at : at + nbytes])
     session = Session(new.tobytes(), patches)
-    reader = PatchingReader(session, digests, sizes)
+    reader = BatchReader(session, digests, sizes)
     if rate_bytes:
-        reader.pace.came(rate_bytes, 1.0)
+        reader.line.asked(0.0)
+        reader.line.came(rate_bytes, 1.0)
     return Scene(old.tobytes(), new.tobytes(), session, reader)
 
 
@@ -153,3 +169,44 @@ async def test_a_loss_is_told_when_both_ways_have_ended() -> None:
     with pytest.raises(TransportLost):
         await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert it.session.read_spans == [[TABLE.at[1]]]
+
+
+def slow(*, without: tuple[int, ...]) -> Scene:
+    """A scene of weights, which shrink, over a line of which 10 MB/s came."""
+    it = scene(without=without, rate_bytes=10**7)
+    chance = np.random.default_rng(3)
+    values = (chance.standard_normal(len(it.new), dtype=np.float32) * 0.02).view(np.uint16)[1::2]
+    new = values.tobytes()[: len(it.new)]
+    it.session.new = it.new = new
+    it.reader.digests = b"".join(digest(it.bytes_of(number)) for number in range(ROWS))
+    return it
+
+
+async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_as_they_are() -> None:
+    it = slow(without=tuple(range(ROWS)))
+    it.session.stiff = {TABLE.at[2]}
+    memory = bytearray(it.old)
+    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert it.session.unpacked == [list(TABLE.at)]
+    assert it.session.read_spans == [[TABLE.at[2]]]
+    (encoded,) = brought.encoded
+    assert (encoded.how, encoded.nbytes) == ("zstd", (ROWS - 1) * 10_000)
+    assert encoded.wire_bytes < 0.8 * encoded.nbytes
+
+
+async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:
+    it = slow(without=tuple(range(ROWS)))
+    it.session.stiff = set(TABLE.at)
+    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    for _ in range(3):
+        brought = await it.reader.read(where, ((0, ROWS),), silent)
+        assert brought.encoded == ()
+    assert len(it.session.unpacked) == 1
+
+
+async def test_a_line_that_is_not_known_yet_is_measured_first() -> None:
+    it = scene(without=tuple(range(ROWS)))
+    await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert (it.session.unpacked, len(it.session.read_spans)) == ([], 1)
+    assert it.reader.line.rate is not None

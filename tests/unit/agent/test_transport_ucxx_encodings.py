@@ -14,7 +14,7 @@ from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings.patch import make
 from tensorhub_agent.encodings.patching import Overwrites
 from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import PatchingSession, TransportLost
+from tensorhub_agent.transport import EncodingSession, TransportLost
 from tensorhub_agent.ucxx_session import UcxxSession
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -70,7 +70,7 @@ async def test_patches_lead_to_the_sources_bytes(hub: Hub, share: float, beside:
     old = old_of(segment, share)
     patches = patches_of(old, segment)
     session = await hub.open(segment, Lost(), patches=patches)
-    assert isinstance(session, PatchingSession)
+    assert isinstance(session, EncodingSession)
     destination = memoryview(bytearray(len(old)) if beside else bytearray(old))
     numbers = list(range(PIECES))
     found, came = await session.overwrite(destination, memoryview(old) if beside else None, wanted(patches, numbers))
@@ -128,3 +128,61 @@ async def test_patches_that_are_damaged_have_no_digest_and_change_nothing(hub: H
     assert destination[4 * NBYTES : 5 * NBYTES] == old[4 * NBYTES : 5 * NBYTES]
     assert await session.still_holds()
     await session.close()
+
+
+def cut(numbers: list[int]) -> Spans:
+    at = [number * NBYTES for number in numbers]
+    return Spans(at, at, [NBYTES] * len(at))
+
+
+async def test_packed_pieces_lead_to_the_sources_bytes(hub: Hub) -> None:
+    """Weights shrink; random bytes, in the third piece, have no digest and nothing is written for them."""
+    segment = hub.segment(PIECES * NBYTES)
+    chance = np.random.default_rng(4)
+    weights = (chance.standard_normal(PIECES * NBYTES // 2, dtype=np.float32) * 0.02).view(np.uint16)[1::2].tobytes()
+    segment.view[: 2 * NBYTES], segment.view[3 * NBYTES :] = weights[: 2 * NBYTES], weights[3 * NBYTES :]
+    session = await hub.open(segment, Lost())
+    destination = memoryview(bytearray(segment.nbytes))
+    numbers = list(range(PIECES))
+    found, came = await session.unpack(destination, cut(numbers), [2] * PIECES)
+    assert 0 < came < 0.75 * segment.nbytes
+    assert not any(destination[2 * NBYTES : 3 * NBYTES])
+    assert found[2 * 16 : 3 * 16] == bytes(16)
+    destination[2 * NBYTES : 3 * NBYTES] = segment.view[2 * NBYTES : 3 * NBYTES]
+    assert destination == segment.view
+    await session.close()
+    await hub.book.until("done", "lease")
+    await hub.until_links(1, 1)
+    assert hub.source.served_bytes == came
+
+
+async def test_several_batches_are_packed_at_a_time(hub: Hub) -> None:
+    segment = hub.segment(PIECES * NBYTES)
+    segment.view[:] = bytes(segment.nbytes)
+    session = await hub.open(segment, Lost())
+    destination = memoryview(bytearray(b"x" * segment.nbytes))
+    await asyncio.gather(*(session.unpack(destination, cut([number]), [2]) for number in range(PIECES)))
+    assert not any(destination)
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    ("spans", "unit"),
+    [
+        (Spans([0], [0], [100]), 3),
+        (Spans([0], [0], [101]), 2),
+        (Spans([0], [PIECES * NBYTES], [100]), 2),
+        (Spans([0], [-2], [100]), 2),
+        (Spans([0], [0], [8 * MIB]), 2),
+        (Spans([0] * 10, [0] * 10, [4 * MIB] * 10), 2),
+    ],
+)
+async def test_what_can_not_be_packed_ends_the_connection(hub: Hub, spans: Spans, unit: int) -> None:
+    segment = hub.segment(PIECES * NBYTES)
+    lost = Lost()
+    session = await hub.open(segment, lost)
+    reading = asyncio.ensure_future(session.unpack(memoryview(bytearray(10 * MIB)), spans, [unit] * len(spans.nbytes)))
+    await lost.wait()
+    await session.close()
+    with pytest.raises(TransportLost):
+        await reading

@@ -1,0 +1,75 @@
+"""Which way pieces come: patches and packed pieces where they are sooner there, on lines that are known."""
+
+import pytest
+
+from tensorhub_agent.encodings.choice import PACK_RATE, PATCH_RATE, RATE_GUESSED, Line, takes_patches
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("share", "rate", "expected"),
+    [
+        (0.012, None, True),
+        (0.012, 25 * MB, True),
+        (0.012, 3000 * MB, True),
+        (0.012, 40_000 * MB, False),
+        (0.4, 25 * MB, True),
+        (0.4, None, False),
+        (1.0, 1 * MB, False),
+        (0.0, 10**15, True),
+    ],
+)
+def test_patches_are_taken_where_they_and_the_work_take_less_time(
+    share: float,
+    rate: float | None,
+    expected: bool,  # noqa: FBT001
+) -> None:
+    assert takes_patches(100 * MB, int(share * 100 * MB), rate) is expected
+
+
+def test_the_limits_are_those_of_the_work() -> None:
+    """Of a source that is not known patches are taken as long as applying them is as fast as a usual link."""
+    assert takes_patches(1000, int(1000 * PATCH_RATE / RATE_GUESSED) - 1, None)
+    assert not takes_patches(1000, int(1000 * PATCH_RATE / RATE_GUESSED) + 1, None)
+
+
+def line(rate: float) -> Line:
+    known = Line()
+    known.asked(10.0)
+    known.came(int(rate), 11.0)
+    return known
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(25 * MB, True), (100 * MB, True), (0.95 * PACK_RATE, False)])
+def test_packed_pieces_are_for_slow_lines(rate: float, expected: bool) -> None:  # noqa: FBT001
+    assert line(rate).takes_packed is expected
+
+
+def test_nothing_is_packed_for_a_line_that_is_not_known() -> None:
+    assert not Line().takes_packed
+
+
+def test_what_has_not_shrunk_is_not_packed_any_more() -> None:
+    slow = line(25 * MB)
+    slow.packed(100, 95)
+    assert not slow.takes_packed
+    slow.packed(1000, 300)
+    assert slow.takes_packed
+
+
+def test_what_comes_at_a_time_shares_the_line() -> None:
+    """Four batches of 10 MB that were asked for together and came within a second: 40 MB/s, not 10."""
+    known = Line()
+    for _ in range(4):
+        known.asked(0.0)
+    for number in range(4):
+        known.came(10 * MB, 0.25 * (number + 1))
+    assert known.rate == pytest.approx(40 * MB)
+
+
+def test_what_did_not_come_tells_nothing() -> None:
+    known = Line()
+    known.asked(0.0)
+    known.came(0, 5.0)
+    assert known.rate is None
