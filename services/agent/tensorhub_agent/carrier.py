@@ -33,9 +33,10 @@ from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Phase, Todo, Transfer
 from tensorhub_agent.units import Completion
+from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Demand, Range, Share, SourceId, Turn
+from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, Share, SourceId, Turn
 
 PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
 """Pieces that need a source, and sources to leave out."""
@@ -60,12 +61,13 @@ class Carrier:
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
         self._driven_at = 0.0
         self._base: Base | None = None
+        self._forgoes_kept = False
 
     def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
         """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
-        same = kept is not None and (kept[0], kept[1]) == (version, root)
+        same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
         self.program, self._completion, self._digested = None, None, (0, b"")
         self.transfer = self._new(
             version,
@@ -82,6 +84,13 @@ class Carrier:
         if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
             # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
             core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+
+    def forgo_kept(self) -> None:
+        """Read all pieces from now on: nobody was found for those that an earlier read has not proven.
+
+        Whoever is left may have other layouts alone, and those are read as a whole or not at all.
+        """
+        self._forgoes_kept = True
 
     def _base_for(self, root: str | None) -> Base | None:
         """Return what stands here whole and will be overwritten: patches are good for that, and for nothing else.
@@ -130,7 +139,7 @@ class Carrier:
 
     def _planned(self, news: PlanCame, now: float) -> None:
         """Take a plan. One that names a program turns a read that has not begun into one of the program's units."""
-        transfer = self.transfer
+        transfer, answer = self.transfer, news.answer
         assert transfer is not None
         if news.program is not None and self.program is None and transfer.phase is Phase.LEASING:
             self.program, self._completion = news.program, news.completion
@@ -140,7 +149,14 @@ class Carrier:
             transfer.asking.asked(now)
             self.transfer = transfer
             self._expect_units(transfer)
-        transfer.planned(news.answer, now)
+        elif isinstance(answer, Plan) and answer.program != self._reads_by:
+            # Its ranges number other things than this read's do, and in memory that is written already.
+            answer = Refusal(error=VersionUnavailable.__name__, reason="what is left has other layouts: read it anew")
+        transfer.planned(answer, now)
+
+    @property
+    def _reads_by(self) -> str | None:
+        return None if self.program is None else self.program.digest
 
     def _expect_units(self, transfer: Transfer) -> None:
         """Let readers of later turns wait for what comes here, by the word of its sources instead of by digests."""
@@ -277,7 +293,7 @@ class Carrier:
             avoid=avoid,
             turn=self._turn,
             mapped=core.place.mapped,
-            program=self.program.digest if self.program is not None else None,
+            program=self._reads_by,
             rates=core.measured.told(now),
         )
         core.out.append(AskPlan(key, self._plan_number, demand))

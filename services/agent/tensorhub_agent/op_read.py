@@ -265,6 +265,7 @@ class ReadOperation:
         if self.stage is Stage.LEASING and error == VersionUnavailable.__name__:
             self._dry_since = now if self._dry_since is None else self._dry_since
             if now - self._dry_since < self.core.limits.sources_lost_s:
+                self._carrier.forgo_kept()
                 self._carrier.abandon()
                 self._replan_at = now + REPLAN_S
                 return
@@ -298,7 +299,8 @@ class ReadOperation:
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
         self._report = report_of(transfer, self.core.place.nbytes, now - self._began)
-        if self._carrier.program is None or not self.core.limits.digests:
+        known = transfer.root is not None and self._carrier.program is None
+        if known or not self.core.limits.digests:
             self._filled(transfer.root)
             return
         # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.

@@ -123,7 +123,7 @@ class Reading:
             return OPEN_S_MAX
         if self.phase is not SourcePhase.OPEN:
             return FOREVER
-        if self.confirming:
+        if self.confirming or (self.checking and not self.flying):
             return stall_s
         return self.pace.patience_s(self.flying_bytes, stall_s) if self.flying else FOREVER
 

@@ -87,6 +87,8 @@ class Offered:
     """Of the round that fills the shard."""
     has: bytearray | None = None
     """Marks of the pieces that stand there, while it is being filled; None: all do."""
+    count: int = 0
+    """How many pieces it has, with or without digests."""
     units: bool = False
     """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
 
@@ -117,7 +119,7 @@ class Lease:
         if not self.is_told:
             return None
         has = self.offered.has
-        whole = len(self.offered.digests) // PIECE_DIGEST_BYTES
+        whole = self.offered.count
         return tuple(marked(has, 0, len(has))) if has is not None else ((0, whole),) if whole else ()
 
 
@@ -134,8 +136,10 @@ class LeaseTable:
 
     def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
         """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
-        offered = Offered(version, root, digests)
-        for known in (self.offers.get(key), self.coming.pop(key, None)):
+        coming = self.coming.pop(key, None)
+        count = len(coming.has) if coming is not None and coming.has is not None else 0
+        offered = Offered(version, root, digests, count=count or len(digests) // PIECE_DIGEST_BYTES)
+        for known in (self.offers.get(key), coming):
             for lease in known.leases.values() if known is not None else ():
                 lease.offered = offered
                 offered.leases[lease.name] = lease
