@@ -89,7 +89,9 @@ class World:
         away_s = self.fabric.control_delay_s(rank.seat)
         takes_s = self.control.command_s * self._share
         hears_s = away_s + self.longer(self.control.log_s)
-        self.agenda.after(away_s, lambda: self._registry.serve(lambda: takes_s, lambda: self.agenda.after(hears_s, heard)))
+        self.agenda.after(
+            away_s, lambda: self._registry.serve(lambda: takes_s, lambda: self.agenda.after(hears_s, heard))
+        )
 
     def open(self, reader: Rank, number: int, share: Share, version: int) -> None:
         """Ask a source for a lease, and open the transport."""
