@@ -24,22 +24,22 @@ class Process:
         self.pid = process.pid
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str]) -> Self:
-        """Start it; it answers once its imports are done."""
+    async def start(cls, environment: Mapping[str, str], prefix: Sequence[str] = ()) -> Self:
+        """Start it, by a command that ends with its own; it answers once its imports are done."""
         pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", "benchmarks.worker")
+        command = (*prefix, sys.executable, "-m", "benchmarks.worker")
         return cls(
             await asyncio.create_subprocess_exec(
                 *command, stdin=pipe, stdout=pipe, env=dict(environment), limit=LINE_BYTES_MAX
             )
         )
 
-    async def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 (each method has an answer of its own)
-        """Have it do something, and return its answer."""
+    async def ask(self, do: str, *, answer_s: float = ANSWER_S, **arguments: Any) -> Any:  # noqa: ANN401 (each method has an answer of its own)
+        """Have it do something, and return its answer, which it owes within a bound."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(answer_s):
             line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a worker has died while it was to {do}")
@@ -47,6 +47,11 @@ class Process:
         if "error" in answer:
             raise RuntimeError(f"a worker could not {do}: {answer['error']}")
         return answer
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        await self._process.wait()
 
     async def end(self) -> None:
         """Let it end."""

@@ -105,11 +105,11 @@ class Worker:
         self._registered().unpublish(timeout_s=WAIT_S)
         return {"begin": begin, "end": time.perf_counter()}
 
-    def update(self, *, wait_s: float = 0) -> Answer:
+    def update(self, *, wait_s: float = 0, timeout_s: float = WAIT_S) -> Answer:
         """Fetch the newest version."""
         shard = self._registered()
         begin = time.perf_counter()
-        version = shard.update(wait_s=wait_s, timeout_s=WAIT_S)
+        version = shard.update(wait_s=wait_s, timeout_s=timeout_s)
         end = time.perf_counter()
         return {"begin": begin, "end": end, "version": version, "report": msgspec.to_builtins(shard.last_read)}
 

@@ -248,7 +248,7 @@ class AgentNode(Node):
             case Show():
                 shown = self.world.links.get(effect.lease)
                 if shown is not None and shown.reader.up:
-                    shown.show(effect.pieces)
+                    shown.show(effect.news)
             case Free():
                 self._free(effect.key)
             case Fenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)

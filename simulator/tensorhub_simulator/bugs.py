@@ -206,6 +206,20 @@ def _wait_cycle() -> list[Replacement]:
     return [(module, "precedes", precedes) for module in (plan, coverage, serving)]
 
 
+def _promise_kept() -> list[Replacement]:
+    """A shard goes on promising what it waits for itself since its own source of it went."""
+    return [(Transfer, "awaited", lambda _self: [])]
+
+
+def _promises_all() -> list[Replacement]:
+    """A shard promises whatever it reads, from whomever."""
+
+    def firm(self: Transfer) -> list[Range]:
+        return self.proof.missing()
+
+    return [(Transfer, "firm", firm), (Transfer, "awaited", lambda _self: [])]
+
+
 def _readers_kept() -> list[Replacement]:
     """A shard whose round is decided anew for the same version keeps its readers, though its turn is later by then."""
     decided = ReadOperation._decided  # noqa: SLF001
@@ -272,6 +286,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "superseded-as-newer": _superseded_as_newer,
     "partial-serves-all": _partial_serves_all,
     "wait-cycle": _wait_cycle,
+    "promise-kept": _promise_kept,
+    "promises-all": _promises_all,
     "readers-kept": _readers_kept,
     "swap-per-shard": _swap_per_shard,
     "mapped-not-waited-for": _mapped_not_waited_for,

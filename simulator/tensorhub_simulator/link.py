@@ -4,6 +4,7 @@ Both ends and what is between them may fail by themselves: the source is stopped
 two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes.
 """
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import (
@@ -19,6 +20,7 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.lease_frames import Have, Promise, Stock
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
 from tensorhub_common.digests import digest_of
@@ -69,7 +71,10 @@ class Link:
         self._wire: Wire | None = None
         self._digests = b""
         """What the source says that its pieces hash to."""
-        self._early: list[tuple[Range, ...]] = []
+        self._early: list[Stock] = []
+        self._asks = 0
+        self._untold: deque[Stock] = deque()
+        """What the source has said and the reader has not heard: a connection keeps the order."""
         """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
         self._questions = 0
@@ -114,14 +119,17 @@ class Link:
             reader=me,
             turn=self.turn,
             nbytes=self.share.nbytes,
+            promises=self.share.crosses,
         )
-        self._at_reader(LEASE_ASK_S, self._silent)
+        self._asks += 1
+        asks = self._asks
+        self._at_reader(LEASE_ASK_S, lambda: self._silent(asks))
         if world.net_loses(self.reader, self.source):
             return
         self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
 
-    def _silent(self) -> None:
-        if not self.answered:
+    def _silent(self, asks: int) -> None:
+        if not self.answered and asks == self._asks:
             self.answered = True
             self.lost("its agent did not answer")
 
@@ -140,7 +148,7 @@ class Link:
         if answer is None and self.clock.now < until:
             self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
         elif not world.net_loses(self.reader, self.source):
-            word = answer if answer is not None else LeaseRefusal(reason="it is not being filled yet")
+            word = answer or LeaseRefusal(reason="it is not being filled yet", is_early=True)
             self._at_reader(self.clock.lag(), lambda: self._answer(word))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
@@ -148,7 +156,11 @@ class Link:
             return
         self.answered = True
         if isinstance(answer, LeaseRefusal):
-            self.lost(answer.reason)
+            if answer.is_early and self.share.crosses and not self.closing:
+                self.answered = False
+                self.open()
+            else:
+                self.lost(answer.reason)
             return
         self.lease = answer.lease
         self.reader.world.strangers.overhear(self.source, answer.ticket)
@@ -176,6 +188,8 @@ class Link:
             return
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
+        if lease.promised():
+            self.show(Promise(lease.promised()))
         delta = None
         if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
@@ -190,9 +204,10 @@ class Link:
         self.is_open = True
         self._wire = Wire(self, memory, self._arrived, delta)
         self._digests = grant.digests
-        self._tell(SourceOpened(self.key, self.number, grant.digests, pieces))
+        self.reader.world.counted_on += grant.promises
+        self._tell(SourceOpened(self.key, self.number, grant.digests, pieces, grant.promises))
         for later in self._early:
-            self.available(later)
+            self.heard(later)
         self._renew()
 
     def check_served(self, piece: int) -> None:
@@ -212,23 +227,34 @@ class Link:
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
-                self._at_reader(self.clock.lag(), lambda: self.available(()))
+                self._at_reader(self.clock.lag(), lambda: self.heard(Have()))
         self._at_reader(RENEW_S, self._renew)
 
-    def show(self, pieces: tuple[Range, ...]) -> None:
-        """The source tells of pieces that stand in it; over a path that is cut, when it is whole again."""
-        if self.is_cut:
-            self.clock.after(STUCK_S, self.source, lambda: self.show(pieces), self.source_life)
-        else:
-            self._at_reader(self.clock.lag(), lambda: self.available(pieces))
+    def show(self, news: Stock) -> None:
+        """The source tells of its pieces; over a path that is cut, when it is whole again."""
+        self._untold.append(news)
+        if len(self._untold) == 1:
+            self._at_reader(self.clock.lag(), self._hear)
 
-    def available(self, pieces: tuple[Range, ...]) -> None:
+    def _hear(self) -> None:
+        if self.is_cut and self.source_lives:
+            self._at_reader(STUCK_S, self._hear)
+            return
+        while self._untold:
+            self.heard(self._untold.popleft())
+
+    def heard(self, news: Stock) -> None:
         """The reader hears of pieces."""
         if self.is_open:
-            if not self.closing:
-                self._tell(Available(self.key, self.number, pieces))
+            if self.closing:
+                return
+            if isinstance(news, Have):
+                self._tell(Available(self.key, self.number, news))
+            else:
+                # These come in order, over a connection: an older one does not come again.
+                self.reader.news(Available(self.key, self.number, news))
         else:
-            self._early.append(pieces)
+            self._early.append(news)
 
     @property
     def source_lives(self) -> bool:

@@ -19,6 +19,8 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "UCXX_BATCH_BYTES", 8),
     (pace, "BATCH_BYTES_MIN", 1),
     (pace, "STALL_MIN_S", 0.3),
+    (reading, "CROSSER_OPEN_S_MAX", 3.0),
+    (reading, "HOPE_S", 0.5),
     (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (sharing, "SWITCH_S", 0.03),
@@ -56,6 +58,8 @@ class Totals:
     events: int = 0
     versions: int = 0
     reads: int = 0
+    promises: int = 0
+    """Leases whose readers counted on what a half-filled source promises."""
     kills: int = 0
     stops: int = 0
     outages: int = 0
@@ -80,6 +84,7 @@ class Totals:
             self.events += job.truth.events
             self.versions += sum(job.truth.published.values())
             self.reads += job.calls.reads
+            self.promises += job.counted_on
             self.raised.update(job.calls.raised)
             self.left.update(job.left)
             self.patched += job.patched

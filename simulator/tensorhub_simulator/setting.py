@@ -51,6 +51,8 @@ class Setting:
     """How likely a trainer is to go back, each time that it is told what to do."""
     spot: float
     """How likely each rollout replica is to be one that may vanish."""
+    sites: bool
+    """Whether the trainers stand in one site and all others in another one."""
     deleted_after_s: float
     """When somebody deletes the job; 0: nobody does."""
 
@@ -60,6 +62,7 @@ def draw(seed: int, *, calm: bool) -> Setting:
     rng = random.Random(seed * 7919 + 1)
     apart = random.Random(seed * 49979687 + 1)
     ruled = random.Random(seed * 104729 + 1)
+    far = random.Random(seed * 15485863 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
     digests = rng.random() < 0.75  # noqa: PLR2004 (odds)
     setting = Setting(
@@ -96,6 +99,7 @@ def draw(seed: int, *, calm: bool) -> Setting:
         retain=ruled.choice((0, 1, 1, 2)) if digests else 0,
         rewinds=ruled.choice((0.0, 0.0, 0.1)),
         spot=ruled.choice((0.0, 0.5)),
+        sites=far.random() < 0.3,  # noqa: PLR2004 (odds)
         deleted_after_s=0.0,
     )
     if apart.random() < 0.85:  # noqa: PLR2004 (odds)

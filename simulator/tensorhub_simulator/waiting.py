@@ -5,12 +5,19 @@ fill. A shard of it that has not heard so yet goes on with the old one, which wa
 for, and gives its readers up as soon as it hears. So no lease is left out of the graph, whatever the log says by then:
 the old fill and the new one are two nodes, and a reader of the old one is no reader of the new one.
 
+A lease that counts on promises is no edge: its reader waits for what its source promises, and a shard that promises a
+piece waits for nobody to get it. That is what is looked at of those (`check_promises`); a reader that goes on waiting
+for what was retracted a moment ago waits until the word arrives.
+
 Whose turn a fill has is taken from what its shard reads just now, not from what it says of itself: one that kept its
 readers while it began anew under a later turn would go on telling the old one, and could wait for them.
 """
 
 from collections.abc import Iterable
 
+from tensorhub_agent.core import AgentCore
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.ranges import split
 from tensorhub_common.wire.transfer import Turn
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.memory import Violation
@@ -27,10 +34,22 @@ def check_waiting(links: Iterable[Link]) -> None:
     for link in reading:
         source, key = link.source, link.source_key
         coming = source.core.table.coming.get(key) if link.source_lives else None
-        if coming is not None and link.lease in coming.leases:
+        if coming is not None and link.lease in coming.leases and not coming.leases[link.lease].is_promised:
             fill = (f"{key.model}/{key.replica}", turns.get((source.name, key), coming.turn))
             waits_for.setdefault((f"{link.key.model}/{link.key.replica}", link.turn), set()).add(fill)
     check_no_cycle(waits_for)
+
+
+def check_promises(cores: Iterable[AgentCore]) -> None:
+    """Raise `Violation` if a shard promises a piece for which it waits itself."""
+    for core in cores:
+        for key, coming in core.table.coming.items():
+            operation = core.shards[key].operation
+            transfer = operation.transfer if isinstance(operation, ReadOperation) else None
+            for source in transfer.sources.values() if transfer is not None else ():
+                both = split(coming.promised, source.parked)[0]
+                if both:
+                    raise Violation("no empty promise", f"{key} promises {both}, and waits for that itself")
 
 
 def check_no_cycle(waits_for: dict[Fill, set[Fill]]) -> None:

@@ -28,7 +28,7 @@ from tensorhub_simulator.setting import Setting
 from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.upgrading import Upgrade
 from tensorhub_simulator.views import Views
-from tensorhub_simulator.waiting import check_waiting
+from tensorhub_simulator.waiting import check_promises, check_waiting
 from tensorhub_simulator.workers import Group, Rank
 
 STORY_LINES: Final = 60
@@ -68,6 +68,8 @@ class World:
         self.calls = Calls(self)
         self.links: dict[str, Link] = {}
         self.strangers = Strangers(self)
+        self.counted_on = 0
+        """Leases that counted on promises."""
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.touched: set[AgentNode] = set()
@@ -87,7 +89,10 @@ class World:
         self._sizes: dict[str, tuple[int, ...]] = {}
         rack = RACK if seed % RACK_SEEDS == 0 else ""
         self.agents = {
-            f"agent-{n}": AgentNode(f"agent-{n}", self, f"host-{n % 2}", "here", rack) for n in range(setting.agents)
+            f"agent-{n}": AgentNode(
+                f"agent-{n}", self, f"host-{n % 2}", "there" if setting.sites and n else "here", rack
+            )
+            for n in range(setting.agents)
         }
         self.registries = [RegistryNode(f"registry-{n}", self) for n in range(setting.registries)]
         self.planner = PlannerNode(self, setting.planner)
@@ -122,7 +127,11 @@ class World:
             key, layout = Key(group.model, group.replica, shard), f"layout-{shard}"
             sizes = self._sizes[layout]
             self.places[key] = Place(key, setting.shards, spot=spot, layout=layout, nbytes=sizes, staged=staged)
-            self.ranks.append(Rank(self, group, key, self.clock.rng.choice(list(self.agents.values()))))
+            agent = self.clock.rng.choice(list(self.agents.values()))
+            if setting.sites:
+                near, *far = self.agents.values()
+                agent = near if group.trains else far[(len(self.groups) + shard) % len(far)]
+            self.ranks.append(Rank(self, group, key, agent))
 
     # What the others ask of the world.
 
@@ -258,6 +267,7 @@ class World:
         self.folded.clear()
         if any(agent.up and agent.core.table.coming for agent in self.touched):
             check_waiting(self.links.values())
+            check_promises(agent.core for agent in self.touched if agent.up)
         for agent in self.touched:
             if agent.up:
                 agent.core.check()

@@ -71,6 +71,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_between(least: int, most: int) -> Callable[[str], int]:
+    """Take a whole number of things within bounds."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
 def switch(text: str) -> bool:
     """Take `on` or `off`."""
     if text not in {"on", "off"}:

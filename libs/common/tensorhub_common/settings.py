@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, cast
 from tensorhub_common import setting_values as values
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.wire.transfer import SHARES_MAX
 
 PREFIX: Final = "TENSORHUB_"
 HOST_CHARS_MAX: Final = 48
@@ -227,6 +228,13 @@ class Settings:
         unit="on, off",
         example="off",
         meaning="Whether the planner names half-filled replicas as sources, so that readers form chains.",
+    )
+    wan_streams: int = _variable(
+        values.count_between(1, SHARES_MAX),
+        "8",
+        unit="streams",
+        example="16",
+        meaning="So many connections bring one shard to another site, shared out over its replicas there.",
     )
     copy_threads: int = _variable(
         values.count,

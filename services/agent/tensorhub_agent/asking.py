@@ -37,6 +37,10 @@ class Asking:
         self.at = now if self.at is None else self.at
         return now >= self.at
 
+    def rest(self) -> None:
+        """Say that no piece needs a source any more: what was to be asked again need not be."""
+        self.at = None
+
     def asked(self, now: float) -> None:
         """The question goes out."""
         self.at, self._sent, self.waiting = None, now, True

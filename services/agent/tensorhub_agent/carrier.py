@@ -28,6 +28,7 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.lease_frames import Have, Promise, Retract, Stock
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.shard import ShardCore
@@ -186,7 +187,17 @@ class Carrier:
     def _show(self, pieces: tuple[Range, ...]) -> None:
         core = self._core
         if pieces:
-            core.out.extend(Show(lease, pieces) for lease in core.table.prove(core.key, pieces))
+            core.out.extend(Show(lease, Have(pieces)) for lease in core.table.prove(core.key, pieces))
+
+    def _promise(self, transfer: Transfer) -> None:
+        """Let those who count on it know what this shard has under way, and what it waits for itself."""
+        core = self._core
+        if not core.table.counts_on_promises(core.key):
+            return
+        news = core.table.promise(core.key, transfer.firm(), transfer.awaited())
+        if news is not None:
+            said = [each for each in (Retract(news.broken), Promise(news.fresh)) if each.pieces]
+            core.out.extend(Show(lease, each) for lease in news.leases for each in said)
 
     def tell(self, news: ShardNews, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
@@ -196,9 +207,9 @@ class Carrier:
             case PlanCame() if news.number == self._plan_number:
                 self._planned(news, now)
             case SourceOpened():
-                transfer.opened(news.source, news.digests, now, news.pieces)
+                transfer.opened(news.source, news.digests, now, news.pieces, promises=news.promises)
             case Available():
-                transfer.available(news.source, news.pieces, now)
+                self._heard(transfer, news.source, news.news, now)
             case Progressed():
                 transfer.progressed(news.source, news.nbytes, now)
             case BatchDone():
@@ -209,6 +220,15 @@ class Carrier:
                 transfer.lost(news.source, news.reason, now)
             case SourceClosed():
                 transfer.closed(news.source, now)
+
+    def _heard(self, transfer: Transfer, source: int, news: Stock, now: float) -> None:
+        match news:
+            case Have():
+                transfer.available(source, news.pieces, now)
+            case Promise():
+                transfer.promised(source, news.pieces)
+            case Retract():
+                transfer.retracted(source, news.pieces, now)
 
     def drive(self, agent: str, now: float) -> None:
         """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
@@ -224,6 +244,7 @@ class Carrier:
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
         self._show(tuple(todo.proven) if self._completion is None else tuple(self._completion.stand(todo.proven)))
+        self._promise(transfer)
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
@@ -295,6 +316,8 @@ class Carrier:
             mapped=core.place.mapped,
             program=self._reads_by,
             rates=core.measured.told(now),
+            promises=self.program is None,
+            uncrossed=tuple(transfer.uncrossed),
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 

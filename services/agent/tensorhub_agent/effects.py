@@ -6,6 +6,7 @@ that takes time is answered later by the event named beside it; an answer that n
 
 import msgspec
 
+from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.units import Completion
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
@@ -224,10 +225,10 @@ class BreakLease(Effect, frozen=True):
 
 
 class Show(Effect, frozen=True):
-    """Tell the reader of a half-filled shard that these pieces stand there, verified."""
+    """Tell the reader of a half-filled shard which pieces stand there, or are promised, or not any more."""
 
     lease: str
-    pieces: tuple[Range, ...]
+    news: Stock
 
 
 class Free(Effect, frozen=True):
@@ -301,21 +302,23 @@ class PlanCame(msgspec.Struct, frozen=True):
 class SourceOpened(msgspec.Struct, frozen=True):
     """The lease stands and the transport is open. `digests` of all of the source's pieces.
 
-    `pieces` are those that a half-filled source has so far; None: it has everything.
+    `pieces` are those that a half-filled source has so far; None: it has everything. `promises`: of the others the
+    reader waits for what the source promises, no more.
     """
 
     key: Key
     source: int
     digests: bytes
     pieces: tuple[Range, ...] | None = None
+    promises: bool = False
 
 
 class Available(msgspec.Struct, frozen=True):
-    """A half-filled source lives, and has these pieces now, beside those that it has told of; at times none."""
+    """A half-filled source lives, and tells of its pieces, beside those that it has told of."""
 
     key: Key
     source: int
-    pieces: tuple[Range, ...]
+    news: Stock
 
 
 class Progressed(msgspec.Struct, frozen=True):

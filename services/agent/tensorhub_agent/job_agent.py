@@ -286,7 +286,7 @@ class JobAgent:
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
             case Show():
-                self._around.transports.show(effect.lease, effect.pieces)
+                self._around.transports.show(effect.lease, effect.news)
             case Free():
                 self.deltas.freed(effect.key)
                 self.shelf.free(effect.key)

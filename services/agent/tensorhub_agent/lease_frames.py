@@ -8,6 +8,7 @@
                                        ←   Holds(number, holds)
                                        ←   Have(pieces), where the source is half-filled: at first, with each
                                            piece that stands there, and as the answer to Renew
+                                       ←   Promise(pieces), Retract(pieces), to a reader that counts on promises
                                        ←   Broken, and the end (at any time)
       Done, and the end                →
 
@@ -84,10 +85,26 @@ class Have(Frame, frozen=True, tag="have"):
     pieces: tuple[Range, ...] = ()
 
 
-def have(pieces: Sequence[Range]) -> list[Have]:
-    """Return the frames that tell of these pieces, one at least."""
-    starts = range(0, max(len(pieces), 1), HAVE_RANGES_MAX)
-    return [Have(tuple(pieces[start : start + HAVE_RANGES_MAX])) for start in starts]
+class Promise(Frame, frozen=True, tag="promise"):
+    """The source has these pieces under way, and waits for nobody to get them: its reader may wait for them."""
+
+    pieces: tuple[Range, ...]
+
+
+class Retract(Frame, frozen=True, tag="retract"):
+    """The source waits for somebody else to get these pieces: its reader must not wait for them any more."""
+
+    pieces: tuple[Range, ...]
+
+
+Stock = Have | Promise | Retract
+"""What a half-filled source tells of its pieces."""
+
+
+def frames_of(news: Stock) -> Sequence[Stock]:
+    """Return the frames that tell of this, one at least, each short enough."""
+    starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
+    return [type(news)(news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
 
 
 class Done(Frame, frozen=True, tag="done"):
@@ -103,4 +120,4 @@ class Broken(Frame, frozen=True, tag="broken"):
 
 
 FromReader = Hello | Renew | Confirm | Done
-FromSource = Welcome | No | Holds | Have | Broken
+FromSource = Welcome | No | Holds | Have | Promise | Retract | Broken

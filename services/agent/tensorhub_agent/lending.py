@@ -61,7 +61,7 @@ class Lending:
     ) -> LeaseAnswer:
         """Answer a reader's agent."""
         began_ns = time.time_ns()
-        held = LeaseRefusal(reason="the shard is not being filled with this version yet")
+        held = LeaseRefusal(reason="the shard is not being filled with this version yet", is_early=True)
         try:
             answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
         finally:
@@ -118,6 +118,7 @@ class Lending:
         if lease is None:
             return None
         place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.table
+        promised = lease.promised()
         if pieces is None:
             patches = lease.patches.patches if lease.patches is not None else ()
             opened = LeaseOpened(lease.name, place.segment, patches=patches)
@@ -127,7 +128,7 @@ class Lending:
             at = place.table.piece_at
             return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
 
-        return LeaseOpened(lease.name, place.segment, pieces, lacks)
+        return LeaseOpened(lease.name, place.segment, pieces, lacks, promised=promised)
 
     def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
         """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""

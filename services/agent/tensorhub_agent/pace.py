@@ -47,6 +47,8 @@ class Pace:
     """The pace of one source."""
 
     transport: Transport
+    is_far: bool = False
+    """It stands in another site: others share the line, so that it begins with little."""
     is_trusted: bool = False
     """It was left for silence before, and was needed again: the short bound is not for it."""
     _bytes: float = 0.0
@@ -73,7 +75,9 @@ class Pace:
         rate = self.rate
         if relayed:
             return min(largest, max(BATCH_BYTES_MIN, (rate or 0.0) * RELAY_S))
-        return largest if rate is None else min(largest, max(BATCH_BYTES_MIN, rate * AHEAD_S / BATCHES_MIN))
+        if rate is None:
+            return min(largest, BATCH_BYTES_MIN) if self.is_far else largest
+        return min(largest, max(BATCH_BYTES_MIN, rate * AHEAD_S / BATCHES_MIN))
 
     def patience_s(self, flying_bytes: int, stall_s: float) -> float:
         """Return how long it may be silent with so much under way; `stall_s` is the most.

@@ -56,6 +56,12 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return result
 
 
+def unmark(marks: bytearray, ranges: Iterable[Range]) -> None:
+    """Take the marks of these pieces away."""
+    for first, count in ranges:
+        marks[first : first + count] = bytes(count)
+
+
 def count_of(ranges: Iterable[Range]) -> int:
     """Return how many pieces they are."""
     return sum(count for _, count in ranges)

@@ -8,7 +8,7 @@ from typing import Final
 
 from tensorhub_agent.meter import Meter
 from tensorhub_agent.pace import Pace
-from tensorhub_agent.ranges import count_of, mark, marked, merged, split
+from tensorhub_agent.ranges import count_of, mark, marked, merged, split, unmark
 from tensorhub_common.wire.transfer import Range, Share
 from tensorhub_common.wire.worker import Encoded, How
 
@@ -18,11 +18,17 @@ BATCH_PIECES_MAX: Final = 4096
 OPEN_S_MAX: Final = 2.0
 """A source that has not granted a lease and opened a transport within this is left out."""
 
+CROSSER_OPEN_S_MAX: Final = 10.0
+"""Nor one of the reader's group within this: it has to open a source in another site first."""
+
 WAITING_SILENT_S: Final = 3.0
 """A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
 
 STARVED_TIMES: Final = 2
 """A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
+
+HOPE_S: Final = 2.0
+"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first."""
 
 FOREVER: Final = float("inf")
 
@@ -52,6 +58,12 @@ class Reading:
     """Marks of what a half-filled source has; None: everything."""
     able: bytearray | None = None
     """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
+    promised: bytearray | None = None
+    """Marks of what such a source promises; None: whatever it lacks may be waited for."""
+    hopes_until: float = FOREVER
+    """Until then pieces are parked that it has not promised."""
+    stream: int = 0
+    """Which of the sessions that carry one share."""
     fed: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
@@ -85,7 +97,7 @@ class Reading:
     def __post_init__(self) -> None:
         """Begin to measure."""
         self.fed = self.since
-        self.pace = Pace(self.share.transport)
+        self.pace = Pace(self.share.transport, self.share.far)
 
     @property
     def is_live(self) -> bool:
@@ -120,7 +132,7 @@ class Reading:
 
     def _patience_s(self, stall_s: float) -> float:
         if self.phase is SourcePhase.OPENING:
-            return OPEN_S_MAX
+            return CROSSER_OPEN_S_MAX if self.share.crosses else OPEN_S_MAX
         if self.phase is not SourcePhase.OPEN:
             return FOREVER
         if self.confirming or (self.checking and not self.flying):
@@ -150,9 +162,10 @@ class Reading:
         self.queue.extend(there)
         self.parked.extend(awaited)
 
-    def fills(self, pieces: int, there: Iterable[Range], now: float) -> None:
-        """Take note that it is half-filled: it has some of so many pieces."""
+    def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
+        """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
         self.has = bytearray(pieces)
+        self.promised = bytearray(pieces) if promises else None
         mark(self.has, there)
         given = list(self.queue)
         self.queue.clear()
@@ -171,6 +184,33 @@ class Reading:
             self.fed = now
             there, self.parked = split(self.has, self.parked)
             self.queue.extend(there)
+
+    def promises(self, ranges: Iterable[Range]) -> None:
+        """Take note of what it promises."""
+        if self.promised is not None:
+            mark(self.promised, ranges)
+
+    def retracts(self, ranges: Iterable[Range]) -> list[Range]:
+        """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
+        if self.promised is None:
+            return []
+        gone = bytearray(len(self.promised))
+        mark(gone, ranges)
+        unmark(self.promised, ranges)
+        given_up, self.parked = split(gone, self.parked)
+        return given_up
+
+    def despair(self, now: float) -> list[Range]:
+        """Give up the pieces that are parked without a promise, once they were for `HOPE_S`; returns them."""
+        hopeless = split(self.promised, self.parked)[1] if self.promised is not None else []
+        if not hopeless or self.phase is not SourcePhase.OPEN:
+            self.hopes_until = FOREVER
+        elif self.hopes_until == FOREVER:
+            self.hopes_until = now + HOPE_S
+        elif now >= self.hopes_until and self.promised is not None:
+            self.parked = split(self.promised, self.parked)[0]
+            return hopeless
+        return []
 
     def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
         """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""

@@ -7,6 +7,9 @@ learns whether the memory was what it asked for all the time.
 A shard that is being filled grants leases too, on the version that it will hold (`coming`), to readers of later turns.
 It says which pieces stand there, verified; these may be asked for, and no others. When it has them all the leases go
 on as those of a ready shard. Given up, or decided anew, they are broken before the memory is used again.
+
+A reader of any turn may have a lease that counts on promises: of the pieces that don't stand there yet it waits only
+for those that are promised. What is promised is what the shard itself waits for nobody to get.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +17,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
-from tensorhub_agent.ranges import mark, marked
+from tensorhub_agent.ranges import mark, marked, split, unmark
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.commands import NO_ROOT
@@ -91,6 +96,10 @@ class Offered:
     """How many pieces it has, with or without digests."""
     units: bool = False
     """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
+    promised: bytearray = field(default_factory=bytearray)
+    """Marks of the pieces that are promised, while it is being filled; those that stand there may be among them."""
+    is_counted_on: bool = False
+    """Somebody had a lease that counts on promises."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +119,8 @@ class Lease:
     transport: Transport = "local"
     nbytes: int = 0
     """So much its reader was planned to read."""
+    is_promised: bool = False
+    """Of what does not stand there yet its reader waits only for what is promised."""
     state: LeaseState = LeaseState.GRANTED
     patches: Offer | None = None
     """What its reader may have instead of pieces."""
@@ -121,6 +132,19 @@ class Lease:
         has = self.offered.has
         whole = self.offered.count
         return tuple(marked(has, 0, len(has))) if has is not None else ((0, whole),) if whole else ()
+
+    def promised(self) -> tuple[Range, ...]:
+        """Return what its reader may wait for, where that is not everything."""
+        marks = self.offered.promised if self.is_promised else bytearray()
+        return tuple(marked(marks, 0, len(marks)))
+
+
+class Promised(msgspec.Struct, frozen=True):
+    """What a shard promises from now on, and no more, and the leases whose readers are to hear of it."""
+
+    leases: tuple[str, ...]
+    fresh: tuple[Range, ...]
+    broken: tuple[Range, ...]
 
 
 class LeaseTable:
@@ -157,7 +181,9 @@ class LeaseTable:
         With `units` there will be none before the end, and those who read by a program may have them at once.
         """
         assert key not in self.coming
-        self.coming[key] = Offered(version, root, b"", turn=turn, has=bytearray(pieces), units=units)
+        self.coming[key] = Offered(
+            version, root, b"", turn=turn, has=bytearray(pieces), units=units, promised=bytearray(pieces)
+        )
 
     def vouch(self, key: Key, digests: bytes) -> None:
         """Grant leases on a shard that is being filled: the log vouches for these digests."""
@@ -172,6 +198,28 @@ class LeaseTable:
             return []
         mark(coming.has, pieces)
         return [lease.name for lease in coming.leases.values() if lease.state is LeaseState.OPEN]
+
+    def counts_on_promises(self, key: Key) -> bool:
+        """Tell whether anybody waits for what the shard promises."""
+        coming = self.coming.get(key)
+        return coming is not None and coming.is_counted_on
+
+    def promise(self, key: Key, firm: Sequence[Range], waits: Sequence[Range]) -> Promised | None:
+        """The shard has `firm` pieces under way, and waits for others to get those in `waits`; the rest stays as it is.
+
+        Returns what is news to whom; None: nothing is.
+        """
+        coming = self.coming.get(key)
+        if coming is None:
+            return None
+        fresh = split(coming.promised, firm)[1]
+        broken = split(coming.promised, waits)[0]
+        mark(coming.promised, fresh)
+        unmark(coming.promised, broken)
+        if not fresh and not broken:
+            return None
+        open_ = [each for each in coming.leases.values() if each.is_promised and each.state is LeaseState.OPEN]
+        return Promised(tuple(each.name for each in open_), tuple(fresh), tuple(broken))
 
     def abandon(self, key: Key) -> list[str]:
         """The shard will not hold the version: break its leases; returns their names."""
@@ -235,14 +283,18 @@ class LeaseTable:
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
         assert coming.turn is not None
-        if not precedes(coming.turn, ask.turn):
+        if not ask.promises and not precedes(coming.turn, ask.turn):
             return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
         if coming.units and not ask.units:
             return LeaseRefusal(reason="the shard is filled by a program: what its pieces hash to is not known yet")
         if not coming.digests and not coming.units:
             return None
         key = Key(ask.model, ask.source.replica, ask.source.shard)
-        return self._granted(coming, key, ask, name, ticket, endpoint, now)
+        answer = self._granted(coming, key, ask, name, ticket, endpoint, now)
+        if not ask.promises or isinstance(answer, LeaseRefusal):
+            return answer
+        coming.is_counted_on = self._leases[name].is_promised = True
+        return msgspec.structs.replace(answer, promises=True)
 
     def _granted(
         self, offered: Offered, key: Key, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float

@@ -2,7 +2,7 @@
 
 Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
 closed. A half-filled source takes from nobody what it does not have: it would be waited for in place of one that has
-it, or is nearer to one that has.
+it, or is nearer to one that has. One in another site takes nothing over from those that cross for the whole site.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,17 +52,23 @@ def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Shar
 
 
 def feed(sources: Sequence[Reading], loose: list[Range]) -> None:
-    """Give idle sources what is loose, or else what others have waiting."""
+    """Give idle sources what is loose, or else what others have waiting; and those that cross what they have."""
     idle = [source for source in sources if source.is_idle]
     if loose:
-        share_out(loose, [source for source in idle if source.has is None])
-        for source in idle:
-            if source.has is not None and loose:
+        share_out(loose, [source for source in idle if source.has is None and not _leaves_to_others(source, sources)])
+        for source in sources:
+            # What somebody nearby has need not cross again, however busy it is.
+            if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
                 there, loose[:] = split(source.has, loose)
                 source.give(there)
         return
     for source in idle:
         take_over(source, sources)
+
+
+def _leaves_to_others(source: Reading, sources: Iterable[Reading]) -> bool:
+    """Tell whether others of the site may be bringing over what this one, in another site, could bring as well."""
+    return source.share.far and any(other.is_live and other.share.crosses for other in sources)
 
 
 def fill(
@@ -87,7 +93,8 @@ def take_over(taker: Reading, others: Iterable[Reading]) -> None:
     if taker.able is not None:
         # Most sources of other layouts have each their own, so only those of one layout are compared.
         others = [other for other in others if other.share.layout == taker.share.layout]
-    busiest = max((other for other in others if other is not taker), key=lambda other: other.waiting, default=None)
+    able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))
+    busiest = max(able, key=lambda other: other.waiting, default=None)
     if busiest is None or not busiest.waiting:
         return
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
@@ -104,7 +111,8 @@ def _part(waiting: int, taker: float | None, giver: float | None) -> int:
 def too_slow(sources: Sequence[Reading], now: float) -> Reading | None:
     """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
     rate = max((source.pace.rate or 0.0 for source in sources if source.is_idle), default=0.0)
-    if not rate:
+    # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
+    if not rate or any(source.is_live and source.share.crosses for source in sources):
         return None
     slow = [source for source in sources if source.is_ready and source.flying and source.share.transport != "local"]
     worst = max(slow, key=lambda source: source.remaining_s(now), default=None)

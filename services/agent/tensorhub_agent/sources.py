@@ -32,6 +32,7 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.encodings.deltas import SIZE
 from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.encodings.reading import BatchReader, Where
+from tensorhub_agent.lease_frames import Have, Stock
 from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
@@ -53,8 +54,6 @@ from tensorhub_common.wire.transfer import (
     LeaseAnswer,
     LeaseAsk,
     LeaseGrant,
-    LeaseRefusal,
-    Range,
     SourceId,
 )
 
@@ -89,7 +88,7 @@ class Source:
         """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
         self.base: Base | None = None
         self.root = ""
-        self.told: list[Range] = []
+        self.told: list[Stock] = []
         """What a half-filled source has told of before its opening was."""
 
 
@@ -130,7 +129,7 @@ class Sources:
                 grant,
                 reader=reader.agent,
                 on_lost=lambda reason: self._lost(key, number, reason),
-                on_have=lambda pieces: self._have(key, number, pieces),
+                on_have=lambda news: self._have(key, number, news),
             )
         except TensorHubError as why:
             self._tell(SourceLost(key, number, str(why)))
@@ -143,10 +142,14 @@ class Sources:
         if digests and effect.root is not None and isinstance(session, EncodingSession):
             source.reader = BatchReader(session, digests, sizes if effect.base is not None else b"")
             source.base, source.root = effect.base, effect.root
-        told = tuple(source.told)
+        early, source.told = source.told, []
+        told = tuple(run for news in early if isinstance(news, Have) for run in news.pieces)
         if source.availability is not None:
             told = source.availability.units(told)
-        self._tell(SourceOpened(key, number, digests, told if grant.filling else None))
+        self._tell(SourceOpened(key, number, digests, told if grant.filling else None, grant.promises))
+        for news in early:
+            if not isinstance(news, Have):
+                self._tell(Available(key, number, news))
 
     async def _await_units(self, effect: OpenSource, program: Execution) -> None:
         """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
@@ -155,15 +158,16 @@ class Sources:
         if source is not None:
             source.availability = await asyncio.to_thread(Availability, program, layout, table)
 
-    def _have(self, key: Key, number: int, pieces: tuple[Range, ...]) -> None:
+    def _have(self, key: Key, number: int, news: Stock) -> None:
         source = self._open.get((key, number))
         if source is None or source.closing:
             return
         if source.session is None:
-            source.told.extend(pieces)
+            source.told.append(news)
         else:
-            units = pieces if source.availability is None else source.availability.units(pieces)
-            self._tell(Available(key, number, units))
+            if source.availability is not None:
+                news = type(news)(source.availability.units(news.pieces))
+            self._tell(Available(key, number, news))
 
     async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
         ask = LeaseAsk(
@@ -180,16 +184,21 @@ class Sources:
             nbytes=effect.share.nbytes,
             # Within a host a copy is sooner made than a patch.
             base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
+            promises=effect.share.crosses,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
-        body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
-        try:
-            answer = _grants.decode(body)
-        except msgspec.MsgspecError as why:
-            raise SourceGone(f"its agent's answer could not be read: {why}") from None
-        if isinstance(answer, LeaseRefusal):
-            raise SourceGone(answer.reason)
-        return answer
+        while True:
+            body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
+            try:
+                answer = _grants.decode(body)
+            except msgspec.MsgspecError as why:
+                raise SourceGone(f"its agent's answer could not be read: {why}") from None
+            if isinstance(answer, LeaseGrant):
+                return answer
+            # Who crosses for the site may begin later than the reader. The core says how long that is worth waiting,
+            # and the source has held the question before it answered so.
+            if not (effect.share.crosses and answer.is_early):
+                raise SourceGone(answer.reason)
 
     async def _digests(
         self, agent: str, reader: str, grant: LeaseGrant, headers: dict[str, str]

@@ -15,7 +15,7 @@ from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
 from tensorhub_agent.effects import Base
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, merged, split
+from tensorhub_agent.ranges import count_of, merged, split, take_first
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
 from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
 from tensorhub_agent.trial import NO_FASTER, Trial
@@ -108,6 +108,8 @@ class Transfer:
         """Others read what is being filled here, and wait for it."""
         self._seen = now
         self._slow_closed = 0
+        self.uncrossed: dict[SourceId, None] = {}
+        """Who does not bring over to the site what would be its part."""
         self._loose: list[Range] = self.proof.missing()
         self._todo = Todo()
         if not self._loose:
@@ -132,8 +134,19 @@ class Transfer:
             self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
-    def opened(self, number: int, digests: bytes, now: float, pieces: Sequence[Range] | None = None) -> None:
-        """Take a granted lease with an open transport. `pieces` are what a half-filled source has so far."""
+    def opened(
+        self,
+        number: int,
+        digests: bytes,
+        now: float,
+        pieces: Sequence[Range] | None = None,
+        *,
+        promises: bool = False,
+    ) -> None:
+        """Take a granted lease with an open transport. `pieces` are what a half-filled source has so far.
+
+        `promises`: of the others only those are awaited that it promises.
+        """
         source = self.sources.get(number)
         if source is None or source.phase is not SourcePhase.OPENING:
             return
@@ -143,7 +156,7 @@ class Transfer:
             return
         source.phase, source.since = SourcePhase.OPEN, now
         if pieces is not None:
-            source.fills(len(self._nbytes), pieces, now)
+            source.fills(len(self._nbytes), pieces, now, promises=promises)
         self._advance(now)
 
     def available(self, number: int, pieces: Sequence[Range], now: float) -> None:
@@ -152,6 +165,25 @@ class Transfer:
         if source is not None and source.phase is SourcePhase.OPEN and self._exist(pieces):
             source.available(pieces, now)
             self._advance(now)
+
+    def promised(self, number: int, pieces: Sequence[Range]) -> None:
+        """Take note of what a half-filled source has under way: it may be waited for."""
+        source = self.sources.get(number)
+        if source is not None and source.phase is SourcePhase.OPEN and self._exist(pieces):
+            source.promises(pieces)
+
+    def retracted(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a half-filled source waits for itself: it has to come from elsewhere."""
+        source = self.sources.get(number)
+        if source is not None and source.phase is SourcePhase.OPEN and self._exist(pieces):
+            self._doubted(source, source.retracts(pieces))
+            self._advance(now)
+
+    def _doubted(self, source: Reading, given_up: Sequence[Range]) -> None:
+        """Have others bring over what a source does not: it is good for what it has."""
+        if given_up:
+            self.uncrossed[source.share.source] = None
+            self._loose.extend(given_up)
 
     def _exist(self, pieces: Sequence[Range]) -> bool:
         """Tell whether these are pieces of this shard, whatever a source says."""
@@ -244,6 +276,8 @@ class Transfer:
         for source in list(self.sources.values()):
             if now >= self._due(source):
                 self._leave(source, "it made no progress")
+            elif source.promised is not None:
+                self._doubted(source, source.despair(now))
         if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
@@ -288,6 +322,16 @@ class Transfer:
     def next_number(self) -> int:
         """The first number that no source of this read has."""
         return self._next
+
+    def firm(self) -> list[Range]:
+        """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
+        open_ = [source for source in self.sources.values() if source.phase is SourcePhase.OPEN]
+        flying = [run for source in open_ for ranges, _ in source.flying.values() for run in ranges]
+        return [*flying, *(run for source in open_ for run in source.queue)]
+
+    def awaited(self) -> list[Range]:
+        """Return what waits for others to get it."""
+        return [run for source in self.sources.values() for run in source.parked]
 
     def done_bytes(self) -> int:
         """Return how much has come, for progress bars."""
@@ -338,22 +382,27 @@ class Transfer:
         before = count_of(self._loose)
         given, self._loose = spread(plan, self._loose, len(self._nbytes))
         for share, ranges in given:
-            source = None if self.trust.has_failed(share.source) else self._source_of(share, now)
-            if source is None:
-                self._loose.extend(ranges)
-            else:
-                source.give(ranges)
+            for stream in range(share.streams):
+                part = take_first(ranges, -(-count_of(ranges) // (share.streams - stream)))
+                can = part and not self.trust.has_failed(share.source)
+                source = self._source_of(share, stream, now) if can else None
+                if source is None:
+                    self._loose.extend(part)
+                else:
+                    source.give(part)
         return not before or count_of(self._loose) < before
 
-    def _source_of(self, share: Share, now: float) -> Reading | None:
-        """Return the live source that a share names, or open it; None where more can't be open."""
+    def _source_of(self, share: Share, stream: int, now: float) -> Reading | None:
+        """Return the live source that is a share's stream, or open it; None where more can't be open."""
         live = [source for source in self.sources.values() if source.is_live]
+        wanted = (share.source, share.transport, share.crosses, stream)
         for source in live:
-            if (source.share.source, source.share.transport) == (share.source, share.transport):
+            known = source.share
+            if (known.source, known.transport, known.crosses, source.stream) == wanted:
                 return source
         if len(live) >= SHARES_MAX:
             return min((source for source in live if source.able is None), key=lambda each: each.waiting, default=None)
-        source = Reading(self._next, share, SourcePhase.OPENING, now, able=self._able(share))
+        source = Reading(self._next, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
         source.meter = self.meters.of(share)
         self._next += 1
@@ -428,11 +477,19 @@ class Transfer:
                 self.phase, self.ended = Phase.DONE, now
                 self.stop()
                 return
-        if self._loose and self.asking.want(now):
+        if not self._loose:
+            self.asking.rest()
+        elif self.asking.want(now):
             self._ask_plan(now)
-        settled = all(s.phase in (SourcePhase.OPEN, SourcePhase.CLOSED) for s in self.sources.values())
-        if self.phase is Phase.LEASING and not self._loose and not self.asking.waiting and settled:
+        if self.phase is Phase.LEASING and not self._loose and not self.asking.waiting and self._is_settled():
             self.phase, self.leased_at = Phase.LEASED, now
+
+    def _is_settled(self) -> bool:
+        """Tell whether the leases are there: of a group's crossers one may come late, as long as anybody is open."""
+        sources = [source for source in self.sources.values() if source.phase is not SourcePhase.CLOSED]
+        late = [source for source in sources if source.phase is SourcePhase.OPENING and source.share.crosses]
+        rest = [source for source in sources if source not in late]
+        return all(source.phase is SourcePhase.OPEN for source in rest) and (bool(rest) or not late)
 
     def _pump(self, now: float) -> None:
         """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting."""

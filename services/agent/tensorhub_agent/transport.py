@@ -16,6 +16,7 @@ import msgspec
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings.patching import Overwrites
+from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.segments import Segment
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.regions import Regions
@@ -39,6 +40,8 @@ class LeaseOpened(msgspec.Struct, frozen=True):
     """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
     fd: int | None = None
     """A descriptor with a lock, for a reader that maps the segment; whoever takes this closes it."""
+    promised: tuple[Range, ...] = ()
+    """Of a half-filled shard, what its reader may wait for, where that is not everything."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -135,11 +138,11 @@ OnLost = Callable[[str], None]
 """Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
 
 
-OnHave = Callable[[tuple[Range, ...]], None]
-"""Called when a half-filled source tells of pieces that stand there now; without any it only says that it lives."""
+OnHave = Callable[[Stock], None]
+"""Called when a half-filled source tells of its pieces; with `Have` of none it only says that it lives."""
 
 
-def unheard(_: tuple[Range, ...]) -> None:
+def unheard(_: Stock) -> None:
     """Want no news of pieces: the source has everything."""
 
 
@@ -166,8 +169,8 @@ class Transport(Protocol):
     def break_lease(self, lease: str, reason: str) -> None:
         """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
 
-    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
-        """Tell the reader of a half-filled shard which pieces stand there, too. Unknown: no effect."""
+    def show(self, lease: str, news: Stock) -> None:
+        """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""
 
     async def open(
         self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard

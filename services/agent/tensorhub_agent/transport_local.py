@@ -30,9 +30,11 @@ from tensorhub_agent.lease_frames import (
     Hello,
     Holds,
     No,
+    Promise,
     Renew,
+    Stock,
     Welcome,
-    have,
+    frames_of,
 )
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, from_source, send
 from tensorhub_agent.local_session import LentSession, LocalSession, OpenLease
@@ -43,7 +45,7 @@ from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, Tran
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import LeaseGrant, Range
+from tensorhub_common.wire.transfer import LeaseGrant
 
 CONNECTIONS_MAX: Final = 1024
 BACKLOG: Final = 128
@@ -73,12 +75,12 @@ class _Served:
     def __init__(self, framed: Framed, lease: str) -> None:
         self.framed, self.lease = framed, lease
         self.breaking: asyncio.Task[None] | None = None
-        self._untold: list[Range] = []
+        self._untold: list[Stock] = []
         self._telling: asyncio.Task[None] | None = None
 
-    def show(self, pieces: tuple[Range, ...]) -> None:
-        """Tell the reader of pieces; what comes while it is being told goes with the next frame."""
-        self._untold.extend(pieces)
+    def show(self, news: Stock) -> None:
+        """Tell the reader of pieces; of what stands here, what comes while it is told goes with the next frame."""
+        self._untold.append(news)
         if self._telling is None:
             self._telling = asyncio.create_task(self._tell())
 
@@ -86,8 +88,11 @@ class _Served:
         with contextlib.suppress(PeerGone):
             while self._untold:
                 untold, self._untold = self._untold, []
-                for frame in have(merged(untold)):
-                    await send(self.framed, frame)
+                there = merged(run for news in untold if isinstance(news, Have) for run in news.pieces)
+                said = [news for news in untold if not isinstance(news, Have)]
+                for news in (*said, Have(tuple(there))) if there or not said else said:
+                    for frame in frames_of(news):
+                        await send(self.framed, frame)
         self._telling = None
 
     def hush(self) -> None:
@@ -165,11 +170,11 @@ class LocalTransport:
         if served is not None:
             served.end(reason)
 
-    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+    def show(self, lease: str, news: Stock) -> None:
         """See `Transport.show`."""
         served = self._served.get(lease)
         if served is not None and served.breaking is None:
-            served.show(pieces)
+            served.show(news)
 
     async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> OpenLease:
         """See `Transport.open`."""
@@ -266,7 +271,9 @@ class LocalTransport:
             finally:
                 os.close(fd)
             if opened.pieces is not None:
-                served.show(opened.pieces)
+                served.show(Have(opened.pieces))
+            if opened.promised:
+                served.show(Promise(opened.promised))
             done = await self._answer(served)
         finally:
             del self._served[opened.lease]

@@ -15,7 +15,7 @@ from typing import Final
 
 from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.lease_frames import Hello
+from tensorhub_agent.lease_frames import Hello, Stock
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, unheard
 from tensorhub_agent.ucxx_engine import Engine
@@ -26,7 +26,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_serving import Book, Served
 from tensorhub_agent.ucxx_session import UcxxSession
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import LeaseGrant, Range
+from tensorhub_common.wire.transfer import LeaseGrant
 
 OPEN_S: Final = 1.8
 """A source that doesn't let a reader in within this is left out. It takes some milliseconds."""
@@ -100,11 +100,11 @@ class UcxxTransport:
                 served.break_off(reason)
                 return
 
-    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+    def show(self, lease: str, news: Stock) -> None:
         """See `Transport.show`."""
         for served in self._served:
             if served.lease == lease:
-                served.show(pieces)
+                served.show(news)
                 return
 
     async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> UcxxSession:

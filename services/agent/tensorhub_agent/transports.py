@@ -7,9 +7,10 @@ is whoever would have it read.
 import logging
 from typing import Final
 
+from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.transport import OnHave, OnLost, SourceSession, Transport, TransportLost
 from tensorhub_agent.ucxx_engine import UcxxUnavailable
-from tensorhub_common.wire.transfer import LeaseGrant, Range
+from tensorhub_common.wire.transfer import LeaseGrant
 from tensorhub_common.wire.transfer import Transport as Name
 
 _log: Final = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ class Transports:
         for transport in self._by_name.values():
             transport.break_lease(lease, reason)
 
-    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
+    def show(self, lease: str, news: Stock) -> None:
         """See `Transport.show`; whichever transport serves it."""
         for transport in self._by_name.values():
-            transport.show(lease, pieces)
+            transport.show(lease, news)
 
     async def open(
         self, name: Name, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave

@@ -21,12 +21,15 @@ from tensorhub_agent.lease_frames import (
     Broken,
     Confirm,
     Done,
+    Have,
     Hello,
     Holds,
     No,
+    Promise,
     Renew,
+    Stock,
     Welcome,
-    have,
+    frames_of,
 )
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.refused import REFUSED, Kind
@@ -38,7 +41,6 @@ from tensorhub_agent.ucxx_messages import MESSAGES_MAX, messages_in
 from tensorhub_agent.ucxx_packing import Packing
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.transfer import Range
 
 HELLO_S: Final = 2.0
 """A connection that has not shown a ticket within this is closed."""
@@ -107,10 +109,10 @@ class Served:
         self._silent = self._loop.call_later(HELLO_S, self.end, "it showed no ticket")
         link.on_frame, link.on_down = self._took, self.end
 
-    def show(self, pieces: tuple[Range, ...]) -> None:
-        """Tell the reader which pieces stand here, too."""
+    def show(self, news: Stock) -> None:
+        """Tell the reader of the pieces here."""
         if self._ending is None and not self._is_done:
-            for frame in have(pieces):
+            for frame in frames_of(news):
                 self._link.send(encode(frame))
 
     def break_off(self, reason: str) -> None:
@@ -184,7 +186,9 @@ class Served:
         self._gathering = self._new_gathering(self._mapping.view, opened.lacks, self._sent, self.end)
         self._packing = Packing(self._link, self._pool, self._mapping.view, opened.lacks, self._settle, self.end)
         if opened.pieces is not None:
-            self.show(opened.pieces)
+            self.show(Have(opened.pieces))
+        if opened.promised:
+            self.show(Promise(opened.promised))
 
     def _opened(self, hello: Hello) -> LeaseOpened | Refused:
         if hello.protocol != PROTOCOL:
@@ -209,7 +213,7 @@ class Served:
                 self._send_patches(frame)
             case Renew():
                 if self._book.renew(lease):
-                    self.show(())
+                    self.show(Have())
             case Confirm(number):
                 self._link.send(encode(Holds(number, self._book.holds(lease))))
             case Done():

@@ -8,11 +8,16 @@ Why no cycle, though nobody looks at the other readers' plans: turns are in one 
 only where its turn is earlier than the reader's (`grounded`). That holds of its own plan too. So along a chain the
 turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's agent
 asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
+
+What crosses to the reader's site for its group (`crossing`) comes from members of any turn, and each of them has its
+own part from somebody who stands ready or whose turn is earlier. No plan can see that the other plans agree; so a
+reader waits for such a piece only while its source promises it, and nobody promises what it waits for itself
+(docs/adr/0012).
 """
 
 from collections.abc import Iterable, Mapping
 
-from tensorhub_common.wire.transfer import Plan, SourceId, Turn, precedes
+from tensorhub_common.wire.transfer import Plan, Share, SourceId, Turn, precedes
 from tensorhub_planner.ranges import NOTHING, Ranges, Sizes, common, normal, told, without
 from tensorhub_planner.sources import Holder, named
 
@@ -31,8 +36,12 @@ def prove(
     avoid: frozenset[SourceId],
     turn: Turn | None,
     ends: Ranges,
+    crossing: Mapping[SourceId, Ranges] | None = None,
 ) -> None:
-    """Raise `PlanError` that names the first thing which is wrong with the plan. `turn` is the reader's."""
+    """Raise `PlanError` that names the first thing which is wrong with the plan. `turn` is the reader's.
+
+    `crossing` says which pieces each of the reader's group brings over to their site.
+    """
     seen: set[SourceId] = set()
     left = wanted
     for share in plan.shares:
@@ -48,12 +57,21 @@ def prove(
             raise PlanError(f"pieces {told(without(pieces, left))} of {named(source)} are read twice or not wanted")
         if share.nbytes != sizes.of(pieces):
             raise PlanError(f"the share of {named(source)} says {share.nbytes} bytes and has {sizes.of(pieces)}")
-        holder = holders.get(source)
-        if holder is None or grounded(holder, pieces, turn, ends) != pieces:
-            raise PlanError(f"the chain of {named(source)} ends at no shard that is ready")
+        _prove_end(share, holders.get(source), turn, ends, crossing or {})
         left = without(left, pieces)
     if left:
         raise PlanError(f"pieces {told(left)} are wanted and nobody gives them")
+
+
+def _prove_end(
+    share: Share, holder: Holder | None, turn: Turn | None, ends: Ranges, crossing: Mapping[SourceId, Ranges]
+) -> None:
+    """Raise `PlanError` unless the chains of a share end at shards that are ready."""
+    source, pieces = share.source, share.pieces
+    if holder is None or not (share.crosses or grounded(holder, pieces, turn, ends) == pieces):
+        raise PlanError(f"the chain of {named(source)} ends at no shard that is ready")
+    if share.crosses and common(common(crossing.get(source, NOTHING), ends), pieces) != pieces:
+        raise PlanError(f"pieces {told(pieces)} are not those that {named(source)} brings over to the site")
 
 
 def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) -> Ranges:

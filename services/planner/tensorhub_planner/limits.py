@@ -70,6 +70,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ratios of the rates are known."""
     chain_max: int = 64
     """A piece may come through so many half-filled replicas at most."""
+    wan_streams: int = 8
+    """One shard crosses to another site in so many streams at a time, whether one replica of the site reads them all or
+    as many replicas one each."""
     reserved_max: int = 64
     """A question makes room for so many readers at most whose turn is earlier and who have not asked yet."""
 

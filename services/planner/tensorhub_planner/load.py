@@ -115,7 +115,9 @@ class Ledger:
         for share in plan.shares:
             source = share.source
             above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
-            read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
+            # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
+            depth = 1 if share.crosses else above.depth if above is not None else 0
+            read.depth = max(read.depth, 1 + depth)
             self._add(reader, read, (source.agent, share.transport), share.nbytes)
 
     def knows(self, reader: Reader) -> bool:

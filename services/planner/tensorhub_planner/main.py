@@ -14,8 +14,7 @@ def main() -> None:
 
 
 def _planner(bus: Bus, settings: Settings) -> Planner:
-    planner = Planner(
-        bus, Limits(pipelining=settings.pipelining, said_s_max=settings.lost_after_s), settings.planner_id
-    )
+    limits = Limits(pipelining=settings.pipelining, wan_streams=settings.wan_streams, said_s_max=settings.lost_after_s)
+    planner = Planner(bus, limits, settings.planner_id)
     metrics.watch(planner.counts)
     return planner

@@ -6,6 +6,7 @@ the fewest bytes assigned; among those still equal a lot that is fixed for each 
 from reader to reader, so that planners which don't know of each other spread their readers all the same. Farther
 sources serve only what no nearer one has. `striping` decides how many equal ones to use. A mapped reader has one
 source, whole and on its own host (`mapping`).
+What has to come from another site is shared out over the readers that one command has decided there (`crossing`).
 
 All pieces are numbered as in the reader's layout; where the demand names a transfer program, as its units. Which of
 them a holder has to offer is decided in one place (`_offered`): a holder of an equal key numbers them alike, and what
@@ -26,6 +27,7 @@ from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceI
 from tensorhub_planner.busy import IDLE
 from tensorhub_planner.choosing import Choice, Offer, choose
 from tensorhub_planner.coverage import chain_ends, grounded, prove
+from tensorhub_planner.crossing import groups_of, shares_of
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Load
 from tensorhub_planner.mapping import not_here, the_one
@@ -68,7 +70,11 @@ def plan(
     if isinstance(wanted, str):
         return Refusal(error=BadCommand.__name__, reason=wanted)
     limits = measured_limits(believed(demand.rates, limits), limits)
-    found = _sort_out(demand, seat, wanted, holders, topology, load, limits)
+    for group in groups_of(demand, seat, wanted, holders, topology, sizes, limits):
+        found = _sort_out(demand, seat, wanted, group.besides(holders), topology, load, limits)
+        choices, missing = choose(group.left_by_others(seat.me, wanted), sizes, found.offers, limits)
+        if not missing:
+            break
     if found.strangers and not found.offers and not found.left_out and not demand.mapped:
         return LayoutsDiffer(seat, found.strangers[0], len(found.strangers))
     if demand.mapped:
@@ -76,15 +82,17 @@ def plan(
         if source is None:
             return not_here(demand, seat, found.left_out, found.strangers, holders)
         return _whole(demand, source, wanted, sizes)
-    choices, missing = choose(wanted, sizes, found.offers, limits)
-    if missing or not found.offers:
+    if missing or not (found.offers or group.crossers):
         return _refuse(demand, missing, wanted, holders, found, limits)
     able = {holder.source: holder for holder in holders.able}
     answer = Plan(
         version=demand.version,
-        shares=_shares(choices, sizes, able, foreign=demand.program is not None),
+        shares=(
+            *_shares(choices, sizes, able, group.streams(limits), foreign=demand.program is not None),
+            *shares_of(group, seat.me, topology, sizes),
+        ),
         program=demand.program,
-        why=why_plan(choices, wanted, sizes, found.left_out),
+        why=why_plan(choices, wanted, sizes, found.left_out, len(group.crossers)),
     )
     prove(
         answer,
@@ -95,6 +103,7 @@ def plan(
         avoid=frozenset(demand.avoid),
         turn=demand.turn,
         ends=found.ends,
+        crossing=group.parts,
     )
     return answer
 
@@ -189,9 +198,9 @@ def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
 
 
 def _shares(
-    choices: Sequence[Choice], sizes: Sizes, holders: Mapping[SourceId, Holder], *, foreign: bool
+    choices: Sequence[Choice], sizes: Sizes, holders: Mapping[SourceId, Holder], streams: int, *, foreign: bool
 ) -> tuple[Share, ...]:
-    """Join what each source gives, in the order in which the sources were chosen.
+    """Join what each source gives, in the order in which the sources were chosen; from afar in so many streams.
 
     Of `foreign` ones, which may have another layout than the reader, it is said which, and the root of that.
     """
@@ -215,6 +224,8 @@ def _shares(
                 layout=holders[source].layout if foreign else None,
                 root=holders[source].root if foreign else None,
                 link=choice.parts[number].offer.link,
+                far=choice.distance is Distance.WAN,
+                streams=streams if choice.distance is Distance.WAN else 1,
             )
         )
     return tuple(shares)

@@ -34,14 +34,18 @@ def why_mapped(offer: Offer) -> str:
     return f"mapped from {WORDS[offer.distance]} ({counted(offer.readers, 'reader')}): nothing is copied"
 
 
-def why_plan(choices: Sequence[Choice], wanted: Ranges, sizes: Sizes, left_out: Sequence[str]) -> str:
-    """Say how many sources were taken, from where, and what the model says of it."""
+def why_plan(
+    choices: Sequence[Choice], wanted: Ranges, sizes: Sizes, left_out: Sequence[str], crossers: int = 0
+) -> str:
+    """Say how many sources were taken, from where, and what the model says of it; `crossers` share out what crosses."""
     if not wanted:
         return "there is nothing to read"
     told = [f"{counted(count_of(wanted), 'piece')} ({_bytes(sizes.of(wanted))})"]
     told += [_choice(choice) for choice in choices[:CHOICES_TOLD_MAX]]
     if len(choices) > CHOICES_TOLD_MAX:
         told.append(f"and {len(choices) - CHOICES_TOLD_MAX} more groups of pieces")
+    if crossers:
+        told.append(f"each of {crossers} in this site brings a part over, and they exchange the rest")
     if left_out:
         told.append(f"left out: {_list(left_out)}")
     return "; ".join(told)

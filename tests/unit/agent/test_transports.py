@@ -2,10 +2,11 @@
 
 import pytest
 
+from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.transport import OnHave, OnLost, SourceSession, TransportLost, unheard
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.ucxx_engine import UcxxUnavailable
-from tensorhub_common.wire.transfer import LeaseGrant, Range, Transport
+from tensorhub_common.wire.transfer import LeaseGrant, Transport
 
 GRANT = LeaseGrant(lease="l", ticket="t", ticket_s=5.0, endpoint="there", pieces=0, digests=b"")
 
@@ -29,8 +30,8 @@ class Fake:
     def break_lease(self, lease: str, reason: str) -> None:
         self.told.append(f"break {lease}: {reason}")
 
-    def show(self, lease: str, pieces: tuple[Range, ...]) -> None:
-        self.told.append(f"show {lease}: {pieces}")
+    def show(self, lease: str, news: Stock) -> None:
+        self.told.append(f"show {lease}: {news}")
 
     async def open(
         self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard

@@ -85,6 +85,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The read goes by this transfer program, and `pieces` are in numbers of its units."""
     rates: tuple[LinkRate, ...] = ()
     """What the reader's agent has measured, at most `RATES_MAX` rows: no planner need remember it."""
+    promises: bool = False
+    """The reader knows what promises are, so it may be sent to those of its group that cross to the site for it."""
+    uncrossed: tuple[SourceId, ...] = ()
+    """Of the reader's group, who does not bring these pieces over to the site, though it would be its part."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +108,12 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """By the log the root of what the source holds, where that is not the reader's own."""
     link: str = ""
     """What the bytes come by; what the reader gets over it, it tells under this name. Empty: it tells nothing."""
+    far: bool = False
+    """It stands in another site: nobody takes over from a nearer source what it has promised."""
+    streams: int = 1
+    """So many sessions carry it side by side."""
+    crosses: bool = False
+    """It is half-filled, of the reader's own group, and brings these pieces over to the site for all of the group."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -146,6 +156,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """So much of it the reader was planned to read."""
     base: str | None = None
     """The root of a version whose bytes the reader holds: patches from there to what it wants would do."""
+    promises: bool = False
+    """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -160,6 +172,8 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     digests: bytes
     filling: bool = False
     """The source is being filled with the version: it says over the transport what it has, and gives that."""
+    promises: bool = False
+    """The source says what it promises, and of what it lacks the reader waits for that alone."""
     mapped: bool = False
     """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
     patch_sizes: bytes = b""
@@ -171,6 +185,8 @@ class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
     """The source does not hold it (any more), or has no room for another reader."""
 
     reason: str
+    is_early: bool = False
+    """It may hold it soon: ask again."""
 
 
 class DigestsAsk(msgspec.Struct, frozen=True, kw_only=True):

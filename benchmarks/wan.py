@@ -1,0 +1,253 @@
+"""Does a far site take each byte once? `python -m benchmarks.wan [--mib 256] [--mbit 200] [--rtt-ms 50] [--docs]`.
+
+A trainer, NATS, registry and planner stand in one site, and so many replicas, each with an agent on a host of its own,
+in another one, behind a thin and long line (benchmarks/sites.py). All wait for a version when it is published. It is
+read in three ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the trainer
+by itself; and *killed*, like shared, but the agent that has taken most over the line is killed when half of the version
+has crossed. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
+the model. Needs root, `ip` and `ss`.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from tests.partition.namespaces import enter
+
+from benchmarks import page, report
+from benchmarks.fleet import JOB, Process
+from benchmarks.llama import shapes
+from benchmarks.sites import AGENT, FAR, NEAR, PREFIX, Sites, address
+from tensorhub.up import nats_server
+from tensorhub.up.hub_file import AgentEntry
+from tensorhub.up.up import Commands, Up
+
+MODEL: Final = "wan"
+TRAINER: Final = "agent-0"
+MIB: Final = 1 << 20
+WAYS: Final = ("shared", "star", "killed")
+JOIN_S: Final = 3.0
+"""All readers have joined their rounds within this, over the line."""
+
+LOOK_S: Final = 0.05
+SPARE_TIMES: Final = 3
+"""A read may take so many times as long as its bytes need on the line, if each replica takes all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """One version, and how it came to the far site."""
+
+    way: str
+    seconds: float
+    payload: float
+    """What TCP carried from near to far, to the model's bytes."""
+    interface: float
+    """What the near site's interface sent, to the model's bytes."""
+    crossed: tuple[float, ...]
+    """What each surviving replica counts of what it took from the trainer, to the model's bytes."""
+    wasted: float
+    """What survivors asked for and did not count, to the model's bytes."""
+    dropped: int
+    """Frames that found the line's queue full."""
+    lost: float = 0.0
+    """What the killed agent had taken over the line and nobody has of it, to the model's bytes."""
+
+
+class Far:
+    """The trainer and the far replicas of one hub."""
+
+    def __init__(self, sites: Sites, agents: Sequence[AgentEntry], mib: int, bound_s: float) -> None:
+        """Start nobody yet; each call of a replica may take `bound_s`."""
+        self._sites, self._agents, self._bound_s = sites, agents, bound_s
+        self.whole = mib * MIB
+        self._shapes = shapes(mib)
+        self.trainer: Process | None = None
+        self.readers: dict[str, Process] = {}
+
+    async def register(self, nats: str) -> None:
+        """Start the processes, each in its site, and register them."""
+        for agent in self._agents:
+            site = NEAR if agent.id == TRAINER else FAR
+            process = await Process.start(os.environ, ("ip", "netns", "exec", self._sites.name(site)))
+            if agent.id == TRAINER:
+                self.trainer = process
+            else:
+                self.readers[agent.id] = process
+            await process.ask(
+                "register",
+                socket=agent.socket,
+                nats=nats,
+                job=JOB,
+                model=MODEL,
+                replica="trainer" if agent.id == TRAINER else agent.id,
+                shapes=self._shapes,
+                fill=agent.id == TRAINER,
+            )
+
+    async def run(self, way: str) -> Took:
+        """Publish to waiting readers; measure until the last one has it, and compare all bytes."""
+        assert self.trainer is not None
+        await self.trainer.ask("change")
+        wait = {"wait_s": self._bound_s, "timeout_s": self._bound_s, "answer_s": 2 * self._bound_s}
+        updates = {name: asyncio.create_task(each.ask("update", **wait)) for name, each in self.readers.items()}
+        await asyncio.sleep(JOIN_S)
+        before, held = self._sites.counters(), self._taken()
+        published = await self.trainer.ask("publish")
+        taken = 0
+        if way == "killed":
+            victim, taken = await self._kill(before["tcp_payload"], held)
+            updates.pop(victim).cancel()
+            await self.readers.pop(victim).kill()
+        reads = await asyncio.gather(*updates.values())
+        after = self._sites.counters()
+        await self._check_equal(reads, published["version"])
+        return self._took(way, published, reads, {name: after[name] - before[name] for name in after}, taken)
+
+    def _took(self, way: str, published: Any, reads: Sequence[Any], sent: dict[str, int], taken: int) -> Took:  # noqa: ANN401 (a worker's answer)
+        whole = self.whole
+        sources = [[s for s in read["report"]["sources"] if s["agent"] == TRAINER] for read in reads]
+        crossed = [sum(source["nbytes"] for source in each) / whole for each in sources]
+        return Took(
+            way=way,
+            seconds=max(read["end"] for read in reads) - published["begin"],
+            payload=sent["tcp_payload"] / whole,
+            interface=sent["interface"] / whole,
+            crossed=tuple(crossed),
+            wasted=sum(source["wasted_bytes"] for each in sources for source in each) / whole,
+            dropped=sent["dropped"],
+            lost=taken / whole - (1 - sum(crossed)) if taken else 0.0,
+        )
+
+    async def _kill(self, before: int, held: Mapping[int, int]) -> tuple[str, int]:
+        """Kill the agent that has taken most, when half has crossed; return its name and what it has taken."""
+        while self._sites.counters()["tcp_payload"] - before < self.whole / 2:  # noqa: ASYNC110 (only looking tells)
+            await asyncio.sleep(LOOK_S)
+        taken = {pid: nbytes - held.get(pid, 0) for pid, nbytes in self._taken().items()}
+        victim = max((agent for agent in self._agents if agent.pid in taken), key=lambda agent: taken[agent.pid])
+        os.kill(victim.pid, signal.SIGKILL)
+        return victim.id, taken[victim.pid]
+
+    def _taken(self) -> dict[int, int]:
+        """Return what each process of the far site has received from the trainer's agent, by its id."""
+        trainer = next(agent.pid for agent in self._agents if agent.id == TRAINER)
+        ports = {port for port, pid, _ in self._sockets(NEAR) if pid == trainer}
+        taken: dict[int, int] = {}
+        for _, pid, nbytes in self._sockets(FAR, ports):
+            taken[pid] = taken.get(pid, 0) + nbytes
+        return taken
+
+    def _sockets(self, site: str, peers: set[int] | None = None) -> list[tuple[int, int, int]]:
+        """Return the local port, process and received bytes of each connection between the sites."""
+        number = 0 if site == NEAR else 1
+        command = ("ip", "netns", "exec", self._sites.name(site), "ss", "-tnpiOH", "dst", address(1 - number))
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout
+        found = []
+        for line in text.splitlines():
+            ends = re.findall(r"[\d.]+:(\d+)", line)
+            pid, received = re.search(r"pid=(\d+)", line), re.search(r"bytes_received:(\d+)", line)
+            if pid is not None and (peers is None or int(ends[1]) in peers):
+                found.append((int(ends[0]), int(pid[1]), int(received[1]) if received else 0))
+        return found
+
+    async def _check_equal(self, reads: Sequence[Any], version: int) -> None:
+        assert self.trainer is not None
+        if {read["version"] for read in reads} != {version}:
+            raise RuntimeError(f"not everybody has read version {version}")
+        digests = [(await each.ask("digest"))["digest"] for each in (self.trainer, *self.readers.values())]
+        if len(set(digests)) != 1:
+            raise RuntimeError(f"the copies differ from the trainer's bytes: {digests}")
+
+    async def end(self) -> None:
+        """Let all processes end."""
+        for process in (self.trainer, *self.readers.values()):
+            if process is not None:
+                await process.end()
+
+
+async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bound_s: float, times: int) -> list[Took]:
+    """Run these ways, which need one setting of the planner, in one hub."""
+    pipelining = "off" if "star" in ways else "on"
+    environment = {**os.environ, "TENSORHUB_PIPELINING": pipelining, PREFIX: sites.prefix}
+    found: list[Took] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="tensorhub-wan-") as folder,
+        mock.patch.object(nats_server, "LISTEN", address(0)),
+    ):
+        agents = 1 + replicas
+        up = Up(Path(folder), agents=agents, hosts=agents, commands=Commands(agent=AGENT), environment=environment)
+        async with up:
+            far = Far(sites, up.hub.agents, mib, bound_s)
+            try:
+                await far.register(up.hub.nats)
+                for number in range(times * len(ways)):
+                    found.append(await far.run(ways[number // times]))
+                    print(found[-1], file=sys.stderr, flush=True)
+                    assert far.trainer is not None
+                    await far.trainer.ask("unpublish")
+            finally:
+                await far.end()
+    return found
+
+
+def words(found: Sequence[Took], options: argparse.Namespace) -> str:
+    """Return the table."""
+    alone = options.mib * MIB * 8 / (options.mbit * 1e6)
+    head = (
+        f"{options.mib} MiB, digests on, to {options.replicas} replicas behind {options.mbit:g} Mbit/s and "
+        f"{options.rtt_ms:g} ms, on which the bytes alone take {alone:.1f} s once."
+    )
+    columns = ("way", "time", "to the bytes alone", "TCP payload", "interface", "crossings per replica", "lost")
+    rows = [
+        (
+            took.way,
+            f"{took.seconds:.1f} s",
+            f"{took.seconds / alone:.2f}",
+            f"{took.payload:.3f}",
+            f"{took.interface:.3f}",
+            f"{min(took.crossed):.2f} to {max(took.crossed):.2f}",
+            f"{took.lost:.3f}",
+        )
+        for took in found
+    ]
+    return f"{head}\n\n{report.table(columns, rows)}"
+
+
+def main() -> None:
+    """Read the options, measure, and say what came out."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wan", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mib", type=int, default=256, help="size of the model")
+    parser.add_argument("--mbit", type=float, default=200, help="what the line carries in each direction")
+    parser.add_argument("--rtt-ms", type=float, default=50)
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/")
+    options = parser.parse_args()
+    bound_s = 60 + SPARE_TIMES * options.replicas * options.mib * MIB * 8 / (options.mbit * 1e6)
+    found: list[Took] = []
+    with Sites(options.mbit, options.rtt_ms) as sites:
+        enter(sites.name(NEAR))
+        for ways in ([way for way in WAYS if way != "star"], ["star"]):
+            chosen = [way for way in ways if way in options.ways]
+            if chosen:
+                found += asyncio.run(measure(chosen, sites, options.mib, options.replicas, bound_s, options.times))
+    found.sort(key=lambda took: WAYS.index(took.way))
+    text = words(found, options)
+    print(text)
+    if options.docs:
+        page.write("wan", text)
+
+
+if __name__ == "__main__":
+    main()

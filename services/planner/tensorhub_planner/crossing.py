@@ -1,0 +1,136 @@
+"""Who of a site brings which pieces over from another site, so that each byte crosses once. Pure.
+
+The shards of a site whose rounds were decided by one command, and which have equal pieces, are a *group*. Its first
+ones by turn cross, each a run of the pieces of about equal bytes, and everybody reads the rest from them. Each planner
+works that out by itself from the log, so what it comes to depends on nothing else: neither on who has asked already,
+nor on load. One that can't cross falls out for its own run alone, which goes in blocks to the others; which block goes
+to whom is settled by rendezvous hashing, so whoever leaves out the same crossers, at whatever time, comes to the same.
+
+Always true: a piece has one crosser, as long as any is left.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import xxhash
+
+from tensorhub_common.wire.transfer import Demand, Share, SourceId
+from tensorhub_planner.coverage import chain_ends
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.ranges import Ranges, Sizes, common, cut, normal, without
+from tensorhub_planner.sources import Holder, Holders, Seat
+from tensorhub_planner.topology import TRANSPORTS, Distance, Topology
+
+BLOCKS: Final = 32
+"""The run of one that does not cross is divided into so many blocks among the others."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The crossers of the reader's site, in the order of their turns, and what each of them is to bring over."""
+
+    crossers: tuple[SourceId, ...]
+    parts: Mapping[SourceId, Ranges]
+
+    def others(self, me: SourceId) -> dict[SourceId, Ranges]:
+        """Return what the reader reads from whom."""
+        return {source: pieces for source, pieces in self.parts.items() if source != me and pieces}
+
+    def besides(self, holders: Holders) -> Holders:
+        """Return those that are no crossers: a reader asks a crosser for its part, and for nothing else."""
+        if not self.crossers:
+            return holders
+        able = tuple(holder for holder in holders.able if holder.source not in self.crossers)
+        return msgspec.structs.replace(holders, able=able)
+
+    def left_by_others(self, me: SourceId, wanted: Ranges) -> Ranges:
+        """Return what the reader has to get from elsewhere."""
+        return without(wanted, normal(each for pieces in self.others(me).values() for each in pieces))
+
+    def streams(self, limits: Limits) -> int:
+        """Return how many streams one crosser, or a reader that stands alone, has to another site."""
+        return max(1, limits.wan_streams // max(len(self.crossers), 1))
+
+
+NOBODY: Final = Group((), {})
+
+
+def divide(crossers: Sequence[SourceId], out: Collection[SourceId], sizes: Sizes) -> dict[SourceId, Ranges]:
+    """Return which pieces each crosser brings over, without those that are out."""
+    able = [each for each in crossers if each not in out]
+    if not able:
+        return {}
+    runs = cut(sizes.all(), sizes, [sizes.of(sizes.all()) / len(crossers)] * len(crossers))
+    parts: dict[SourceId, list[tuple[int, int]]] = {each: [] for each in able}
+    for number, (crosser, run) in enumerate(zip(crossers, runs, strict=True)):
+        if crosser in parts:
+            parts[crosser].extend(run)
+            continue
+        for block, pieces in enumerate(cut(run, sizes, [sizes.of(run) / BLOCKS] * BLOCKS)):
+            parts[max(able, key=lambda each: _lot(each, number, block))].extend(pieces)
+    return {crosser: normal(ranges) for crosser, ranges in parts.items()}
+
+
+def _lot(crosser: SourceId, run: int, block: int) -> tuple[int, SourceId]:
+    return xxhash.xxh3_64_intdigest(f"{crosser.agent}/{crosser.replica}/{run}/{block}".encode()), crosser
+
+
+def groups_of(
+    demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology, sizes: Sizes, limits: Limits
+) -> Iterator[Group]:
+    """Yield who crosses which of the wanted pieces for the reader's site: as it should be, then without the reader.
+
+    Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces or
+    will have them.
+    """
+    is_asked = demand.promises and demand.program is None
+    mates = [each for each in holders.able if _is_mate(each, seat, demand, topology)] if is_asked else []
+    turns = {each.source: each.turn for each in mates} | {seat.me: demand.turn}
+    crossers = sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
+    if mates and seat.me in crossers:
+        ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
+        left = without(ends, _nearby(demand, seat, wanted, holders, topology))
+        out = {*demand.avoid, *demand.uncrossed}
+        for without_me in (False, True):
+            divided = divide(crossers, out | {seat.me} if without_me else out - {seat.me}, sizes)
+            parts = {each: common(pieces, left) for each, pieces in divided.items()}
+            if any(parts.values()):
+                yield Group(tuple(crossers), parts)
+    yield NOBODY
+
+
+def _is_mate(holder: Holder, seat: Seat, demand: Demand, topology: Topology) -> bool:
+    """Tell whether one command has decided this holder's round and the reader's, in one site, for equal pieces."""
+    if holder.turn is None or demand.turn is None or demand.mapped:
+        return False
+    is_equal = holder.turn.decided == demand.turn.decided and holder.key == seat.key and holder.source != seat.me
+    return is_equal and topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE
+
+
+def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology) -> Ranges:
+    """Return what somebody in the site has, or will have because of an earlier decision."""
+    found: list[tuple[int, int]] = []
+    for holder in holders.able:
+        is_before = holder.turn is None or (demand.turn is not None and holder.turn.decided < demand.turn.decided)
+        is_of_use = holder.key == seat.key and holder.source not in demand.avoid and holder.source != seat.me
+        if not is_before or not is_of_use or demand.root not in (None, holder.root):
+            continue
+        if topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE:
+            found.extend(wanted if holder.pieces is None else common(wanted, holder.pieces))
+    return normal(found)
+
+
+def shares_of(group: Group, me: SourceId, topology: Topology, sizes: Sizes) -> list[Share]:
+    """Return what the reader reads from the others of its group."""
+    whole = len(group.crossers)
+    return [
+        Share(
+            source=source,
+            transport=TRANSPORTS[topology.distance(me.agent, source.agent)],
+            pieces=pieces,
+            nbytes=sizes.of(pieces),
+            why=f"it crosses this part for the site: number {group.crossers.index(source) + 1} of {whole}",
+            crosses=True,
+        )
+        for source, pieces in group.others(me).items()
+    ]

@@ -1,0 +1,143 @@
+"""What has to come from another site is shared out over the site's readers: each piece crosses once."""
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.planner.given import MIB, MY_TURN, SIZES, answer, demand, holder, planned, refused, source
+
+from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId, Turn
+from tensorhub_planner.crossing import divide
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.ranges import Ranges, Sizes, common, count_of, normal
+from tensorhub_planner.sources import Holder
+
+CROSSERS = [SourceId(f"agent-{number}", 1, f"rollout-{number}", 0) for number in range(8)]
+FAR = holder("far")
+
+sizes_of = st.lists(st.integers(0, 4 * MIB), min_size=1, max_size=80).map(Sizes)
+some_out = st.frozensets(st.sampled_from(CROSSERS), max_size=len(CROSSERS) - 1)
+
+
+def mate(agent: str, number: int) -> Holder:
+    """Return one whose round the same command has decided as the reader's."""
+    return msgspec.structs.replace(holder(agent), turn=Turn(MY_TURN.decided, number))
+
+
+MATES = (mate("a", 48), mate("b", 49), mate("c", 51))
+"""Two of them have an earlier turn than the reader, one has a later one."""
+
+
+def asks(wants: Demand | None = None, uncrossed: Sequence[str] = ()) -> Demand:
+    return msgspec.structs.replace(
+        wants or demand(), promises=True, uncrossed=tuple(source(agent) for agent in uncrossed)
+    )
+
+
+def by_agent(found: Plan) -> dict[str, Share]:
+    return {share.source.agent: share for share in found.shares}
+
+
+@given(sizes_of, some_out)
+def test_each_piece_has_one_crosser(sizes: Sizes, out: frozenset[SourceId]) -> None:
+    parts = divide(CROSSERS, out, sizes)
+    assert not out & parts.keys()
+    assert normal(each for pieces in parts.values() for each in pieces) == sizes.all()
+    assert sum(count_of(pieces) for pieces in parts.values()) == len(sizes), "no piece has two"
+
+
+@given(sizes_of, some_out, st.sampled_from(CROSSERS))
+def test_only_the_run_of_one_that_falls_out_moves(sizes: Sizes, out: frozenset[SourceId], lost: SourceId) -> None:
+    """Whatever else is known of the others: nobody is given another one's work to do again."""
+    before = divide(CROSSERS, out, sizes)
+    after = divide(CROSSERS, out | {lost}, sizes)
+    for crosser, pieces in after.items():
+        assert common(before[crosser], pieces) == before[crosser], "what was its part stays that"
+
+
+def test_the_parts_are_of_about_equal_bytes() -> None:
+    parts = divide(CROSSERS, (), SIZES)
+    assert {SIZES.of(pieces) for pieces in parts.values()} == {128 * MIB}
+    assert all(len(pieces) == 1 for pieces in parts.values()), "a run each, so plans stay short"
+    left = divide(CROSSERS, CROSSERS[:1], SIZES)
+    assert max(SIZES.of(pieces) for pieces in left.values()) <= 180 * MIB, "the lost part is spread over the others"
+
+
+def test_nobody_left_divides_nothing() -> None:
+    assert divide(CROSSERS, CROSSERS, SIZES) == {}
+
+
+def test_a_reader_crosses_its_part_and_reads_the_rest_from_its_mates() -> None:
+    shares = by_agent(planned(FAR, *MATES, wants=asks()))
+    assert {agent: SIZES.of(share.pieces) // MIB for agent, share in shares.items()} == dict.fromkeys("abc", 256) | {
+        "far": 256
+    }
+    assert shares["far"].far
+    assert shares["far"].streams == Limits().wan_streams // 4
+    assert not shares["far"].crosses
+    assert all(shares[agent].crosses and not shares[agent].far for agent in "abc")
+
+
+def test_one_that_knows_no_promises_reads_in_a_chain() -> None:
+    (share,) = planned(FAR, *MATES).shares
+    assert share.source.agent in {"a", "b"}, "of an earlier turn"
+    assert not share.crosses
+
+
+def test_one_that_stands_alone_has_all_streams() -> None:
+    (share,) = planned(FAR, wants=asks()).shares
+    assert (share.far, share.streams) == (True, Limits().wan_streams)
+
+
+@pytest.mark.parametrize("near", [holder("d"), holder("d", turn=7)], ids=["ready", "earlier"])
+def test_nothing_crosses_where_the_site_has_it_or_will(near: Holder) -> None:
+    shares = planned(FAR, near, *MATES, wants=asks()).shares
+    assert all(not share.far and not share.crosses for share in shares)
+
+
+def test_those_beyond_the_streams_read_what_the_others_cross() -> None:
+    """The reader's turn is the third of four."""
+    found = planned(FAR, *MATES, wants=asks(), limits=Limits(wan_streams=2))
+    assert {share.source.agent for share in found.shares} <= {"a", "b"}
+    assert all(not share.crosses for share in found.shares)
+
+
+@pytest.mark.parametrize("why", ["avoid", "uncrossed"])
+def test_the_part_of_one_that_fell_out_is_divided(why: str) -> None:
+    whole = by_agent(planned(FAR, *MATES, wants=asks()))
+    lost = whole["a"].pieces
+    wants = asks(demand(lost, avoid=["a"])) if why == "avoid" else asks(demand(lost), uncrossed=["a"])
+    shares = by_agent(planned(FAR, *MATES, wants=wants))
+    assert set(shares) == {"far", "b", "c"}
+    assert sum(share.nbytes for share in shares.values()) == SIZES.of(lost)
+
+
+def test_a_reader_that_reaches_nobody_far_reads_all_from_its_mates() -> None:
+    shares = by_agent(planned(FAR, *MATES, wants=asks(demand(avoid=["far"]))))
+    assert set(shares) == {"a", "b", "c"}
+    assert sum(share.nbytes for share in shares.values()) == SIZES.of(SIZES.all())
+
+
+def test_one_whose_mates_cross_nothing_crosses_everything() -> None:
+    (share,) = planned(FAR, *MATES, wants=asks(uncrossed=["a", "b", "c"])).shares
+    assert share.far
+    assert share.pieces == SIZES.all()
+
+
+def test_mates_are_no_source_of_what_nobody_ready_has() -> None:
+    assert "no source is left" in refused(answer(*MATES, wants=asks())).reason
+
+
+def test_the_order_of_the_holders_changes_nothing() -> None:
+    assert answer(FAR, *MATES, wants=asks()) == answer(*reversed(MATES), FAR, wants=asks())
+
+
+def test_all_of_a_group_come_to_one_division() -> None:
+    """Each sees the others as holders, and itself as the reader."""
+    turns = {each: Turn(50, number) for number, each in enumerate(CROSSERS)}
+    crossed: dict[SourceId, Ranges] = divide(sorted(CROSSERS, key=turns.__getitem__), (), SIZES)
+    for me in CROSSERS:
+        left = [pieces for each, pieces in crossed.items() if each != me]
+        assert normal([*crossed[me], *(run for pieces in left for run in pieces)]) == SIZES.all()
