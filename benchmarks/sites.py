@@ -23,7 +23,7 @@ from tests.partition.namespaces import NETNS, enter
 from tensorhub_agent.main import main
 
 NET: Final = "10.81.0"
-COMMAND_S: Final = 10.0
+COMMAND_S: Final = 60.0
 PREFIX: Final = "BENCHMARK_SITES"
 """Names the environment variable that tells an agent how the namespaces' names begin."""
 

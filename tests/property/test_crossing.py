@@ -1,0 +1,140 @@
+"""A site takes each byte once: whatever its readers' places and order, and whoever falls out of their group."""
+
+from dataclasses import dataclass
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.wire.transfer import Demand, Plan, SourceId, Turn
+from tensorhub_planner.deciding import Question
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
+from tensorhub_planner.ranges import Ranges, Sizes, common, normal
+from tensorhub_planner.sources import Found, Holder, Holders, Seat
+from tensorhub_planner.topology import Place, Topology
+
+KEY = root_key(1, 0, "layout")
+READERS = 9
+DECIDED = 7
+TRAINER = 0
+
+sizes_of = st.lists(st.integers(1, 4 * 1024 * 1024), min_size=1, max_size=60).map(Sizes)
+hosts = st.lists(st.sampled_from(("host-1", "host-2", "host-3")), min_size=READERS, max_size=READERS)
+
+
+@dataclass
+class Site:
+    """The trainer stands in one site, and so many readers in another one; one command has decided all their rounds."""
+
+    readers: list[int]
+    sizes: Sizes
+    limits: Limits
+    topology: Topology
+
+    def plan(self, reader: int, ledger: Ledger, pieces: Ranges | None, avoid: tuple[SourceId, ...]) -> Plan:
+        me = source(reader)
+        demand = Demand(
+            model="m",
+            version=1,
+            replica=me.replica,
+            shard=0,
+            agent=me.agent,
+            root="root",
+            at_seq=1,
+            turn=Turn(DECIDED, reader),
+            promises=True,
+            pieces=pieces,
+            avoid=avoid,
+        )
+        others = tuple(holder(each, Turn(DECIDED, each)) for each in self.readers if each != reader)
+        found = Found(
+            Seat(me=me, key=KEY, layout="layout", shards=1), Holders((holder(TRAINER, None), *others)), self.topology
+        )
+        answer = Question("job", demand, found, self.sizes).decide(ledger, self.limits, 0.0)
+        assert isinstance(answer, Plan), answer
+        return answer
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> Site:
+    count = draw(st.integers(1, READERS))
+    places = {f"agent-{number + 1}": Place(host, "paris") for number, host in enumerate(draw(hosts))}
+    return Site(
+        draw(st.permutations(range(1, count + 1))),
+        draw(sizes_of),
+        Limits(wan_streams=draw(st.integers(1, READERS + 1))),
+        Topology({"agent-0": Place("host-1", "berlin"), **places}),
+    )
+
+
+def source(number: int) -> SourceId:
+    return SourceId(f"agent-{number}", 1, f"replica-{number}", 0)
+
+
+def holder(number: int, turn: Turn | None) -> Holder:
+    return Holder(source=source(number), key=KEY, layout="layout", shards=1, root="root", turn=turn)
+
+
+def crossed(found: Plan) -> Ranges:
+    return normal(each for share in found.shares if share.far for each in share.pieces)
+
+
+@given(sites())
+def test_each_byte_crosses_once(site: Site) -> None:
+    """Each asks a planner of its own, which knows of no other question."""
+    plans = {reader: site.plan(reader, Ledger(site.limits), None, ()) for reader in site.readers}
+    over = [crossed(found) for found in plans.values()]
+    assert normal(each for pieces in over for each in pieces) == site.sizes.all()
+    assert sum(map(site.sizes.of, over)) == site.sizes.of(site.sizes.all())
+    assert sum(share.streams for found in plans.values() for share in found.shares if share.far) <= max(
+        site.limits.wan_streams, 1
+    )
+    for reader, found in plans.items():
+        for share in found.shares:
+            if share.crosses:
+                giver = plans[int(share.source.agent.removeprefix("agent-"))]
+                assert common(crossed(giver), share.pieces) == share.pieces, "whoever is waited for waits for nobody"
+            elif not share.far:
+                assert int(share.source.agent.removeprefix("agent-")) < reader, "an earlier turn"
+
+
+@given(sites(), st.data())
+def test_the_run_of_a_dead_crosser_crosses_once_more_at_most(site: Site, data: st.DataObject) -> None:
+    """Those that are left ask at their own time, each for what it has not got of it."""
+    dead = data.draw(st.sampled_from(site.readers))
+    lost = crossed(site.plan(dead, Ledger(site.limits), None, ()))
+    left = [reader for reader in site.readers if reader != dead]
+    plans = [site.plan(reader, Ledger(site.limits), lost, (source(dead),)) for reader in left if lost]
+    over = [crossed(found) for found in plans]
+    assert sum(map(site.sizes.of, over)) == (site.sizes.of(lost) if left else 0)
+    for found in plans:
+        got = normal(each for share in found.shares for each in share.pieces)
+        assert got == lost
+        assert source(dead) not in [share.source for share in found.shares]
+
+
+def test_a_group_of_one_entry_and_another_of_a_later_one_share_nothing_out() -> None:
+    """Who comes later reads in the site."""
+    topology = Topology({"agent-0": Place("h", "berlin"), **{f"agent-{n}": Place(f"h{n}", "paris") for n in (1, 2)}})
+    site = Site([1, 2], Sizes([10] * 8), Limits(), topology)
+    first = holder(1, Turn(DECIDED - 1, 1))
+    me = source(2)
+    demand = Demand(
+        model="m",
+        version=1,
+        replica=me.replica,
+        shard=0,
+        agent=me.agent,
+        root="root",
+        at_seq=1,
+        turn=Turn(DECIDED, 2),
+        promises=True,
+    )
+    found = Found(Seat(me=me, key=KEY, layout="layout", shards=1), Holders((holder(TRAINER, None), first)), topology)
+    answer = Question("job", demand, found, site.sizes).decide(Ledger(site.limits), site.limits, 0.0)
+    assert isinstance(answer, Plan)
+    (share,) = answer.shares
+    assert msgspec.structs.asdict(share)["crosses"] is False
+    assert share.source == first.source
