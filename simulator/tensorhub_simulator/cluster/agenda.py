@@ -53,6 +53,10 @@ class Desk:
         self._queue: deque[tuple[Callable[[], float], Action]] = deque()
         self._busy = False
 
+    def __len__(self) -> int:
+        """Return how many jobs wait."""
+        return len(self._queue)
+
     def serve(self, work: Callable[[], float], done: Action) -> None:
         """Do a job once all before it are done: `work` says how long it takes, and then `done` happens."""
         self._queue.append((work, done))

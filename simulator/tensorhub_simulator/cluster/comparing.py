@@ -65,13 +65,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """What planners were asked."""
     failed: int
     """Rounds that were begun again."""
+    stuck: int
+    """Updates of ours that would not end."""
     updates: tuple[tuple[Update, ...], tuple[Update, ...]] = ((), ())
     """Ours and the baseline's one by one, where they were asked for."""
 
     @property
     def factor(self) -> float:
-        """Return how much longer the baseline stalls a GPU."""
-        return self.baseline.stall_s.mean / self.ours.stall_s.mean
+        """Return how much longer the baseline stalls a GPU; 0 where ours has no end."""
+        return 0.0 if self.stuck else self.baseline.stall_s.mean / self.ours.stall_s.mean
 
 
 def pair(
@@ -90,6 +92,7 @@ def pair(
         bound_s=bound_s(cluster),
         questions=result.questions,
         failed=result.failed,
+        stuck=result.stuck,
         updates=(tuple(result.updates), tuple(other.updates)) if each else ((), ()),
     )
 

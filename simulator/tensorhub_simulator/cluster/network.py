@@ -78,6 +78,8 @@ class Network:
     def __init__(self, agenda: Agenda) -> None:
         """Take the time."""
         self._agenda = agenda
+        self.came_at = 0.0
+        """When a message last came."""
         self.seen: dict[str, list[Span]] | None = None
         """What the links of each tier carried when, for who sets this to an empty dictionary: a picture wants it."""
 
@@ -140,6 +142,7 @@ class Network:
             return
         self._advance(connection)
         head = connection.messages.popleft()
+        self.came_at = self._agenda.now
         # Times are floating-point numbers: what rounding has left of it has come as well.
         self._carry(connection, connection.since, head.left)
         if connection.messages:

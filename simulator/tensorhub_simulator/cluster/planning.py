@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, SourceId, Turn
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, SourceId, Turn
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 JOB: Final = "simulated"
 MODEL: Final = "policy"
 LAYOUT: Final = "layout"
+QUESTIONS_MAX: Final = 512 + 4096
+"""So many questions of one job a planner has under way and waiting; whoever else asks is told at once (`Answering`)."""
 
 
 def source_of(where: "Where") -> SourceId:
@@ -117,7 +120,14 @@ class Planning:
         def done() -> None:
             self._agenda.after(away_s, lambda: answered(answers[0]))
 
-        self._agenda.after(away_s, lambda: self._desks[number].serve(work, done))
+        def arrive() -> None:
+            if len(self._desks[number]) * self._share < QUESTIONS_MAX:
+                self._desks[number].serve(work, done)
+                return
+            answers.append(Refusal(error=NO_ANSWER, reason="the planner has too many questions waiting"))
+            done()
+
+        self._agenda.after(away_s, arrive)
 
     def _decide(self, where: "Where", demand: Demand, ledger: Ledger) -> tuple[PlanAnswer, float]:
         """Return the answer, and how long it takes to find: each plan looks at each holder."""

@@ -41,6 +41,8 @@ class Result(msgspec.Struct, kw_only=True):
     """By tier of links, of all shards."""
     failed: int = 0
     """Rounds that had to be begun again."""
+    stuck: int = 0
+    """Updates that would not end: nothing came any more, though somebody waited."""
     questions: int = 0
     """What planners were asked."""
     steps: int = 0

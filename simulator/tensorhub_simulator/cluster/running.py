@@ -22,8 +22,12 @@ def run(world: World, tell: Callable[[int, int], None] | None = None) -> Result:
     world.publish(1, 0.0)
     world.beat()
     while world.agenda.steps < STEPS_MAX:
-        if world.agenda.steps % TELL_STEPS == 0 and tell is not None:
-            tell(sum(1 for each in result.updates if each.ready_s is not None), expected)
+        if world.agenda.steps % TELL_STEPS == 0:
+            result.stuck = world.stuck()
+            if result.stuck:
+                break
+            if tell is not None:
+                tell(sum(1 for each in result.updates if each.ready_s is not None), expected)
         if not world.agenda.step():
             break
         if world.is_done():

@@ -62,8 +62,12 @@ def _stalls(pairs: Sequence[Pair]) -> Table:
         ours, other = pair.ours, pair.baseline
         stalls = (ours.stall_s.mean, ours.waits_s, ours.stall_s.p99, ours.stall_s.most, ours.last_s)
         cells = (*stalls, other.stall_s.mean, other.waits_s, other.last_s, pair.bound_s)
-        table.add_row(str(pair.gpus), *map(seconds, cells), f"{pair.factor:.2f}")
+        table.add_row(str(pair.gpus), *map(seconds, cells), _factor(pair))
     return table
+
+
+def _factor(pair: Pair) -> str:
+    return f"{pair.stuck} stuck" if pair.stuck else f"{pair.factor:.2f}"
 
 
 def _links(pair: Pair) -> Table:
@@ -86,7 +90,7 @@ def _variations(pairs: Sequence[Pair]) -> Table:
         table.add_column(head, justify="right" if head else "left")
     for pair in sorted(pairs, key=lambda each: -each.factor):
         cells = (pair.ours.stall_s.mean, pair.baseline.stall_s.mean, pair.bound_s)
-        table.add_row(pair.what, *map(seconds, cells), f"{pair.factor:.2f}")
+        table.add_row(pair.what, *map(seconds, cells), _factor(pair))
     return table
 
 

@@ -28,6 +28,9 @@ LOST_AFTER_S: Final = 3.0
 BEAT_S: Final = 0.5
 """`TENSORHUB_BEAT_S` by default."""
 
+STUCK_S: Final = 60.0
+"""A run in which nothing has come for so long, though replicas are to be filled, has no end."""
+
 DRAIN_S_MAX: Final = 60.0
 """A trainer waits so long for its readers before it breaks their leases."""
 
@@ -76,6 +79,13 @@ class World:
             return False
         self._moved = False
         return all(not each.here or each.version == self.latest for each in self.others)
+
+    def stuck(self) -> int:
+        """Return how many updates are under way while nothing has come for very long."""
+        waiting = [each.update.asked_s for each in self.others if each.update is not None]
+        if not waiting or self.agenda.now < max(self.network.came_at, min(waiting)) + STUCK_S:
+            return 0
+        return len(waiting)
 
     # The control plane.
 
