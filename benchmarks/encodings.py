@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tensorhub_agent.encodings.packing import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 
 MIB: Final = 1024 * 1024
@@ -115,6 +116,16 @@ class Bench:
         if patch is not None:
             apply(patch, self.view(self.target, at, size), 2)
 
+    def pack(self, number: int, at: int, size: int) -> None:
+        """Pack a piece."""
+        self.patches[number] = pack(self.view(self.new, at, size), 2)
+
+    def unpack(self, number: int, at: int, size: int) -> None:
+        """Unpack it."""
+        packed = self.patches[number]
+        if packed:
+            unpack(packed, self.view(self.target, at, size), 2)
+
 
 def rate(bench: Bench, work: Callable[[int, int, int], object]) -> float:
     """Return GB/s."""
@@ -145,6 +156,24 @@ def row(pattern: Pattern, nbytes: int, rounds: int, threads: ThreadPoolExecutor)
     )
 
 
+def packing(nbytes: int, rounds: int, threads: ThreadPoolExecutor) -> str:
+    """Measure packing, of which it matters only what the values are like."""
+    bench = Bench(PATTERNS[0], nbytes, threads)
+    figures: dict[str, list[float]] = {name: [] for name in ("memcpy", "pack", "unpack")}
+    for _ in range(rounds):
+        figures["memcpy"].append(rate(bench, bench.copy))
+        figures["pack"].append(rate(bench, bench.pack))
+        bench.target[:] = 0
+        figures["unpack"].append(rate(bench, bench.unpack))
+        assert np.array_equal(bench.target, bench.new), "an unpacked version is not the one that was packed"
+    size = sum(len(packed or b"") for packed in bench.patches)
+    memcpy, packed, unpacked = (statistics.median(each) for each in figures.values())
+    return (
+        f"packed: {100 * size / nbytes:.1f} %, memcpy {memcpy:.1f} GB/s, pack {packed:.2f} ({packed / memcpy:.2f}), "
+        f"unpack {unpacked:.2f} ({unpacked / memcpy:.2f})"
+    )
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -163,6 +192,7 @@ def main() -> None:
         for pattern in PATTERNS:
             print(row(pattern, options.mib * MIB, options.rounds, threads))
             sys.stdout.flush()
+        print(packing(options.mib * MIB, options.rounds, threads))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ RATE_GUESSED: Final = 1e9
 PATCH_RATE: Final = 0.1e9
 """Bytes of patches in a second that one thread applies; measured by benchmarks/encodings.py."""
 
-PACK_RATE: Final = 0.3e9
-"""Bytes of pieces in a second that one thread packs; measured there too."""
+PACK_RATE: Final = 0.15e9
+"""Bytes of pieces in a second that one thread packs on a busy machine; measured there too. So a link is slow below
+1 Gbit/s: a loopback that is slow because the machine is busy must not get more work."""
 
 PACK_GAIN: Final = 0.9
 """Packing has to take less than this part of the time: it is work for two machines that have others to do."""
