@@ -56,6 +56,14 @@ _ROWS: Final = (
     Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
     Metric(
         "agent",
+        "tensorhub.agent.encoded",
+        "counter",
+        "By",
+        "Weights that stand here by a delta, or came packed: so many bytes of pieces, for which fewer came.",
+        ("encoding",),
+    ),
+    Metric(
+        "agent",
         "tensorhub.agent.served",
         "counter",
         "By",
@@ -96,6 +104,7 @@ _ROWS: Final = (
     ),
     Metric("agent", "tensorhub.agent.segments.used", "gauge", "By", "Memory that the agent's segments take."),
     Metric("agent", "tensorhub.agent.segments.limit", "gauge", "By", "How much they may take."),
+    Metric("agent", "tensorhub.agent.deltas.used", "gauge", "By", "Memory that the deltas take which the agent keeps."),
     Metric("agent", "tensorhub.agent.disk.used", "gauge", "By", "What copies of retained versions take on its disk."),
     Metric("agent", "tensorhub.agent.disk.limit", "gauge", "By", "How much they may take there."),
     Metric("agent", "tensorhub.agent.workers", "gauge", "{worker}", "Connections of trainers and engines."),

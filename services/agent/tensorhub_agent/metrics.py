@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from opentelemetry import metrics as api
 from opentelemetry.metrics import Meter
 
+from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.refused import REFUSED
 from tensorhub_agent.segments import SegmentStore
@@ -25,6 +26,7 @@ def watch(
     disk: SegmentStore | None,
     workers: WorkerServer,
     transports: Transports,
+    deltas: DeltaBook,
     meter: Meter | None = None,
 ) -> None:
     """Have an agent's metrics read from here on; once in a process."""
@@ -35,6 +37,9 @@ def watch(
 
     def read_bytes() -> Counter[str]:
         return _sum(dict(job.sources.read_bytes) for job in all_jobs())
+
+    def encoded() -> Counter[str]:
+        return _sum(dict(job.sources.encoded_bytes) for job in all_jobs())
 
     def reads() -> Counter[str]:
         return _sum(dict(job.callers.read_counts.ended) for job in all_jobs())
@@ -52,6 +57,7 @@ def watch(
         return states
 
     observe(meter, "tensorhub.agent.read", by("transport", read_bytes))
+    observe(meter, "tensorhub.agent.encoded", by("encoding", encoded))
     observe(meter, "tensorhub.agent.served", by("transport", transports.served_bytes))
     observe(meter, "tensorhub.agent.pieces.retried", one(retried))
     observe(meter, "tensorhub.agent.reads", by("outcome", reads))
@@ -60,6 +66,7 @@ def watch(
     observe(meter, "tensorhub.agent.connections", by("transport", transports.connections))
     observe(meter, "tensorhub.agent.segments.used", one(lambda: store.total_bytes))
     observe(meter, "tensorhub.agent.segments.limit", one(lambda: store.bytes_max))
+    observe(meter, "tensorhub.agent.deltas.used", one(lambda: deltas.nbytes))
     observe(meter, "tensorhub.agent.disk.used", one(lambda: 0 if disk is None else disk.total_bytes))
     observe(meter, "tensorhub.agent.disk.limit", one(lambda: 0 if disk is None else disk.bytes_max))
     observe(meter, "tensorhub.agent.workers", one(lambda: workers.connections))

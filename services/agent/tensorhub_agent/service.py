@@ -106,7 +106,7 @@ class AgentService:
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
-            metrics.watch(self._jobs, shelves.store, shelves.disk, workers, around.transports)
+            metrics.watch(self._jobs, shelves.store, shelves.disk, workers, around.transports, around.deltas)
             beat.start()
             await answer_traces(bus, self.agent)
             await answer_pings(bus, self.agent, "agent")

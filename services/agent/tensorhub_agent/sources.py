@@ -104,6 +104,8 @@ class Sources:
         self._open: dict[tuple[Key, int], Source] = {}
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
+        self.encoded_bytes: Counter[str] = Counter()
+        """What stands here so far otherwise than by coming as it is, by encoding."""
 
     def transports(self) -> list[str]:
         """Return the transport of each open source. It may be called from another thread."""
@@ -289,6 +291,8 @@ class Sources:
         except TransportLost as why:
             self._lost(effect.key, effect.source, str(why))
             return
+        for each in brought.encoded:
+            self.encoded_bytes[each.how] += each.nbytes
         saved = sum(each.nbytes - each.wire_bytes for each in brought.encoded)
         nbytes = sum(sum(where.table.nbytes[first : first + count]) for first, count in effect.pieces)
         self.read_bytes[source.transport] += nbytes - saved
