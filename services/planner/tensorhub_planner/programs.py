@@ -6,10 +6,11 @@ what was compiled stands in the blob store before anybody is told of it; one tha
 
 import asyncio
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Final
 
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.program import Execution, Program, decoded, encoded
+from tensorhub_planner.answering import Compiled
 from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.ranges import Sizes
@@ -17,14 +18,6 @@ from tensorhub_planner.ranges import Sizes
 PROGRAMS_MAX: Final = 4096
 INDEXES_MAX: Final = 8
 """An index of 256 ranks of 10^12 parameters takes some 30 MB."""
-
-
-class Compiled(NamedTuple):
-    """A program, its digest, and the sizes of its units."""
-
-    digest: str
-    execution: Execution
-    sizes: Sizes
 
 
 class Programs:

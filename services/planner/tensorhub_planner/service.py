@@ -1,10 +1,11 @@
-"""The planner's ear: questions in, plans out. I/O only; `plan` decides.
+"""The planner's ear: questions in, plans out. I/O only; `answering` decides.
 
 Several planners may run: each follows all logs and any of them answers a question (they are one queue group). A planner
 that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
 """
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
@@ -14,31 +15,22 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
-from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError
+from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.answering import Answering, Compiled
 from tensorhub_planner.compiling import SourceSet
-from tensorhub_planner.deciding import Question, found_in
+from tensorhub_planner.fold import Fold
 from tensorhub_planner.following import Catalogs
 from tensorhub_planner.hearing import Hearing
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 from tensorhub_planner.metrics import AnswerCounts
-from tensorhub_planner.plan import LayoutsDiffer
-from tensorhub_planner.programs import Compiled, Programs
-from tensorhub_planner.ranges import count_of, normal
-from tensorhub_planner.resharding import (
-    cannot_be_filled,
-    in_units,
-    nobody_has_it,
-    reads_by_program,
-    source_set,
-    turns_to_program,
-)
-from tensorhub_planner.sources import Found, registered_layouts
+from tensorhub_planner.programs import Programs
+from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.tracing import Tracing
 
 ROLE: Final = "planner"
@@ -111,64 +103,47 @@ class Planner:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
             raise BadCommand(f"the question is no demand: {why}"[:500]) from None
         try:
-            return await self._plan(subject.job, demand)
+            return await self._answering(subject.job).answer(demand)
         except TensorHubError as why:
             # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
             return Refusal(error=_code(why), reason=str(why))
 
-    async def _plan(self, job: str, demand: Demand) -> PlanAnswer:
-        found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits)
-        if isinstance(found, Refusal):
-            return found
-        await self._hear_sources(found)
-        if not reads_by_program(demand):
-            sizes = await self._layouts.sizes(job, found.seat.layout)
-            answer = Question(job, demand, found, sizes).decide(self.ledger, self._limits, time.monotonic())
-            whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)
-            if not turns_to_program(demand, answer, whole=whole):
-                assert not isinstance(answer, LayoutsDiffer)
-                return answer
-        return await self._reshard(job, demand)
+    def _answering(self, job: str) -> Answering:
+        known = Known(job, self._catalogs, self._layouts, self._programs, self._hearing)
+        return Answering(job, known, self.ledger, self._limits)
 
-    async def _reshard(self, job: str, demand: Demand) -> PlanAnswer:
-        """Plan for a reader that is filled from other layouts than its own."""
-        found = found_in(await self._catalogs.at(job, demand.at_seq), demand, self._limits, any_layout=True)
-        if isinstance(found, Refusal):
-            return found
-        if not found.holders.able:
-            return nobody_has_it(demand, found.holders)
-        await self._hear_sources(found)
-        try:
-            compiled = await self._program(job, demand, found)
-        except LayoutMismatch as why:
-            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(job, demand, found))
-        pieces = demand.pieces if demand.program is not None else None
-        asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
-        question = Question(job, asked, in_units(found, compiled.execution), compiled.sizes)
-        answer = question.decide(self.ledger, self._limits, time.monotonic())
-        assert not isinstance(answer, LayoutsDiffer)
-        return answer
 
-    async def _hear_sources(self, found: Found) -> None:
-        """Where there is a choice, have heard who reads from whom."""
-        sources = {holder.source.agent for holder in found.holders.able}
-        if len(sources) > 1:
-            await self._hearing.wait_for(sources)
+class Known:
+    """What this planner knows of one job: see `answering.Knowledge`."""
 
-    async def _program(self, job: str, demand: Demand, found: Found) -> Compiled:
-        if demand.program is not None:
-            return await self._programs.known(job, demand.program)
-        return await self._programs.compiled(job, found.seat.layout, source_set(found))
+    def __init__(self, job: str, catalogs: Catalogs, layouts: Layouts, programs: Programs, hearing: Hearing) -> None:
+        """Ask each about this job."""
+        self._job, self._catalogs, self._layouts = job, catalogs, layouts
+        self._programs, self._hearing = programs, hearing
 
-    async def _could_be(self, job: str, demand: Demand, found: Found) -> bool:
-        """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
-        fold = await self._catalogs.at(job, demand.at_seq)
-        every = SourceSet(registered_layouts(fold.catalog, demand), found.originals)
-        try:
-            await self._programs.compiled(job, found.seat.layout, every)
-        except LayoutMismatch:
-            return False
-        return True
+    async def fold(self, at_seq: int) -> Fold:
+        """Return the log, folded at least so far."""
+        return await self._catalogs.at(self._job, at_seq)
+
+    async def sizes(self, layout: str) -> Sizes:
+        """Return the sizes of a layout's pieces."""
+        return await self._layouts.sizes(self._job, layout)
+
+    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills a layout from those."""
+        return await self._programs.compiled(self._job, layout, sources)
+
+    async def program(self, digest: str) -> Compiled:
+        """Return a program that a reader names."""
+        return await self._programs.known(self._job, digest)
+
+    async def heard(self, agents: Collection[str]) -> None:
+        """Return once these have told who reads from them, or won't soon."""
+        await self._hearing.wait_for(agents)
+
+    def now(self) -> float:
+        """Return the planner's time."""
+        return time.monotonic()
 
 
 def _code(error: TensorHubError) -> str:

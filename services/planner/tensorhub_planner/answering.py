@@ -1,0 +1,133 @@
+"""From a demand to its answer, whatever that takes: holders of the reader's layout, or a transfer program. Pure.
+
+What it needs that others have to bring (a log folded far enough, layouts, programs, the word of sources) stands behind
+`Knowledge`: the service brings it from the bus and the blob store, the simulator out of its world, and both go through
+the decisions here in the same order.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.program import Execution
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.compiling import SourceSet
+from tensorhub_planner.deciding import Question, found_in
+from tensorhub_planner.fold import Fold
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
+from tensorhub_planner.plan import LayoutsDiffer
+from tensorhub_planner.ranges import Sizes, count_of, normal
+from tensorhub_planner.resharding import (
+    cannot_be_filled,
+    in_units,
+    nobody_has_it,
+    reads_by_program,
+    source_set,
+    turns_to_program,
+)
+from tensorhub_planner.sources import Found, registered_layouts
+
+
+class Compiled(NamedTuple):
+    """A program, its digest, and the sizes of its units."""
+
+    digest: str
+    execution: Execution
+    sizes: Sizes
+
+
+class Knowledge(Protocol):
+    """What a planner finds out about one job; each may take a while, and raise a `TensorHubError`."""
+
+    async def fold(self, at_seq: int) -> Fold:
+        """Return the log, folded at least so far."""
+        ...
+
+    async def sizes(self, layout: str) -> Sizes:
+        """Return the sizes of a layout's pieces."""
+        ...
+
+    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills a layout from those. Raises `LayoutMismatch` that names what they lack."""
+        ...
+
+    async def program(self, digest: str) -> Compiled:
+        """Return a program that a reader names."""
+        ...
+
+    async def heard(self, agents: Collection[str]) -> None:
+        """Return once these have told who reads from them, or won't soon."""
+        ...
+
+    def now(self) -> float:
+        """Return the planner's time."""
+        ...
+
+
+class Answering:
+    """Answers demands of one job."""
+
+    def __init__(self, job: str, knowledge: Knowledge, ledger: Ledger, limits: Limits) -> None:
+        """Decide by what is known, and count each plan in the ledger."""
+        self._job, self._knowledge, self._ledger, self._limits = job, knowledge, ledger, limits
+
+    async def answer(self, demand: Demand) -> PlanAnswer:
+        """Return the plan, or a refusal. Raises what `Knowledge` raises."""
+        found = await self._found(demand, any_layout=False)
+        if isinstance(found, Refusal):
+            return found
+        if not reads_by_program(demand):
+            sizes = await self._knowledge.sizes(found.seat.layout)
+            answer = self._decide(Question(self._job, demand, found, sizes))
+            whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)
+            if not turns_to_program(demand, answer, whole=whole):
+                assert not isinstance(answer, LayoutsDiffer)
+                return answer
+        return await self._reshard(demand)
+
+    async def _found(self, demand: Demand, *, any_layout: bool) -> Found | Refusal:
+        """Look up in the log who can serve the demand; where there is a choice, have heard who reads from whom."""
+        found = found_in(await self._knowledge.fold(demand.at_seq), demand, self._limits, any_layout=any_layout)
+        if not isinstance(found, Refusal):
+            sources = {holder.source.agent for holder in found.holders.able}
+            if len(sources) > 1:
+                await self._knowledge.heard(sources)
+        return found
+
+    def _decide(self, question: Question) -> PlanAnswer | LayoutsDiffer:
+        return question.decide(self._ledger, self._limits, self._knowledge.now())
+
+    async def _reshard(self, demand: Demand) -> PlanAnswer:
+        """Plan for a reader that is filled from other layouts than its own."""
+        found = await self._found(demand, any_layout=True)
+        if isinstance(found, Refusal):
+            return found
+        if not found.holders.able:
+            return nobody_has_it(demand, found.holders)
+        try:
+            compiled = await self._program(demand, found)
+        except LayoutMismatch as why:
+            return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(demand, found))
+        pieces = demand.pieces if demand.program is not None else None
+        asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
+        answer = self._decide(Question(self._job, asked, in_units(found, compiled.execution), compiled.sizes))
+        assert not isinstance(answer, LayoutsDiffer)
+        return answer
+
+    async def _program(self, demand: Demand, found: Found) -> Compiled:
+        if demand.program is not None:
+            return await self._knowledge.program(demand.program)
+        return await self._knowledge.compiled(found.seat.layout, source_set(found))
+
+    async def _could_be(self, demand: Demand, found: Found) -> bool:
+        """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""
+        fold = await self._knowledge.fold(demand.at_seq)
+        every = SourceSet(registered_layouts(fold.catalog, demand), found.originals)
+        try:
+            await self._knowledge.compiled(found.seat.layout, every)
+        except LayoutMismatch:
+            return False
+        return True
