@@ -3,6 +3,7 @@
 What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -305,7 +306,7 @@ class AgentNode(Node):
         """A reader is done, or gone."""
         self.carry_out(self.core.lease_ended(lease, how, self.now))
 
-    def written_by(self, link: Link, at: int, data: bytes) -> None:
+    def written_by(self, link: Link, where: Sequence[int], data: bytes) -> None:
         """A link writes into memory of this agent."""
         shelved = self.shelf[link.key]
         core = self.core.shards.get(link.key)
@@ -314,7 +315,7 @@ class AgentNode(Node):
             raise Violation("one writer", f"{link.key} is written by a read while it is {state}")
         if any(rank.shows is shelved.target for rank in self.world.ranks if shelved.spare and rank.up):
             raise Violation("what is shown", f"{link.key} is written where the tensors of its worker stand")
-        shelved.target.write(at, data)
+        shelved.target.put(where, data)
 
     def _may_fill(self, shelved: Shelved, core: ShardCore) -> bool:
         """Tell whether a read may write: in place only what is filling, and beside whatever stands."""
@@ -343,9 +344,8 @@ class AgentNode(Node):
             return
         if isinstance(call, CallRegister) and key not in self.core.shards:
             place = self.world.places[key]
-            self.shelf[key] = Shelved(
-                place, Segment(place.nbytes), spare=Segment(place.nbytes) if place.staged else None
-            )
+            table = self.world.layouts.table(place.layout)
+            self.shelf[key] = Shelved(place, Segment(table), spare=Segment(table) if place.staged else None)
             self.carry_out(self.core.register(place, call, self.now))
         else:
             self.carry_out(self.core.called(key, call, self.now))

@@ -5,6 +5,7 @@ patch is made when it is asked for. What is done with it is the same: it overwri
 that is, and the digest of the outcome judges it. So a patch for other bytes than stand there is played as well.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,11 +39,10 @@ class Delta:
     old: bytes
     new: bytes
 
-    def part(self, begin: int, stop: int) -> Overwrites:
+    def part(self, where: Sequence[int]) -> Overwrites:
         """Return what changed there."""
-        pairs = zip(self.old[begin:stop], self.new[begin:stop], strict=True)
-        changed = ((at, after) for at, (before, after) in enumerate(pairs) if before != after)
-        return Overwrites(stop - begin, tuple(changed))
+        changed = ((n, self.new[at]) for n, at in enumerate(where) if self.old[at] != self.new[at])
+        return Overwrites(len(where), tuple(changed))
 
 
 class Deltas:

@@ -22,7 +22,9 @@ from tensorhub_agent.effects import (
     SiblingsChecked,
 )
 from tensorhub_agent.memory import Place
-from tensorhub_common.wire.transfer import PlanAnswer, Refusal
+from tensorhub_agent.units import Completion
+from tensorhub_common.layout import shared_mismatch
+from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 from tensorhub_simulator.link import AGAIN_ODDS
 from tensorhub_simulator.memory import Segment, Shelved
 
@@ -41,7 +43,8 @@ class Errands:
 
     def digest(self, effect: Digest) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
-        segment = self._agent.shelf[effect.key].segment
+        shelved = self._agent.shelf[effect.key]
+        segment = shelved.target if effect.filled else shelved.segment
         half = len(segment.nbytes) // 2
         first = segment.digests(range(half)) if self._world.plan.digests else b""
 
@@ -80,11 +83,11 @@ class Errands:
         self._clock.after(self._clock.lag(), self._agent, lambda: self._make_copy(effect))
 
     def _make_copy(self, effect: MakeCopy) -> None:
-        key, sizes = effect.key, self._world.sizes_of(effect.layout)
+        key, table = effect.key, self._world.layouts.table(effect.layout)
         if key not in self._agent.shelf:
-            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=sizes)
-            self._agent.shelf[key] = Shelved(place, Segment(sizes))
-        made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(sizes))
+            place = Place(key, effect.shards, spot=False, layout=effect.layout, nbytes=table.nbytes)
+            self._agent.shelf[key] = Shelved(place, Segment(table))
+        made = CopyMade(key, effect.shards, effect.layout, nbytes=tuple(table.nbytes))
         self._agent.carry_out(self._agent.core.copy_made(made, self._agent.now))
 
     def check_siblings(self, effect: CheckSiblings) -> None:
@@ -94,8 +97,9 @@ class Errands:
     def _check_siblings(self, effect: CheckSiblings) -> None:
         mine = self._agent.shelf.get(effect.key)
         if mine is not None:
-            clash = [each.shard for each in effect.siblings if self._world.clash(mine.place.layout, each.layout)]
-            self._agent.news(SiblingsChecked(effect.key, f"shard {clash[0]} has other tensors" if clash else None))
+            layout = self._world.layouts.layout
+            clashes = (shared_mismatch(layout(mine.place.layout), layout(each.layout)) for each in effect.siblings)
+            self._agent.news(SiblingsChecked(effect.key, next((why for why in clashes if why is not None), None)))
 
     def plan(self, effect: AskPlan) -> None:
         """Ask the planner. The answer may come twice, late or never; then the bound is the answer."""
@@ -104,10 +108,10 @@ class Errands:
         def come(answer: PlanAnswer) -> None:
             if not answered:
                 answered.append(True)
+                came = self._came(effect, answer)
                 if self._clock.chance(AGAIN_ODDS):
-                    again = PlanCame(effect.key, effect.number, answer)
-                    self._clock.after(self._clock.lag(), self._agent, lambda: self._agent.news(again))
-                self._agent.news(PlanCame(effect.key, effect.number, answer))
+                    self._clock.after(self._clock.lag(), self._agent, lambda: self._agent.news(came))
+                self._agent.news(came)
 
         silence = Refusal(error=NO_ANSWER, reason="no planner answered")
         self._clock.after(PLAN_ASK_S, self._agent, lambda: come(silence))
@@ -119,3 +123,15 @@ class Errands:
                     self._clock.after(self._clock.lag(), self._agent, lambda: come(answer), life)
 
             self._clock.after(self._clock.lag(), world.planner, lambda: world.planner.asked(effect.demand, reply))
+
+    def _came(self, effect: AskPlan, answer: PlanAnswer) -> PlanCame:
+        """Get the program that a plan names, which now and then can't be had."""
+        if not isinstance(answer, Plan) or answer.program is None:
+            return PlanCame(effect.key, effect.number, answer)
+        if self._world.net_loses(self._agent):
+            lost = Refusal(error=NO_ANSWER, reason="the transfer program can't be had")
+            return PlanCame(effect.key, effect.number, lost)
+        layouts, shelved = self._world.layouts, self._agent.shelf.get(effect.key)
+        program = layouts.executions[answer.program]
+        completion = Completion(program, shelved.target.table) if shelved is not None else None
+        return PlanCame(effect.key, effect.number, answer, program, completion)

@@ -5,6 +5,7 @@ two agents is cut while both reach NATS, the end of a connection is heard late o
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import (
@@ -23,11 +24,13 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.lease_frames import Have, Promise, Stock
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.serving import LeaseMove
+from tensorhub_agent.units import Availability
 from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
 from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.spans import Pieces, Spans, Units, bytes_here
 from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
 
 if TYPE_CHECKING:
@@ -52,6 +55,22 @@ PATCH_ODDS: Final = 0.8
 News = SourceOpened | Available | BatchDone | SourceLost | SourceClosed
 
 
+def bytes_proven(agent: "AgentNode", key: Key, read: ReadOperation) -> set[int]:
+    """Return which bytes of a shard that is being filled stand there, as far as its own read has found out."""
+    transfer, program = read.transfer, read._carrier.program  # noqa: SLF001 (an oracle sees everything)
+    if transfer is None:
+        return set()
+    numbers = [number for number, done in enumerate(transfer.proof.done) if done]
+    if program is None:
+        pieces = Pieces(agent.shelf[key].target.table)
+        return {at for number in numbers for at in pieces.here(number)}
+    givers = [(layout, program.given_by(layout)) for layout in program.program.sources]
+    giver = {
+        unit: layout for layout, ranges in givers for first, count in ranges for unit in range(first, first + count)
+    }
+    return {at for number in numbers for at in bytes_here(program, giver[number], number)}
+
+
 class Link:
     """A reader's side of one source, with the source's side at the other end."""
 
@@ -60,12 +79,14 @@ class Link:
         self.reader, self.clock = reader, reader.world.clock
         self.key, self.number, self.share = effect.key, effect.source, effect.share
         self.version, self.root, self.turn = effect.version, effect.root, effect.turn
-        self.base = effect.base
+        self.base, self.program = effect.base, effect.program
         self.source = reader.world.agents[effect.share.source.agent]
         self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
         self.source_life, self.reader_life = 0, reader.life
         self.lease = ""
         self.closing = self.closed = self.is_open = self.answered = False
+        self.spans = self._spans()
+        self._availability: Availability | None = None
         self.is_local = self.share.transport == "local"
         self.receives = Receives(self)
         self._wire: Wire | None = None
@@ -78,6 +99,11 @@ class Link:
         """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
         self._questions = 0
+
+    def _spans(self) -> Spans:
+        if self.program is None:
+            return Pieces(self.reader.shelf[self.key].target.table)
+        return Units(self.program, self.share.layout or "")
 
     def __repr__(self) -> str:
         """Name it in a story, which is the same in every process."""
@@ -118,6 +144,7 @@ class Link:
             root=self.root,
             reader=me,
             turn=self.turn,
+            units=self.program is not None,
             nbytes=self.share.nbytes,
             promises=self.share.crosses,
         )
@@ -205,20 +232,30 @@ class Link:
         self._wire = Wire(self, memory, self._arrived, delta)
         self._digests = grant.digests
         self.reader.world.counted_on += grant.promises
-        self._tell(SourceOpened(self.key, self.number, grant.digests, pieces, grant.promises))
+        digests = grant.digests
+        if self.program is not None:
+            # As `sources.py` does: units of a program are no pieces of the source.
+            digests = b""
+            if grant.filling:
+                table = self.reader.world.layouts.table(self.share.layout or "")
+                self._availability = Availability(self.program, self.share.layout or "", table)
+                pieces = self._availability.units(pieces or ())
+            else:
+                pieces = None
+        self._tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
         for later in self._early:
             self.heard(later)
         self._renew()
 
-    def check_served(self, piece: int) -> None:
+    def check_served(self, piece: int, where: Sequence[int]) -> None:
         """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
         core = self.source.core
         coming = core.table.coming.get(self.source_key) if self.source_lives else None
         if coming is None or self.lease not in coming.leases:
             return
         operation = core.shards[self.source_key].operation
-        transfer = operation.transfer if isinstance(operation, ReadOperation) else None
-        if transfer is None or not transfer.proof.done[piece]:
+        stands = bytes_proven(self.source, self.source_key, operation) if isinstance(operation, ReadOperation) else ()
+        if not set(where) <= set(stands):
             raise Violation("served as verified", f"piece {piece} of {self.source_key} is read before it stands there")
 
     def _renew(self) -> None:
@@ -249,6 +286,8 @@ class Link:
             if self.closing:
                 return
             if isinstance(news, Have):
+                if self._availability is not None:
+                    news = Have(self._availability.units(news.pieces))
                 self._tell(Available(self.key, self.number, news))
             else:
                 # These come in order, over a connection: an older one does not come again.
@@ -270,16 +309,17 @@ class Link:
         if self._wire is not None:
             self._wire.ask(pieces)
 
-    def _arrived(self, half: Half, at: int, sent: bytes | Overwrites) -> None:
+    def _arrived(self, half: Half, where: Sequence[int], sent: bytes | Overwrites) -> None:
         if not self.receives.open:
             return
-        data = sent if isinstance(sent, bytes) else self._patched(at, sent)
-        ended = self.receives.land(half, at, data)
+        data = sent if isinstance(sent, bytes) else self._patched(where, sent)
+        ended = self.receives.land(half, where, data)
         if ended is None:
             if self._tells_progress:
                 self._at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
             return
-        found = self.found(ended.pieces) if self.reader.world.plan.digests else b""
+        hashes = self.reader.world.plan.digests and self.program is None
+        found = self.found(ended.pieces) if hashes else b""
         assert self._wire is not None
         wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
         if wrong:
@@ -292,11 +332,10 @@ class Link:
         done = BatchDone(self.key, self.number, ended.batch, found)
         self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
 
-    def _patched(self, at: int, patch: Overwrites) -> bytes:
+    def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
         """Return what a patch makes of what stands here of the old version."""
         shelved = self.reader.shelf.get(self.key)
-        old = shelved.segment.data[at : at + patch.nbytes] if shelved is not None else bytes(patch.nbytes)
-        return patch.over(bytes(old))
+        return patch.over(shelved.segment.get(where) if shelved is not None else bytes(patch.nbytes))
 
     def found(self, pieces: list[int]) -> bytes:
         """Hash pieces where they stand."""

@@ -6,11 +6,11 @@ once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tensorhub_agent.effects import Save
 from tensorhub_agent.memory import Place
 from tensorhub_common.digests import piece_digest
+from tensorhub_common.layout import PieceTable, segment_bytes
 
 
 class Violation(AssertionError):
@@ -25,14 +25,13 @@ class Violation(AssertionError):
 class Segment:
     """The memory of one shard. `generation` counts the writes."""
 
-    def __init__(self, nbytes: Sequence[int]) -> None:
+    def __init__(self, table: PieceTable) -> None:
         """Begin all zero, as fresh shared memory does."""
-        self.nbytes = tuple(nbytes)
-        self.at = [0, *accumulate(self.nbytes)]
-        self.data = bytearray(self.at[-1])
+        self.table, self.nbytes, self.at = table, table.nbytes, table.at
+        self.data = bytearray(segment_bytes(table.layout))
         self.generation = 0
         self.writers: dict[int, object] = {}
-        """Which source may write into a piece now."""
+        """Which source may write a byte now."""
         self.maps: set[str] = set()
         """Who has it mapped: nothing of it may change meanwhile."""
 
@@ -43,9 +42,19 @@ class Segment:
         self.data[at : at + len(data)] = data
         self.generation += 1
 
+    def put(self, where: Sequence[int], data: bytes) -> None:
+        """Change bytes that need not follow one another."""
+        self.write(where[0] if where else 0, b"")
+        for at, value in zip(where, data, strict=True):
+            self.data[at] = value
+
+    def get(self, where: Sequence[int]) -> bytes:
+        """Return the present bytes there."""
+        return bytes(self.data[at] for at in where)
+
     def piece(self, number: int) -> bytes:
         """Return the present bytes of one piece."""
-        return bytes(self.data[self.at[number] : self.at[number + 1]])
+        return bytes(self.data[self.at[number] : self.at[number] + self.nbytes[number]])
 
     def digests(self, pieces: Sequence[int] | None = None) -> bytes:
         """Return the digests of these pieces, or of all."""

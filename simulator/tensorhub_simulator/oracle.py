@@ -23,6 +23,7 @@ from tensorhub_simulator.log import Entry
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Shelved, Violation
 from tensorhub_simulator.retained import Retained
+from tensorhub_simulator.tensors import Layouts, Values, bytes_of, values_of
 from tensorhub_simulator.upgrading import NEW, built
 
 Place = tuple[str, str, int]
@@ -31,8 +32,9 @@ Place = tuple[str, str, int]
 class Oracle:
     """Sees every entry as it is stored."""
 
-    def __init__(self, job: str, story: deque[str]) -> None:
+    def __init__(self, job: str, story: deque[str], layouts: Layouts) -> None:
         """Begin with an empty log."""
+        self._layouts = layouts
         self.catalog = Catalog(job)
         self.rules = LogRules()
         self.commands = self.events = 0
@@ -47,7 +49,9 @@ class Oracle:
         self._due: deque[AnyEvent] = deque()
         self._offered: dict[Sender, tuple[str, bytes]] = {}
         self._offers: dict[Place, Sender] = {}
-        self._bytes: dict[tuple[str, int, str], bytes] = {}
+        self._bytes: dict[tuple[str, int, str], bytes | None] = {}
+        self._values: dict[tuple[str, int], Values] = {}
+        """Of each version, its tensors as they were published."""
 
     # The truth about bytes.
 
@@ -72,11 +76,16 @@ class Oracle:
 
     def bytes_of(self, model: str, version: int, key: str) -> bytes | None:
         """Return what was published as this version, for a shard of this place and layout."""
-        return self._bytes.get((model, version, key))
+        place = model, version, key
+        if place not in self._bytes:
+            values = self._values.get((model, version))
+            layout = self._layouts.layout(key.rpartition(".")[2])
+            self._bytes[place] = None if values is None else bytes_of(layout, values)
+        return self._bytes[place]
 
     def is_true(self, model: str, version: int, key: str, segment: Segment) -> bool:
         """Tell whether memory holds exactly the version."""
-        return self._bytes.get((model, version, key)) == bytes(segment.data)
+        return self.bytes_of(model, version, key) == bytes(segment.data)
 
     # The log.
 
@@ -109,9 +118,14 @@ class Oracle:
     def _published(self, event: VersionPublished) -> None:
         self.published[event.model] = self.published.get(event.model, 0) + 1
         self.published_at[event.model, event.version] = event.cmd
-        for shard in range(len(event.roots)):
-            key, data = self._offered[self._offers[event.model, event.replica, shard]]
+        for place in [each for each in self._bytes if each[:2] == (event.model, event.version)]:
+            del self._bytes[place]
+        offers = [self._offers[event.model, event.replica, shard] for shard in range(len(event.roots))]
+        shards = [self._offered[offer] for offer in offers]
+        for key, data in shards:
             self._bytes[event.model, event.version, key] = data
+        named = [(self._layouts.layout(key.rpartition(".")[2]), data) for key, data in shards]
+        self._values[event.model, event.version] = values_of(named)
 
     def _event(self, event: AnyEvent, seq: int) -> None:
         self.events += 1

@@ -1,21 +1,21 @@
-"""A planner of the simulation: the production fold, search and plan."""
+"""A planner of the simulation: the production fold and its whole way to an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.serving import summed
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.program import encoded
 from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, Turn
-from tensorhub_planner.deciding import Question, found_in
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Turn
+from tensorhub_planner.answering import Answering, Compiled
+from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
-from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.resharding import cannot_be_filled
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation
@@ -34,6 +34,7 @@ class PlannerNode(Node):
 
     fold: Fold
     ledger: Ledger
+    known: "Known"
 
     def __init__(self, world: "World", limits: Limits) -> None:
         """Stand ready to start."""
@@ -47,6 +48,7 @@ class PlannerNode(Node):
         self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
+        self.known = Known(self)
         self._restore()
 
     def _restore(self) -> None:
@@ -101,13 +103,67 @@ class PlannerNode(Node):
 
     def _plan(self, demand: Demand) -> PlanAnswer:
         self.check_turns()
-        found = found_in(self.fold, demand, self.limits)
-        if isinstance(found, Refusal):
-            return found
-        sizes = Sizes(self.world.sizes_of(found.seat.layout))
-        answer = Question(self.world.job, demand, found, sizes).decide(self.ledger, self.limits, self.now)
+        answer = at_once(Answering(self.world.job, self.known, self.ledger, self.limits).answer(demand))
         self.ledger.check()
-        if isinstance(answer, LayoutsDiffer):
-            why = LayoutMismatch("nobody reshards in this simulation")
-            return cannot_be_filled(demand, why, found.holders, could_be=False)
         return answer
+
+
+class Known:
+    """What a planner of the simulation knows: see `answering.Knowledge`. Nothing of it takes any time."""
+
+    def __init__(self, node: PlannerNode) -> None:
+        """Look it up in the world."""
+        self._node, self._layouts = node, node.world.layouts
+        self._made: dict[tuple[str, SourceSet], Compiled | LayoutMismatch] = {}
+        self._by_digest: dict[str, Compiled] = {}
+
+    async def fold(self, _at_seq: int) -> Fold:
+        """Return the log, folded so far already."""
+        return self._node.fold
+
+    async def sizes(self, layout: str) -> Sizes:
+        """Return the sizes of a layout's pieces."""
+        return Sizes(self._layouts.table(layout).nbytes)
+
+    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills a layout from those."""
+        key = layout, sources
+        if key not in self._made:
+            self._made[key] = self._make(layout, sources)
+        made = self._made[key]
+        if isinstance(made, LayoutMismatch):
+            raise made
+        return made
+
+    def _make(self, layout: str, sources: SourceSet) -> Compiled | LayoutMismatch:
+        index = SourceIndex({digest: self._layouts.layout(digest) for digest in sources.layouts}, sources.originals)
+        try:
+            program = compile_program(layout, self._layouts.layout(layout), index)
+        except LayoutMismatch as why:
+            return why
+        execution = self._layouts.put(encoded(program))
+        made = Compiled(execution.digest, execution, Sizes(execution.nbytes()))
+        self._by_digest[execution.digest] = made
+        return made
+
+    async def program(self, digest: str) -> Compiled:
+        """Return a program that a reader names, perhaps one that the planner before this one has made."""
+        execution = self._layouts.executions[digest]
+        return self._by_digest.get(digest) or Compiled(digest, execution, Sizes(execution.nbytes()))
+
+    async def heard(self, agents: Collection[str]) -> None:
+        """Wait for nobody: who has not told yet is told of later."""
+
+    def now(self) -> float:
+        """Return the planner's time."""
+        return self._node.now
+
+
+def at_once(answering: Coroutine[None, None, PlanAnswer]) -> PlanAnswer:
+    """Carry out what waits for nothing."""
+    try:
+        answering.send(None)
+    except StopIteration as end:
+        answer: PlanAnswer = end.value
+        return answer
+    raise Violation("at once", "the planner waits for something in a world in which nothing takes it any time")

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding, trial
+from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding, transfer, trial
+from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
+from tensorhub_planner import compiling
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
@@ -33,6 +35,10 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (superseding, "FINISH_S", 0.05),
     (serving, "TICKET_S", 1.5),
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
+    (layout, "ALIGNMENT_BYTES", 4),
+    (layout, "PIECE_BYTES_MAX", 10),  # A matrix has several pieces,
+    (compiling, "PIECE_BYTES_MAX", 8),  # and a box several units, which reach across those.
+    (transfer, "RELAYED_BYTES", 8),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
 """Constants of production, and what they are in a world of a few bytes and seconds."""

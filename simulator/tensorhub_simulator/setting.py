@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from tensorhub_agent.limits import Limits
 from tensorhub_planner.limits import Limits as PlannerLimits
 from tensorhub_planner.limits import Rates
+from tensorhub_simulator.tensors import Cuttings, unlike_cuttings
 
 STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
 """With these the planner reads even a few bytes from all the sources that there are."""
 
 MODELS = ("policy", "critic")
+
+UNLIKE = 0.4
+"""In so many worlds replicas are cut otherwise than others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,15 @@ class Setting:
     """Whether the trainers stand in one site and all others in another one."""
     deleted_after_s: float
     """When somebody deletes the job; 0: nobody does."""
+    cuttings: Cuttings | None = None
+    """How each replica is cut; None: all alike."""
 
 
 def draw(seed: int, *, calm: bool) -> Setting:
     """Draw a seed's setting; `calm` without any fault."""
     rng = random.Random(seed * 7919 + 1)
     apart = random.Random(seed * 49979687 + 1)
+    cut = random.Random(seed * 86028121 + 1)
     ruled = random.Random(seed * 104729 + 1)
     far = random.Random(seed * 15485863 + 1)
     calm = calm or rng.random() < 0.1  # noqa: PLR2004 (odds)
@@ -102,7 +109,9 @@ def draw(seed: int, *, calm: bool) -> Setting:
         sites=far.random() < 0.3,  # noqa: PLR2004 (odds)
         deleted_after_s=0.0,
     )
+    if cut.random() < UNLIKE:
+        setting = replace(setting, cuttings=unlike_cuttings(cut, setting.trainers, setting.rollouts))
     if apart.random() < 0.85:  # noqa: PLR2004 (odds)
         return setting
-    beside = replace(setting, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False)
+    beside = replace(setting, cuttings=None, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False)
     return replace(setting, beside=replace(beside, deleted_after_s=apart.choice((0.0, 0.0, 2.0, 4.0))))

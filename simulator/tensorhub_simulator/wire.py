@@ -7,7 +7,7 @@ reader's receives are open, whoever believes what.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,10 +48,12 @@ class Receives:
         """Let these pieces be written from now on."""
         segment = self._segment
         for piece in pieces:
-            other = segment.writers.get(piece)
-            if other is not None:
-                raise Violation("one writer", f"piece {piece} of {self.link.key} is asked for while {other} may write")
-            segment.writers[piece] = self.link
+            for at in self.link.spans.here(piece):
+                other = segment.writers.get(at)
+                if other is not None:
+                    what = f"piece {piece} of {self.link.key} is asked for while {other} may write"
+                    raise Violation("one writer", what)
+                segment.writers[at] = self.link
         landing = Landing(batch, pieces, 2 * len(pieces))
         self._batches.update(dict.fromkeys(pieces, landing))
 
@@ -64,28 +66,29 @@ class Receives:
     def _segment(self) -> Segment:
         return self.link.reader.shelf[self.link.key].target
 
-    def land(self, half: Half, at: int, data: bytes) -> Landing | None:
+    def land(self, half: Half, where: Sequence[int], data: bytes) -> Landing | None:
         """Write half a piece; returns the batch that has ended with it."""
         piece = half[0]
         if self.link.key not in self.link.reader.shelf:
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written into memory that was freed")
         segment = self._segment
-        if segment.writers.get(piece) is not self.link:
+        if any(segment.writers.get(at) is not self.link for at in where):
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written by a source that was closed")
-        self.link.reader.written_by(self.link, at, data)
+        self.link.reader.written_by(self.link, where, data)
         landing = self._batches[piece]
         landing.halves -= 1
         if landing.halves:
             return None
         for done in landing.pieces:
-            segment.writers.pop(done, None)
+            for at in self.link.spans.here(done):
+                segment.writers.pop(at, None)
         return landing
 
     def again(self, landing: Landing, pieces: list[int]) -> None:
         """Let these pieces of a batch that has just landed be written once more, before it is told of."""
         landing.halves = 2 * len(pieces)
         for piece in pieces:
-            self._segment.writers[piece] = self.link
+            self._segment.writers.update(dict.fromkeys(self.link.spans.here(piece), self.link))
 
     def close(self) -> None:
         """Let nothing be written any more."""
@@ -96,8 +99,8 @@ class Receives:
         """What the reader believes once it is told that the source is closed."""
         place = self.link.reader.shelf.get(self.link.key)
         if place is not None:
-            for piece in [piece for piece, writer in place.target.writers.items() if writer is self.link]:
-                del place.target.writers[piece]
+            for at in [at for at, writer in place.target.writers.items() if writer is self.link]:
+                del place.target.writers[at]
 
 
 class Wire:
@@ -107,7 +110,7 @@ class Wire:
         self,
         link: "Link",
         memory: Segment,
-        arrived: Callable[[Half, int, bytes | Overwrites], None],
+        arrived: Callable[[Half, Sequence[int], bytes | Overwrites], None],
         delta: Delta | None = None,
     ) -> None:
         """Bring them out of the source's memory to `arrived`; with a delta only what changed."""
@@ -148,15 +151,16 @@ class Wire:
         else:
             clock.after(delay_s * link.source.drag, link.source, self._send, link.source_life)
 
-    def _next(self) -> tuple[Half, int, bytes | Overwrites]:
+    def _next(self) -> tuple[Half, Sequence[int], bytes | Overwrites]:
         piece, half = self.asked.popleft()
-        self.link.check_served(piece)
-        start, end = self.memory.at[piece], self.memory.at[piece + 1]
-        middle = (start + end) // 2
-        begin, stop = (middle, end) if half else (start, middle)
+        there, here = self.link.spans.there(piece), self.link.spans.here(piece)
+        self.link.check_served(piece, there)
+        middle = len(there) // 2
+        part = slice(middle, None) if half else slice(None, middle)
+        there, here = there[part], here[part]
         if self._delta is not None and self.is_patched(piece):
-            return (piece, half), begin, self._delta.part(begin, stop)
-        return (piece, half), begin, bytes(self.memory.data[begin:stop])
+            return (piece, half), here, self._delta.part(there)
+        return (piece, half), here, self.memory.get(there)
 
     def _copy(self) -> None:
         """The reader copies out of what is mapped."""
@@ -180,7 +184,7 @@ class Wire:
         link.clock.after(link.clock.lag(), link.reader, lambda: self._land(*sent), link.reader_life)
         self._go_on()
 
-    def _land(self, half: Half, at: int, data: bytes | Overwrites) -> None:
+    def _land(self, half: Half, where: Sequence[int], data: bytes | Overwrites) -> None:
         self._on_the_way -= 1
-        self._arrived(half, at, data)
+        self._arrived(half, where, data)
         self._go_on()

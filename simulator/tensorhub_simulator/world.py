@@ -26,6 +26,7 @@ from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
 from tensorhub_simulator.setting import Setting
 from tensorhub_simulator.strangers import Strangers
+from tensorhub_simulator.tensors import Cutting, Cuttings, Layouts, equal_cutting
 from tensorhub_simulator.upgrading import Upgrade
 from tensorhub_simulator.views import Views
 from tensorhub_simulator.waiting import check_promises, check_waiting
@@ -62,7 +63,8 @@ class World:
         self.net: Net = first.net if first is not None else Net(self)
         self.nats.up = True
         self.log = ModelLog(self.clock, setting.window_s, self.nats)
-        self.truth = Oracle(self.job, self.story)
+        self.layouts = Layouts()
+        self.truth = Oracle(self.job, self.story, self.layouts)
         self.log.watchers.append(self.truth.entry)
         self.lease: Lease = first.lease if first is not None else Lease()
         self.calls = Calls(self)
@@ -86,7 +88,6 @@ class World:
         self.borrowers = Borrowers(self, seed)
         self.director, self.views = Director(self, seed), Views(self)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
-        self._sizes: dict[str, tuple[int, ...]] = {}
         rack = RACK if seed % RACK_SEEDS == 0 else ""
         self.agents = {
             f"agent-{n}": AgentNode(
@@ -110,23 +111,24 @@ class World:
     def _build(self) -> None:
         rng, setting = self.clock.rng, self.plan
         sizes = tuple(rng.choice((2, 6, 10)) for _ in range(setting.pieces))
-        for layout in range(setting.shards):
-            self._sizes[f"layout-{layout}"] = sizes
-        names = [f"trainer-{n}" for n in range(setting.trainers)] + [f"rollout-{n}" for n in range(setting.rollouts)]
+        equal = equal_cutting(setting.shards, sizes)
+        cuttings = setting.cuttings or Cuttings((equal,) * setting.trainers, (equal,) * setting.rollouts)
         for model in setting.models:
-            for name in names:
-                self._add(Group(model, name, trains=name.startswith("trainer")))
+            for number, cutting in enumerate(cuttings.trainers):
+                self._add(Group(model, f"trainer-{number}", trains=True), cutting)
+            for number, cutting in enumerate(cuttings.rollouts):
+                self._add(Group(model, f"rollout-{number}", trains=False), cutting)
 
-    def _add(self, group: Group) -> None:
+    def _add(self, group: Group, cutting: Cutting) -> None:
         setting = self.plan
         self.groups.append(group)
         spot = not group.trains and self.director.spots.random() < setting.spot
         # Of each seed other replicas; not drawn, so that the seeds stay what they were.
         staged = (not group.trains or self.borrowers.are_there) and (self.seed + len(self.groups)) % 2 == 0
-        for shard in range(setting.shards):
-            key, layout = Key(group.model, group.replica, shard), f"layout-{shard}"
-            sizes = self._sizes[layout]
-            self.places[key] = Place(key, setting.shards, spot=spot, layout=layout, nbytes=sizes, staged=staged)
+        for shard, layout in enumerate(cutting):
+            key, digest = Key(group.model, group.replica, shard), self.layouts.add(layout)
+            sizes = self.layouts.table(digest).nbytes
+            self.places[key] = Place(key, len(cutting), spot=spot, layout=digest, nbytes=sizes, staged=staged)
             agent = self.clock.rng.choice(list(self.agents.values()))
             if setting.sites:
                 near, *far = self.agents.values()
@@ -177,14 +179,6 @@ class World:
     def make_fold(self, job: str) -> JobFold:
         """Return a registry's fold."""
         return JobFold(job)
-
-    def sizes_of(self, layout: str) -> tuple[int, ...]:
-        """Return the bytes of a layout's pieces."""
-        return self._sizes[layout]
-
-    def clash(self, one: str, other: str) -> bool:
-        """Tell whether two layouts of one replica can't belong together."""
-        return one.partition("-")[0] != other.partition("-")[0]
 
     def agent_died(self, agent: AgentNode) -> None:
         """Let all notice that an agent's process is gone."""
