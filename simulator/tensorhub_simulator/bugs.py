@@ -28,7 +28,7 @@ from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events import RoundJoined, VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
-from tensorhub_simulator import bugs_trust, registry_bugs
+from tensorhub_simulator import bugs_layouts, bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -300,6 +300,12 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "patch-not-judged": bugs_trust.patch_not_judged,
     "turns-forgotten": bugs_trust.turns_forgotten,
     "change-not-switched": bugs_trust.change_not_switched,
+    "units-as-pieces": bugs_layouts.units_as_pieces,
+    "units-shown-early": bugs_layouts.units_shown_early,
+    "tensor-stands-early": bugs_layouts.tensor_stands_early,
+    "foreign-view": bugs_layouts.foreign_view,
+    "foreign-units-taken": bugs_layouts.foreign_units_taken,
+    "root-of-another": bugs_layouts.root_of_another,
     **registry_bugs.BUGS,
 }
 

@@ -328,6 +328,9 @@ class Link:
             self.receives.again(ended, wrong)
             self._wire.ask_plain(wrong)
             return
+        if self.program is not None:
+            self.reader.world.units += len(ended.pieces)
+            self.reader.world.relayed += len(ended.pieces) if self._availability is not None else 0
         self.reader.world.patched += sum(map(self._wire.is_patched, ended.pieces))
         done = BatchDone(self.key, self.number, ended.batch, found)
         self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))

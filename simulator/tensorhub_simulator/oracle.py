@@ -10,8 +10,9 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog, root_key
 from tensorhub_common.catalog.story import line
+from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.codec import decode_command
-from tensorhub_common.wire.commands import Filled, Ready, Sender
+from tensorhub_common.wire.commands import NO_ROOT, Filled, Ready, Sender
 from tensorhub_common.wire.events import (
     AnyEvent,
     CommandRejected,
@@ -68,6 +69,8 @@ class Oracle:
         key = root_key(place.shards, place.key.shard, place.layout)
         if not self.is_true(command.model, command.version, key, segment):
             raise Violation("exact version", f"{place.key} commits version {command.version} with other bytes")
+        if command.root not in (NO_ROOT, root_digest(segment.digests())):
+            raise Violation("the log's root", f"{place.key} commits root {command.root}, and that is of other bytes")
         model = self.catalog.models.get(command.model)
         record = model.versions.get(command.version) if model is not None else None
         known = record.roots.get(key) if record is not None else None

@@ -19,6 +19,7 @@ from tensorhub_planner.ranges import Sizes
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.tensors import Layouts
 from tensorhub_simulator.upgrading import OLD, built
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class PlannerNode(Node):
         self.up, self.state.paused = True, False
         self.backlog.clear()
         self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
-        self.known = Known(self)
+        self.known = Known(self.world.layouts, lambda: self.fold, lambda: self.now)
         self._restore()
 
     def _restore(self) -> None:
@@ -111,15 +112,15 @@ class PlannerNode(Node):
 class Known:
     """What a planner of the simulation knows: see `answering.Knowledge`. Nothing of it takes any time."""
 
-    def __init__(self, node: PlannerNode) -> None:
-        """Look it up in the world."""
-        self._node, self._layouts = node, node.world.layouts
+    def __init__(self, layouts: Layouts, fold: Callable[[], Fold], now: Callable[[], float]) -> None:
+        """Look it up there."""
+        self._layouts, self._fold, self._now = layouts, fold, now
         self._made: dict[tuple[str, SourceSet], Compiled | LayoutMismatch] = {}
         self._by_digest: dict[str, Compiled] = {}
 
     async def fold(self, _at_seq: int) -> Fold:
         """Return the log, folded so far already."""
-        return self._node.fold
+        return self._fold()
 
     async def sizes(self, layout: str) -> Sizes:
         """Return the sizes of a layout's pieces."""
@@ -156,7 +157,7 @@ class Known:
 
     def now(self) -> float:
         """Return the planner's time."""
-        return self._node.now
+        return self._now()
 
 
 def at_once(answering: Coroutine[None, None, PlanAnswer]) -> PlanAnswer:

@@ -36,8 +36,8 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (serving, "TICKET_S", 1.5),
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (layout, "ALIGNMENT_BYTES", 4),
-    (layout, "PIECE_BYTES_MAX", 10),  # A matrix has several pieces,
-    (compiling, "PIECE_BYTES_MAX", 8),  # and a box several units, which reach across those.
+    (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
+    (compiling, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
     (transfer, "RELAYED_BYTES", 8),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
@@ -73,6 +73,10 @@ class Totals:
     jumps: int = 0
     losses: int = 0
     """Disks that were lost."""
+    units: int = 0
+    """What came by transfer programs."""
+    relayed: int = 0
+    """Of these, from half-filled sources."""
     patched: int = 0
     """Pieces that came as patches, and were right."""
     mispatched: int = 0
@@ -93,6 +97,8 @@ class Totals:
             self.promises += job.counted_on
             self.raised.update(job.calls.raised)
             self.left.update(job.left)
+            self.units += job.units
+            self.relayed += job.relayed
             self.patched += job.patched
             self.mispatched += job.mispatched
         self.kills += world.faults.kills

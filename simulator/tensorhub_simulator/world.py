@@ -75,6 +75,8 @@ class World:
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.touched: set[AgentNode] = set()
+        self.units = self.relayed = 0
+        """What came by programs, and of that from half-filled sources."""
         self.patched = self.mispatched = 0
         """Pieces that were right after they were patched, and pieces that were not and came as they are."""
         self.folded: set[RegistryNode] = set()

@@ -38,14 +38,14 @@ Cutting = tuple[Layout, ...]
 
 
 @st.composite
-def models(draw: st.DrawFn, tensors_max: int = 4) -> Model:
+def models(draw: st.DrawFn, tensors_max: int = 4, size_max: int = 9) -> Model:
     """Draw a few tensors of up to three dimensions, scalars and empty ones among them."""
     count = draw(st.integers(1, tensors_max))
     seed = draw(st.integers(0, 2**32 - 1))
     chance = np.random.default_rng(seed)
     tensors = []
     for number in range(count):
-        shape = tuple(draw(st.lists(st.integers(0 if draw(st.integers(0, 9)) == 0 else 1, 9), max_size=3)))
+        shape = tuple(draw(st.lists(st.integers(0 if draw(st.integers(0, 9)) == 0 else 1, size_max), max_size=3)))
         dtype = draw(st.sampled_from(sorted(DTYPES)))
         values = chance.integers(0, 256, (*shape, DTYPES[dtype]), dtype=np.uint8)
         tensors.append(Tensor(f"layer.{number}.weight", dtype, values))
@@ -53,12 +53,15 @@ def models(draw: st.DrawFn, tensors_max: int = 4) -> Model:
 
 
 @st.composite
-def cuttings(draw: st.DrawFn, model: Model, shards_max: int = 4) -> Cutting:
-    """Cut a model into shards: FSDP, TP by rows or columns, a mesh of both, PP, EP, replicated, uneven, mixed."""
+def cuttings(draw: st.DrawFn, model: Model, shards_max: int = 4, *, overlap: bool = True) -> Cutting:
+    """Cut a model into shards: FSDP, TP by rows or columns, a mesh of both, PP, EP, replicated, uneven, mixed.
+
+    Without `overlap` every element stands in one shard alone.
+    """
     shards = draw(st.integers(1, shards_max))
     entries: list[list[TensorEntry]] = [[] for _ in range(shards)]
     for tensor in model:
-        how = draw(st.sampled_from(["replicated", "owned", "along", "uneven", "mesh"]))
+        how = draw(st.sampled_from([*(["replicated"] if overlap else []), "owned", "along", "uneven", "mesh"]))
         if how == "owned" or not tensor.shape:
             # By layers or by experts: one shard has it, or, of a scalar, perhaps all.
             owners = range(shards) if how == "replicated" else [draw(st.integers(0, shards - 1))]

@@ -1,0 +1,100 @@
+"""Replicas of any shardings fill each other, whatever fails: planner, rounds, leases and transfers as they are.
+
+Hypothesis draws the tensors and how each replica is cut; the simulator lets trainers publish and rollouts read in
+virtual time, kills, stops and cuts off whoever it likes, and compares every byte that a shard commits or shows to a
+worker with what numpy makes of the bytes that were published.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property.shardings import Model, cuttings, fused, models
+
+from tensorhub_simulator.bugs import planted
+from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.running import scaled_down
+from tensorhub_simulator.setting import draw
+from tensorhub_simulator.tensors import Cutting, Cuttings, unlike_cuttings
+from tensorhub_simulator.world import World
+
+RIGHT: Final = frozenset(
+    {"AgentUnavailable", "DrainTimeout", "NotPublished", "RegistryUnavailable", "ReplicaConflict", "RetentionFull"}
+    | {"RoundTimeout", "VersionConflict", "VersionUnavailable"}
+)
+"""What a call may raise here. All layouts together have everything, so none differs (`LayoutMismatch`), and nobody
+damages a byte under a lease that holds (`IntegrityError`)."""
+
+SOON_FOUND: Final = {
+    "units-shown-early": 8,
+    "tensor-stands-early": 8,
+    "foreign-view": 1,
+    "foreign-units-taken": 3,
+    "root-of-another": 1,
+}
+"""Bugs of reads by programs, and the seeds that found them when last looked for."""
+
+
+@st.composite
+def cut(draw: st.DrawFn, model: Model, *, overlap: bool) -> Cutting:
+    """Cut a replica, at times with its tensors fused."""
+    layouts = draw(cuttings(model, shards_max=3, overlap=overlap))
+    if draw(st.booleans()):
+        chance = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        layouts = tuple(fused(layout, chance) for layout in layouts)
+    return layouts
+
+
+@st.composite
+def replicas(draw: st.DrawFn) -> Cuttings:
+    """Draw who publishes, and who reads."""
+    model = draw(models(tensors_max=3, size_max=4))
+    trainers = draw(st.lists(cut(model, overlap=False), min_size=1, max_size=2))
+    rollouts = draw(st.lists(cut(model, overlap=True), min_size=1, max_size=3))
+    return Cuttings(tuple(trainers), tuple(rollouts))
+
+
+def world_of(seed: int, cuttings: Cuttings, *, calm: bool) -> World:
+    """Return a seed's world, with these replicas in place of its own."""
+    numbers = {"trainers": len(cuttings.trainers), "rollouts": len(cuttings.rollouts)}
+    return World(seed, replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None, **numbers))
+
+
+def run_all(seeds: Iterable[int]) -> None:
+    """Run seeds in which everybody is cut otherwise."""
+    for seed in seeds:
+        world_of(seed, unlike_cuttings(Random(seed), 1, 3), calm=False).run()
+
+
+@given(replicas(), st.integers(1, 2**32), st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, calm: bool) -> None:  # noqa: FBT001
+    """And a fresh version reaches all of them once nothing fails any more."""
+    with scaled_down():
+        world = world_of(seed, drawn, calm=calm)
+        world.run()
+    assert set(world.calls.raised) <= RIGHT
+
+
+def test_chance_goes_everywhere() -> None:
+    """So that the test above means something: units come, also from half-filled sources, and sources are lost."""
+    units = relayed = lost = 0
+    with scaled_down():
+        for seed in range(1, 13):
+            world = world_of(seed, unlike_cuttings(Random(seed), 1, 3), calm=False)
+            world.run()
+            units, relayed = units + world.units, relayed + world.relayed
+            lost += sum(count for why, count in world.left.items() if why)
+    assert min(units, relayed, lost) > 0
+
+
+@pytest.mark.parametrize("bug", SOON_FOUND)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """With the seed that found it when last looked for, or another one after it."""
+    with planted(bug), scaled_down(), pytest.raises((Violation, KeyError, AssertionError)):
+        run_all((SOON_FOUND[bug], *range(1, 41)))
