@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Final
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Shape
+from tensorhub_common.parts import Shape
 
 CASTABLE: Final[dict[str, int]] = {
     "float64": 8,
@@ -79,6 +79,9 @@ class Order(enum.Enum):
     scale = 1 / f."""
 
 
+_SQUARE: Final = (128, 128)
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme:
     """How fp8 values and their scales come from a weight of [..., rows, columns]."""
@@ -95,6 +98,11 @@ class Fp8Scheme:
     saturate: bool = False
     """Values beyond ±448 become ±448, and a NaN becomes 448, as fmin and fmax on a GPU have it."""
 
+    @property
+    def suffix(self) -> str:
+        """What engines and checkpoints append to a weight's name to call its scales."""
+        return "_scale_inv" if self.block == _SQUARE else "_scale"
+
     def check_source(self, shape: Shape, dtype: str) -> None:
         """Raise `LayoutMismatch` when a global tensor of this shape and dtype can't be a source; it goes unnamed."""
         if dtype not in FP8_SOURCES:
@@ -105,7 +113,7 @@ class Fp8Scheme:
     def scales_shape(self, shape: Shape) -> Shape:
         """Return the global shape of the scales of a global tensor: [..., blocks of rows, blocks of columns]."""
         *batch, rows, columns = shape
-        steps = self._steps(shape)
+        steps = self.steps(shape)
         return (*batch, *(-(-size // step) for size, step in zip((rows, columns), steps, strict=True)))
 
     def values_need(self, start: Shape, stop: Shape, shape: Shape) -> Span:
@@ -114,7 +122,7 @@ class Fp8Scheme:
 
     def scales_of(self, start: Shape, stop: Shape, shape: Shape) -> Span:
         """Return the box of the scales whose blocks a box of values touches."""
-        steps = self._steps(shape)
+        steps = self.steps(shape)
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             first = (*start[:-2], *(a // step for a, step in zip(start[-2:], steps, strict=True)))
             return first, first
@@ -126,13 +134,14 @@ class Fp8Scheme:
     def scales_need(self, start: Shape, stop: Shape, shape: Shape) -> Span:
         """Return the box of the source that a box of scales is made of."""
         sizes = shape[-2:]
-        steps = self._steps(shape)
+        steps = self.steps(shape)
         return (
             (*start[:-2], *(min(a * step, size) for a, step, size in zip(start[-2:], steps, sizes, strict=True))),
             (*stop[:-2], *(min(b * step, size) for b, step, size in zip(stop[-2:], steps, sizes, strict=True))),
         )
 
-    def _steps(self, shape: Shape) -> Shape:
+    def steps(self, shape: Shape) -> Shape:
+        """Return how many rows and columns share a scale in a global tensor of this shape."""
         # An empty dimension has no block, and still needs a step that can be divided by.
         sizes = shape[-2:]
         return tuple(max(1, size if step is None else step) for size, step in zip(sizes, self.block, strict=True))

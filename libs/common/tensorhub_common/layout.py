@@ -22,12 +22,13 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.derived import check_derived
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.parts import NAME_BYTES_MAX as NAME_BYTES_MAX  # noqa: PLC0414 (a layout's words are imported
 from tensorhub_common.parts import SIZE_MAX as SIZE_MAX  # noqa: PLC0414 (... from here, wherever they are defined)
 from tensorhub_common.parts import Part as Part  # noqa: PLC0414
 from tensorhub_common.parts import Shape as Shape  # noqa: PLC0414
-from tensorhub_common.parts import check_parts, name_bytes
+from tensorhub_common.parts import check_parts, columns_of, name_bytes, named
 
 PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 """A piece is at most this long. Part of the protocol: it decides which digests a root is taken over."""
@@ -116,6 +117,7 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
         _check_entry(entry)
         if entry.parts:
             check_parts(entry.name, entry.shape, entry.parts)
+            _check_derived(entry)
     layout = Layout(tensors)
     mismatch = (
         shared_mismatch(layout, layout, "elsewhere in the shard") if any(entry.parts for entry in tensors) else None
@@ -150,10 +152,27 @@ def _check_entry(entry: TensorEntry) -> None:
         raise LayoutMismatch(f"tensor {entry.name!r} has {entry.nbytes} bytes; at most {TENSOR_BYTES_MAX} are possible")
 
 
+def _check_derived(entry: TensorEntry) -> None:
+    for number, part in enumerate(entry.parts):
+        try:
+            if part.cast:
+                check_derived(part, entry.dtype)
+        except LayoutMismatch as why:
+            raise LayoutMismatch(f"tensor {entry.name!r}: {named(number, part)} {why}") from None
+
+
 def encoded(layout: Layout) -> bytes:
     """Return a layout as it is kept and digested: parts are named only where a tensor has some."""
     columns = [
-        (e.name, e.dtype, e.itemsize, e.shape, e.global_shape, e.offset, *((e.parts,) if e.parts else ()))
+        (
+            e.name,
+            e.dtype,
+            e.itemsize,
+            e.shape,
+            e.global_shape,
+            e.offset,
+            *((tuple(map(columns_of, e.parts)),) if e.parts else ()),
+        )
         for e in layout.tensors
     ]
     return msgspec.msgpack.encode({"tensors": columns})
@@ -232,12 +251,15 @@ def _indices(shape: Shape) -> Iterator[Shape]:
 
 
 def global_tensors(entry: TensorEntry) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of the global tensors that a registered tensor has boxes of; padding is of none."""
+    """Yield names and shapes of the global tensors that a registered tensor has boxes of; padding is of none.
+
+    What is computed of one is another one, whose name says how.
+    """
     if not entry.parts:
         yield entry.name, entry.global_shape
     for part in entry.parts:
         if not part.is_padding:
-            yield part.name, part.global_shape
+            yield f"{part.name} as {part.cast}" if part.cast else part.name, part.global_shape
 
 
 def shared_mismatch(one: Layout, other: Layout, where: str = "in a sibling shard") -> str | None:
@@ -275,7 +297,11 @@ def _describe(entry: TensorEntry | None) -> str:
         return "absent"
     if entry.parts:
         told = entry.parts[:_PARTS_TOLD]
-        parts = ["padding" if part.is_padding else f"{part.name} at {list(part.offset)}" for part in told]
+        parts = ["padding" if part.is_padding else _told(part) for part in told]
         more = f" and {len(entry.parts) - _PARTS_TOLD} parts more" if len(entry.parts) > _PARTS_TOLD else ""
         return f"{entry.dtype}{list(entry.shape)} of {', '.join(parts)}{more}"
     return f"{entry.dtype}{list(entry.shape)} of {list(entry.global_shape)} at {list(entry.offset)}"
+
+
+def _told(part: Part) -> str:
+    return f"{part.name}{f' as {part.cast}' if part.cast else ''} at {list(part.offset)}"

@@ -48,6 +48,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Where it begins in the registered tensor."""
     shape: Shape
     """Its size there."""
+    cast: str = ""
+    """What is computed of the global tensor, as "fp8-block-128:values" (`derived`); empty: it is a box of it.
+
+    `global_shape` is then the shape of what it is computed of; `offset` and `extent` count values, or blocks of scales.
+    """
 
     @property
     def is_padding(self) -> bool:
@@ -80,12 +85,12 @@ def check_parts(tensor: str, shape: Shape, parts: Sequence[Part]) -> None:
     for number, part in enumerate(parts):
         wrong = _wrong_here(part, shape) or _wrong_there(part)
         if wrong:
-            raise LayoutMismatch(f"tensor {tensor!r}: {_called(number, part)} {wrong}")
+            raise LayoutMismatch(f"tensor {tensor!r}: {named(number, part)} {wrong}")
     found = _overlap(parts)
     if found is not None:
         one, other = found
         raise LayoutMismatch(
-            f"tensor {tensor!r}: {_called(one, parts[one])} and {_called(other, parts[other])} overlap; each element "
+            f"tensor {tensor!r}: {named(one, parts[one])} and {named(other, parts[other])} overlap; each element "
             "belongs to one part"
         )
     if sum(math.prod(part.shape) for part in parts) < math.prod(shape):
@@ -96,8 +101,15 @@ def check_parts(tensor: str, shape: Shape, parts: Sequence[Part]) -> None:
         )
 
 
-def _called(number: int, part: Part) -> str:
+def named(number: int, part: Part) -> str:
+    """Call a part in a sentence."""
     return f"part {number} (padding)" if part.is_padding else f"part {number} ({part.name[:80]!r})"
+
+
+def columns_of(part: Part) -> tuple[object, ...]:
+    """Return a part as layouts are digested: what it is computed of is named only where it is."""
+    columns = (part.name, part.global_shape, part.offset, part.extent, part.start, part.shape)
+    return (*columns, part.cast) if part.cast else columns
 
 
 def _wrong_here(part: Part, shape: Shape) -> str | None:
@@ -113,7 +125,8 @@ def _wrong_here(part: Part, shape: Shape) -> str | None:
 def _wrong_there(part: Part) -> str | None:
     """Say why the part is no box of its global tensor, or None."""
     if part.is_padding:
-        return None if part.global_shape == part.offset == part.extent == () else "is padding of a global tensor"
+        is_bare = part.global_shape == part.offset == part.extent == () and not part.cast
+        return None if is_bare else "is padding of a global tensor"
     if not 0 < name_bytes(part.name) <= NAME_BYTES_MAX:
         return f"has a name that is no text or longer than {NAME_BYTES_MAX} bytes: rename it"
     if not len(part.global_shape) == len(part.offset) == len(part.extent):
@@ -122,7 +135,8 @@ def _wrong_there(part: Part) -> str | None:
             "numbers in each"
         )
     for size, whole, begin in zip(part.extent, part.global_shape, part.offset, strict=True):
-        if size < 1 or begin < 0 or begin + size > whole or whole > SIZE_MAX:
+        is_beyond = not part.cast and begin + size > whole  # What is computed has a shape of its own: `check_derived`.
+        if size < 1 or begin < 0 or is_beyond or whole > SIZE_MAX:
             return f"of extent {part.extent} at {part.offset} does not fit into global shape {part.global_shape}"
     if without_leading_ones(part.shape) != without_leading_ones(part.extent):
         return f"has shape {part.shape} in the tensor and extent {part.extent} in the global one: they must be equal"

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.regions import Form, Regions, Sizes
+from tensorhub_common.regions import Blocks, Form, Regions, Sizes
 
 UNITS_MAX: Final = 4_000_000
 """A program has at most so many units, as a layout has pieces."""
@@ -60,6 +60,10 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     strides: Sizes
     itemsize: int
     cast: str
+    blocks: Blocks | None = None
+    """What the whole cell is made of, where that are whole blocks; `ahead` is where these begin."""
+    step: int = 1
+    """So many of the source's elements along the dimension of the cut make one of the cell's."""
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True):
@@ -168,7 +172,7 @@ class Execution:
             ahead = unit * cut.rows
             to.append(group.to[tensor] + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
             there = group.at[tensor][owner.box] + owner.ahead
-            origin.append(there + (ahead * owner.strides[cut.dim] if ahead else 0))
+            origin.append(there + (ahead * owner.step * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
         return Regions(to, origin, form)
 
@@ -204,8 +208,17 @@ class Execution:
                 itemsize=owner.itemsize,
                 to_itemsize=cut.itemsize,
                 cast=owner.cast,
+                blocks=None if owner.blocks is None else _blocks_of(cut, owner.blocks, owner.step, unit),
             )
         return form
+
+
+def _blocks_of(cut: Cut, blocks: Blocks, step: int, unit: int) -> Blocks:
+    """Return what a unit is made of. Where a cell has several each begins with a block."""
+    if cut.units == 1:
+        return blocks
+    length = min(cut.rows * step, blocks.shape[cut.dim] - unit * cut.rows * step)
+    return Blocks((*blocks.shape[: cut.dim], length, *blocks.shape[cut.dim + 1 :]), blocks.skip)
 
 
 def _blocks(program: Program) -> list[_Block]:

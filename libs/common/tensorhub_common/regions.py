@@ -16,6 +16,15 @@ import msgspec
 Sizes = tuple[int, ...]
 
 
+class Blocks(msgspec.Struct, frozen=True, array_like=True):
+    """Of what a box is made whose elements depend on whole blocks: a box of the source that consists of such."""
+
+    shape: Sizes
+    """Its elements, in as many dimensions as the box has."""
+    skip: Sizes
+    """Where a box of values begins in it; of scales zeros."""
+
+
 class Form(msgspec.Struct, frozen=True, array_like=True):
     """The shape of a box in elements, and how far its elements lie apart at both ends."""
 
@@ -28,11 +37,18 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of an element in the destination."""
     cast: str = ""
     """How an element is converted, as "float32>bfloat16"; empty: it is taken as it is."""
+    blocks: Blocks | None = None
+    """What it is made of where that is another box than `shape`; `origin_strides` are that one's."""
 
     @property
     def elements(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
+
+    @property
+    def origin_shape(self) -> Sizes:
+        """How many elements it is made of in each dimension."""
+        return self.shape if self.blocks is None else self.blocks.shape
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +58,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     @property
     def origin_nbytes(self) -> int:
         """Bytes of its elements in the source."""
-        return self.elements * self.itemsize
+        return math.prod(self.origin_shape) * self.itemsize
 
     @property
     def is_packed_here(self) -> bool:
@@ -52,7 +68,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_packed_there(self) -> bool:
         """Whether its elements follow one another in the source, in the order of their indices."""
-        return _is_packed(self.shape, self.origin_strides, self.itemsize)
+        return _is_packed(self.origin_shape, self.origin_strides, self.itemsize)
 
     @property
     def span_bytes(self) -> int:
@@ -62,7 +78,7 @@ class Form(msgspec.Struct, frozen=True, array_like=True):
     @property
     def origin_span_bytes(self) -> int:
         """From its first byte in the source to behind its last one."""
-        return _span(self.shape, self.origin_strides, self.itemsize)
+        return _span(self.origin_shape, self.origin_strides, self.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from tensorhub_agent.boxes import Part, check, is_run, normal, parts, run_bytes
-from tensorhub_agent.converting import Convert, converter
+from tensorhub_agent.converting import Convert, converter_of
 from tensorhub_agent.copy_job import Job
 from tensorhub_agent.copying import Columns, CopyPool, address_of, check_fits, memmove, merged, split
 from tensorhub_common.regions import Form, Regions, Sizes
@@ -48,6 +48,7 @@ class _Arrays:
 
     shape: Sizes
     to_strides: Sizes
+    origin_shape: Sizes
     origin_strides: Sizes
     to_dtype: np.dtype[Any]
     dtype: np.dtype[Any]
@@ -58,18 +59,20 @@ class _Arrays:
         """Return how numpy copies a normal form."""
         if form.cast:
             dtype, to_dtype = (np.dtype(f"u{size}") for size in (form.itemsize, form.to_itemsize))
-            return cls(form.shape, form.to_strides, form.origin_strides, to_dtype, dtype, converter(form.cast))
+            origin = form.origin_shape, form.origin_strides
+            return cls(form.shape, form.to_strides, *origin, to_dtype, dtype, converter_of(form))
         run = run_bytes(form)
         if 1 < run <= SHORT_RUN_BYTES_MAX:
             # Where both ends are strided numpy is eight times as fast with numbers as with others of their size.
             dtype = np.dtype(f"u{run}") if run in NUMBERS_BYTES else np.dtype((np.void, run))
-            return cls(form.shape[:-1], form.to_strides[:-1], form.origin_strides[:-1], dtype, dtype, np.copyto)
+            shape = form.shape[:-1]
+            return cls(shape, form.to_strides[:-1], shape, form.origin_strides[:-1], dtype, dtype, np.copyto)
         dtype = np.dtype("u1")
-        return cls(form.shape, form.to_strides, form.origin_strides, dtype, dtype, np.copyto)
+        return cls(form.shape, form.to_strides, form.shape, form.origin_strides, dtype, dtype, np.copyto)
 
     def copy(self, destination: memoryview, to: int, source: memoryview, origin: int) -> None:
         """Copy the part that begins at byte `origin` to byte `to`."""
-        there: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, source, origin, self.origin_strides)
+        there: npt.NDArray[Any] = np.ndarray(self.origin_shape, self.dtype, source, origin, self.origin_strides)
         here: npt.NDArray[Any] = np.ndarray(self.shape, self.to_dtype, destination, to, self.to_strides)
         self.convert(here, there)
 
@@ -103,13 +106,15 @@ class _Kind:
     span: int
     origin_span: int
     parts: tuple[tuple[Part, _Arrays], ...]
+    costs: list[int]
+    """What each part costs, in bytes: those of the end that has more."""
 
     @classmethod
     def of(cls, form: Form, nbytes_max: int, origin_nbytes_max: int) -> "_Kind":
         """Look at a form whose boxes go from `origin_nbytes_max` bytes into `nbytes_max`. Raises ValueError."""
         check(form)
         if form.cast:
-            converter(form.cast)
+            converter_of(form)
         form = normal(form)
         if max(form.nbytes, form.span_bytes) > nbytes_max:
             raise ValueError(f"a box that spans {form.span_bytes} bytes exceeds the destination of {nbytes_max}")
@@ -118,7 +123,8 @@ class _Kind:
                 f"a box that spans {form.origin_span_bytes} bytes exceeds the source of {origin_nbytes_max}"
             )
         cut = () if is_run(form) else tuple((part, _Arrays.of(part.form)) for part in parts(form, PART_BYTES_MAX))
-        return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut)
+        costs = [max(part.form.nbytes, part.form.origin_nbytes) for part, _ in cut]
+        return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut, costs)
 
 
 class BoxJob(Job):
@@ -205,7 +211,7 @@ def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) ->
             [there + part.origin for part, _ in kind.parts],
             [arrays for _, arrays in kind.parts],
         )
-        costs += [part.form.nbytes for part, _ in kind.parts]
+        costs += kind.costs
     return _column(costs)
 
 

@@ -2,7 +2,7 @@
 
 A *run* is what lies in one piece at both ends. A normal form has no dimension of size 1 and none that continues its
 neighbour at both ends. Where nothing is converted its elements are bytes, so a run is its last dimension; where
-something is converted its elements are those that the converter knows.
+something is converted its elements are those that the converter knows. What is computed of whole blocks stays as it is.
 
 Always true: a form that is derived from another one here names the same bytes in the same order.
 """
@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.block_boxes import block_parts, wrong
 from tensorhub_common.regions import Form, Regions, Sizes
 
 DIMS_MAX: Final = 16
@@ -49,6 +50,10 @@ def check(form: Form) -> None:
         raise BadForm("a form has a dimension or elements without size")
     if min(form.to_strides + form.origin_strides, default=0) < 0:
         raise BadForm("a form has a negative stride")
+    if form.blocks is not None:
+        why = wrong(form)
+        if why is not None:
+            raise BadForm(why)
     if form.cast and not {form.itemsize, form.to_itemsize} <= CAST_ITEMSIZES:
         raise BadForm(f"elements of {form.itemsize} bytes can't be converted to {form.to_itemsize}")
     if not form.cast and form.itemsize != form.to_itemsize:
@@ -72,6 +77,8 @@ def check_boxes(regions: Regions, nbytes: int) -> None:
 
 def normal(form: Form) -> Form:
     """Return the normal form of one that is good. Raises `BadForm` if it still has too many dimensions."""
+    if form.blocks is not None and len(form.shape) <= DIMS_MAX:
+        return form
     dims = list(zip(form.shape, form.to_strides, form.origin_strides, strict=True))
     itemsize, to_itemsize = form.itemsize, form.to_itemsize
     if not form.cast:
@@ -109,6 +116,10 @@ def run(nbytes: int) -> Form:
 
 def parts(form: Form, nbytes_max: int) -> Iterator[Part]:
     """Cut a normal form into boxes of at most so many bytes at either end, in the order of its elements."""
+    if form.blocks is not None:
+        for to, origin, computed in block_parts(form, nbytes_max):
+            yield Part(to, origin, computed)
+        return
     itemsize = max(form.itemsize, form.to_itemsize)
     if form.elements * itemsize <= nbytes_max or not form.shape:
         yield Part(0, 0, form)
@@ -149,17 +160,17 @@ def packed_strides(shape: Sizes, itemsize: int) -> Sizes:
 def as_sent(form: Form) -> Form:
     """Return the first half of a form that is cut in two by a wire: from where it stands to packed.
 
-    What is converted is converted in this half, unless it grows by it.
+    What is converted is converted in this half, unless it grows by it. What is computed of blocks never does.
     """
-    casts = form.cast if form.to_itemsize <= form.itemsize else ""
+    casts = form.cast if form.blocks is not None or form.to_itemsize <= form.itemsize else ""
     itemsize = form.to_itemsize if casts else form.itemsize
     strides = packed_strides(form.shape, itemsize)
-    return Form(form.shape, strides, form.origin_strides, form.itemsize, itemsize, casts)
+    return Form(form.shape, strides, form.origin_strides, form.itemsize, itemsize, casts, form.blocks)
 
 
 def as_received(form: Form) -> Form:
     """Return the other half: from packed to where it belongs."""
-    casts = form.cast if form.to_itemsize > form.itemsize else ""
+    casts = form.cast if form.blocks is None and form.to_itemsize > form.itemsize else ""
     itemsize = form.itemsize if casts or not form.cast else form.to_itemsize
     strides = packed_strides(form.shape, itemsize)
     return Form(form.shape, form.to_strides, strides, itemsize, form.to_itemsize, casts)

@@ -8,15 +8,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
+from tensorhub_agent.block_boxes import kind_of
+from tensorhub_agent.casting.fp8 import fill_scales, fill_values, fold_amax
 from tensorhub_agent.casting.values import cast
 from tensorhub_common.casts import check_value_cast, dtypes_of
+from tensorhub_common.derived import Derived
 from tensorhub_common.errors import LayoutMismatch, TensorHubError
+from tensorhub_common.regions import Form, Sizes
 
 Convert = Callable[[npt.NDArray[Any], npt.NDArray[Any]], None]
-"""Writes into its first argument the elements of the second. Both have one shape and any strides; their elements are
-the bits of numbers, as unsigned integers of that size. It runs in a thread of the copy pool, so it lets go of the GIL.
+"""Writes into its first argument the elements of the second. Both have any strides, and one shape unless something is
+computed of blocks; their elements are the bits of numbers, as unsigned integers of that size. It runs in a thread of
+the copy pool, so it lets go of the GIL.
 """
 
 
@@ -26,6 +32,15 @@ class CastUnknown(TensorHubError):
 
 CONVERTERS: Final[dict[str, Convert]] = {}
 """Those that were asked for. There are not many pairs of dtypes."""
+
+
+def converter_of(form: Form) -> Convert:
+    """Return what converts the elements of a good form. Raises `CastUnknown`."""
+    if form.blocks is None:
+        return converter(form.cast)
+    found = kind_of(form)
+    assert found is not None
+    return partial(_computed, *found, form.blocks.skip)
 
 
 def converter(name: str) -> Convert:
@@ -45,3 +60,19 @@ def converter(name: str) -> Convert:
 
 def _converted(from_dtype: str, to_dtype: str, here: npt.NDArray[Any], there: npt.NDArray[Any]) -> None:
     cast(there, from_dtype, here, to_dtype)
+
+
+def _computed(from_dtype: str, kind: Derived, skip: Sizes, here: npt.NDArray[Any], there: npt.NDArray[Any]) -> None:
+    """Fill scales, or values from `skip` on, of whole blocks."""
+    scheme = kind.scheme
+    amax = np.zeros(scheme.scales_shape(there.shape), np.float32)
+    fold_amax(there, from_dtype, scheme, amax)
+    if kind.is_scales:
+        fill_scales(amax, scheme, here.view(np.float32))
+    elif here.shape == there.shape:
+        fill_values(there, from_dtype, amax, scheme, here)
+    else:
+        # At the edges of a shard alone: all between them is whole blocks.
+        whole = np.empty(there.shape, np.uint8)
+        fill_values(there, from_dtype, amax, scheme, whole)
+        np.copyto(here, whole[tuple(slice(a, a + size) for a, size in zip(skip, here.shape, strict=True))])

@@ -15,6 +15,10 @@ from tensorhub_common.regions import Form
 SLOT_BYTES: Final = 4 * 1024 * 1024
 """What a frame asks for is packed into so many bytes at most; as long as the longest message."""
 
+COMPUTED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What a frame asks for is computed of so many bytes at most, beside what is sent as it stands or cast: scales are few
+and made of many, and must come before the reader takes the source for stalled."""
+
 MESSAGES_MAX: Final = 1024
 """A frame asks for so many messages at most."""
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Final
 
 from tensorhub_agent.boxes import Part, as_received, as_sent, check, is_run, normal, parts, run
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
+from tensorhub_agent.gather_frames import BOXES_MAX, COMPUTED_BYTES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
 from tensorhub_common.regions import Form, Regions
 
@@ -43,6 +43,8 @@ class Item:
     """From packed to where it belongs. Of several boxes in one neither form counts."""
     is_whole_here: bool
     is_whole_there: bool
+    computed_bytes: int
+    """Of how many bytes of the source it is computed; 0 where it is not."""
 
     def packing(self) -> Form:
         """Return from where it stands to packed."""
@@ -64,10 +66,15 @@ class Message:
     """Whether it can be received right where it belongs."""
     is_whole_there: bool
     """Whether it stands in the source as it is sent."""
+    computed_bytes: int
 
     def takes(self, item: Item) -> bool:
         """Tell whether an item comes with the message, and take it if so."""
-        if self.nbytes + item.nbytes > MESSAGE_BYTES_MAX or len(self.items) >= MESSAGE_BOXES_MAX:
+        if (
+            self.nbytes + item.nbytes > MESSAGE_BYTES_MAX
+            or len(self.items) >= MESSAGE_BOXES_MAX
+            or self.computed_bytes + item.computed_bytes > COMPUTED_BYTES_MAX
+        ):
             return False
         first = self.items[0]
         here = self.is_whole_here and item.is_whole_here and item.to == first.to + self.nbytes
@@ -78,6 +85,7 @@ class Message:
             return False
         self.items.append(item)
         self.nbytes += item.nbytes
+        self.computed_bytes += item.computed_bytes
         self.item_bytes_max = max(self.item_bytes_max, item.nbytes)
         self.is_whole_here, self.is_whole_there = here, there
         return True
@@ -93,6 +101,7 @@ class Lot:
     bounced_bytes: int = 0
     """Bytes that pass through the reader's bounce, one message after another."""
     packed_bytes: int = 0
+    computed_bytes: int = 0
     boxes: int = 0
     forms: dict[Form, int] = field(default_factory=dict)
 
@@ -111,6 +120,7 @@ class Lot:
             self.nbytes + message.nbytes > LOT_BYTES_MAX
             or self.bounced_bytes + bounced > SLOT_BYTES
             or self.packed_bytes + packed > SLOT_BYTES
+            or self.computed_bytes + message.computed_bytes > COMPUTED_BYTES_MAX
             or len(self.whole) + len(self.packed) >= MESSAGES_MAX
             or self.boxes + len(packs) > BOXES_MAX
             or len(self.forms) + len(forms) > FORMS_MAX
@@ -120,6 +130,7 @@ class Lot:
         self.nbytes += message.nbytes
         self.bounced_bytes += bounced
         self.packed_bytes += packed
+        self.computed_bytes += message.computed_bytes
         self.boxes += len(packs)
         for form in forms:
             self.forms.setdefault(form, len(self.forms))
@@ -176,13 +187,15 @@ class _Kind:
     is_whole_there: bool
     nbytes: int
     """As it is sent."""
+    computed_bytes: int
 
     @classmethod
     def of(cls, part: Part) -> "_Kind":
         """Look at a part."""
         sent, received = as_sent(part.form), as_received(part.form)
         here, there = not received.cast and received.is_packed_here, not sent.cast and sent.is_packed_there
-        return cls(part, sent, received, is_run(part.form), here, there, sent.nbytes)
+        computed = 0 if sent.blocks is None else sent.origin_nbytes
+        return cls(part, sent, received, is_run(part.form), here, there, sent.nbytes, computed)
 
 
 def _items(regions: Regions) -> Iterator[Item]:
@@ -202,6 +215,7 @@ def _items(regions: Regions) -> Iterator[Item]:
                 kind.received,
                 kind.is_whole_here,
                 kind.is_whole_there,
+                kind.computed_bytes,
             )
 
 
@@ -233,7 +247,9 @@ def _messages(items: Iterable[Item]) -> Iterator[Message]:
             continue
         if message is not None:
             yield message
-        message = Message([item], item.nbytes, item.nbytes, item.is_whole_here, item.is_whole_there)
+        message = Message(
+            [item], item.nbytes, item.nbytes, item.is_whole_here, item.is_whole_there, item.computed_bytes
+        )
     if message is not None:
         yield message
 

@@ -17,10 +17,11 @@ from typing import Final
 from tensorhub_agent.bounce import Bounce, SlotStore
 from tensorhub_agent.box_copying import copy_boxes
 from tensorhub_agent.boxes import check
-from tensorhub_agent.converting import converter
+from tensorhub_agent.converting import converter_of
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.gather_frames import (
     BOXES_MAX,
+    COMPUTED_BYTES_MAX,
     FORMS_MAX,
     FRAMES_UNDER_WAY_MAX,
     MESSAGES_MAX,
@@ -103,6 +104,9 @@ class Gathering:
         spans, sizes = [form.origin_span_bytes for form in frame.forms], [form.nbytes for form in frame.forms]
         for origin, form_number in zip(frame.box_origin, frame.box_form, strict=True):
             self._check_span(origin, spans[form_number])
+        computed = [0 if form.blocks is None else form.origin_nbytes for form in frame.forms]
+        if sum(computed[number] for number in frame.box_form) > COMPUTED_BYTES_MAX:
+            raise BeyondGrant(f"boxes were to be computed of more than {COMPUTED_BYTES_MAX} bytes at a time")
         each = iter([sizes[number] for number in frame.box_form])
         messages = [sum(next(each) for _ in range(count)) for count in frame.counts]
         if sum(messages) > SLOT_BYTES:
@@ -176,4 +180,4 @@ def _check_packs(form: Form) -> None:
     if not form.is_packed_here:
         raise ValueError("a form does not pack its elements one after another")
     if form.cast:
-        converter(form.cast)
+        converter_of(form)

@@ -25,6 +25,8 @@ class Cutout(NamedTuple):
     """In bytes, for each dimension of the global tensor."""
     is_original: bool = False
     """It stands as it was published: its elements may be cast."""
+    cast: str = ""
+    """What is computed of the global tensor here (`Part.cast`): `global_shape` is what it is computed of."""
 
 
 class Atom(NamedTuple):
@@ -89,7 +91,7 @@ def _of_part(entry: TensorEntry, part: Part, strides: Shape, is_original: bool) 
     own = strides[-rank:] if rank else ()
     stop = tuple(o + s for o, s in zip(part.offset, part.extent, strict=True))
     far = (0,) * (rank - len(own)) + own
-    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, far, is_original)
+    return Cutout(entry.dtype, entry.itemsize, part.global_shape, part.offset, stop, far, is_original, part.cast)
 
 
 def _row_major(shape: Shape, itemsize: int) -> Shape:

@@ -9,16 +9,17 @@ none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Final, NamedTuple, TypeVar
 
-from tensorhub_common.casts import CASTABLE, cast_name
+from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, Shape
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.layout import Layout, Shape
+from tensorhub_common.program import Cell, Group, Program
 from tensorhub_planner.atoms import Cutout, Cutouts
+from tensorhub_planner.spans import Span, converts, distance, is_cut_through, owner_of, pieces_of, span_of
 
 TENSORS_TOLD_MAX: Final = 4
 """A refusal names so many tensors; the others are counted."""
@@ -34,19 +35,6 @@ PATTERNS_MAX: Final = 100_000
 """So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
 
 _Item = TypeVar("_Item")
-
-
-def converts(box: Cutout, atom: Cutout) -> str | None:
-    """Return how a box's elements become the atom's: "" as they are, the name of a cast, or None: not at all.
-
-    Only what was published is cast. Casting what was cast before may round twice, and then two readers of one layout
-    would differ by which source they had.
-    """
-    if box.dtype == atom.dtype:
-        return ""
-    if not box.is_original or box.dtype not in CASTABLE or atom.dtype not in CASTABLE:
-        return None
-    return cast_name(box.dtype, atom.dtype)
 
 
 class SourceSet(NamedTuple):
@@ -77,6 +65,8 @@ class _Gap(NamedTuple):
 
     start: Shape
     stop: Shape
+    is_cut_through: bool = False
+    """Sources have parts of the blocks that it is made of, and none has them whole."""
 
 
 class SourceIndex:
@@ -134,7 +124,7 @@ class SourceIndex:
         """Say what there is under a name."""
         tensor = self._tensors.get(name)
         boxes = () if tensor is None else (self.cutouts[each] for each in self._lists[tensor.alike])
-        some = dict.fromkeys(f"{box.dtype} of global shape {list(box.global_shape)}" for box in boxes)
+        some = dict.fromkeys(_kind_of(box) for box in boxes)
         return " and ".join(list(some)[:TENSORS_TOLD_MAX]) or "nothing of that name"
 
 
@@ -190,11 +180,28 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 
 
-def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: object, index: SourceIndex) -> str:
+def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: _Gap | _Pattern, index: SourceIndex) -> str:
     if tensor is not None and isinstance(gap, _Gap) and index.fits(cutout, tensor):
-        return f"no holder has {region(gap.start, gap.stop)} of {name!r}"
-    shape = list(cutout.global_shape)
-    return f"{name!r} is {cutout.dtype} of global shape {shape} here, and with the holders there is {index.told(name)}"
+        if gap.is_cut_through:
+            return _cut_through(name, cutout, gap)
+        return f"no holder has {region(gap.start, gap.stop)} of {name!r}{f' as {cutout.cast}' if cutout.cast else ''}"
+    return f"{name!r} is {_kind_of(cutout)} here, and with the holders there is {index.told(name)}"
+
+
+def _cut_through(name: str, cutout: Cutout, gap: _Gap) -> str:
+    kind = derived(cutout.cast)
+    needed = region(*kind.need(gap.start, gap.stop, cutout.global_shape))
+    block = " × ".join(map(str, kind.scheme.steps(cutout.global_shape)))
+    return (
+        f"{region(gap.start, gap.stop)} of {name!r} as {cutout.cast} is computed of {needed}, and the edges of the "
+        f"holders' shards cut through blocks of {block} there, which this version can't put together: shard the "
+        "published tensor at whole blocks, or read it as it was published and quantise it where it is used"
+    )
+
+
+def _kind_of(cutout: Cutout) -> str:
+    cast = f" ({cutout.cast})" if cutout.cast else ""
+    return f"{cutout.dtype}{cast} of global shape {list(cutout.global_shape)}"
 
 
 def hash_of(digest: str) -> int:
@@ -204,15 +211,13 @@ def hash_of(digest: str) -> int:
 
 def _cut_up(atom: Cutout, boxes: Sequence[Cutout], lot: int) -> _Pattern | _Gap:
     """Return the cells of an atom, or a region of it that no box has."""
-    able = [(number, box, cast) for number, box in enumerate(boxes) if (cast := _meets(atom, box)) is not None]
-    edges = [_edges(atom, [box for _, box, _ in able], dim) for dim in range(len(atom.start))]
+    able = [span for number, box in enumerate(boxes) if (span := span_of(number, box, atom)) is not None]
+    edges = [_edges(atom, able, dim) for dim in range(len(atom.start))]
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
         raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
-    owned: dict[Shape, list[tuple[int, Cutout, str]]] = {}
+    owned: dict[Shape, list[Span]] = {}
     for each in able:
-        for index in product(
-            *(_span(some, *ends) for some, *ends in zip(edges, each[1].start, each[1].stop, strict=True))
-        ):
+        for index in product(*(_span(some, *ends) for some, *ends in zip(edges, each.start, each.stop, strict=True))):
             owned.setdefault(index, []).append(each)
     cells: list[Cell] = []
     used: dict[int, int] = {}
@@ -221,83 +226,41 @@ def _cut_up(atom: Cutout, boxes: Sequence[Cutout], lot: int) -> _Pattern | _Gap:
         stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
         owners = owned.get(index)
         if owners is None:
-            return _Gap(start, stop)
+            return _Gap(start, stop, is_cut_through(atom, boxes, start, stop))
         cells += _cells(atom, start, stop, _some(owners, lot), used)
     return _Pattern(tuple(cells), tuple(used))
 
 
-def _meets(atom: Cutout, box: Cutout) -> str | None:
-    """Return how a box's elements are converted, if it has some of the atom's."""
-    if box.global_shape != atom.global_shape:
-        return None
-    if any(a >= d or b <= c for a, b, c, d in zip(box.start, box.stop, atom.start, atom.stop, strict=True)):
-        return None
-    return converts(box, atom)
-
-
-def _edges(atom: Cutout, boxes: Sequence[Cutout], dim: int) -> list[int]:
-    """Return where a dimension of an atom is cut: at its own ends, and wherever a box begins or ends in between."""
+def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:
+    """Return where a dimension of an atom is cut: at its own ends, and wherever a span begins or ends in between."""
     begin, end = atom.start[dim], atom.stop[dim]
-    inside = {edge for box in boxes for edge in (box.start[dim], box.stop[dim]) if begin < edge < end}
+    inside = {edge for span in spans for edge in (span.start[dim], span.stop[dim]) if begin < edge < end}
     return [begin, *sorted(inside), end]
 
 
 def _span(edges: Sequence[int], start: int, stop: int) -> range:
-    """Return which cells of a dimension lie in a box that begins and ends there."""
+    """Return which cells of a dimension lie in a span that begins and ends there."""
     return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
 
 
-def _some(owners: list[tuple[int, Cutout, str]], lot: int) -> list[tuple[int, Cutout, str]]:
+def _some(owners: list[Span], lot: int) -> list[Span]:
     """Return at most `OWNERS_MAX` of them, which ones by lot, in their order."""
     if len(owners) <= OWNERS_MAX:
         return owners
     first = lot * OWNERS_MAX % len(owners)
-    return sorted([*owners, *owners][first : first + OWNERS_MAX], key=lambda each: each[0])
+    return sorted([*owners, *owners][first : first + OWNERS_MAX], key=lambda span: span.box)
 
 
-def _cells(
-    atom: Cutout, start: Shape, stop: Shape, owners: Sequence[tuple[int, Cutout, str]], used: dict[int, int]
-) -> list[Cell]:
+def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:
     """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
-    shape = tuple(b - a for a, b in zip(start, stop, strict=True))
-    dim = _cut_dim(shape, atom.itemsize)
-    cut = _cut((1,) * dim + shape[dim:], atom.strides, atom.itemsize, dim)
-    found = []
-    for ahead in product(*(range(size) for size in shape[:dim])):
-        first = tuple(a + b for a, b in zip(start, ahead, strict=False)) + start[dim:]
-        there = tuple(
-            Owner(_numbered(used, number), _distance(first, box.start, box.strides), box.strides, box.itemsize, cast)
-            for number, box, cast in owners
-        )
-        found.append(Cell(_distance(first, atom.start, atom.strides), cut, there))
-    return found
+    for piece in pieces_of(atom, start, stop):
+        there = tuple(owner_of(span, _numbered(used, span.box), atom, piece) for span in owners)
+        yield Cell(distance(piece.start, atom.start, atom.strides), piece.cut, there)
 
 
 def region(start: Shape, stop: Shape) -> str:
     """Write a box as a slice: "[0:4, 8:16]"."""
     return f"[{', '.join(f'{a}:{b}' for a, b in zip(start, stop, strict=True))}]"
-
-
-def _cut_dim(shape: Shape, itemsize: int) -> int:
-    """Return the first dimension of which one slice fits into a unit; a box of no dimension has none to cut."""
-    below = prod(shape) * itemsize
-    for dim, size in enumerate(shape):
-        below //= size
-        if below <= PIECE_BYTES_MAX:
-            return dim
-    return 0
-
-
-def _cut(shape: Shape, strides: Shape, itemsize: int, dim: int) -> Cut:
-    if not shape:
-        return Cut(shape, strides, itemsize, 0, 1, 1)
-    slice_bytes = prod(shape[dim + 1 :]) * itemsize
-    rows = min(shape[dim], max(1, PIECE_BYTES_MAX // slice_bytes))
-    return Cut(shape, strides, itemsize, dim, rows, -(-shape[dim] // rows))
-
-
-def _distance(index: Shape, start: Shape, strides: Shape) -> int:
-    return sum((a - b) * stride for a, b, stride in zip(index, start, strides, strict=True))
 
 
 def _numbered(table: dict[_Item, int], item: _Item) -> int:

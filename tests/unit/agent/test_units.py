@@ -12,7 +12,7 @@ from tensorhub_common import layout as layouts
 from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
 from tensorhub_common.program import Execution
 from tensorhub_common.regions import Form
-from tensorhub_planner import compiling
+from tensorhub_planner import spans
 from tensorhub_planner.compiling import SourceIndex, compile_program
 
 SMALL_BYTES = 24
@@ -45,7 +45,7 @@ def box(at: int, form: Form, strides: tuple[int, ...], itemsize: int) -> np.ndar
 @settings(max_examples=200)
 def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
     """Never earlier, each once; and in the end all do."""
-    with mock.patch.object(compiling, "PIECE_BYTES_MAX", SMALL_BYTES):
+    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, reader, sources = of(data)
     table = small_pieces(reader)
     completion = Completion(execution, table)
@@ -66,7 +66,7 @@ def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
 @settings(max_examples=200)
 def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) -> None:
     """Never earlier, each once; and all once everything stands there."""
-    with mock.patch.object(compiling, "PIECE_BYTES_MAX", SMALL_BYTES):
+    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, _, sources = of(data)
     source = data.draw(st.sampled_from(sources))
     digest, table = layout_digest(source), small_pieces(source)

@@ -1,0 +1,295 @@
+"""Any sharding of a published tensor to any of its fp8 values and scales: bit for bit what torch makes of the whole."""
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.unit.agent.torch_fp8 import referred, weight
+
+from tensorhub_agent.box_copying import copy_boxes
+from tensorhub_agent.boxes import as_received, as_sent, parts
+from tensorhub_agent.casting.floats import Bits
+from tensorhub_agent.copying import CopyPool
+from tensorhub_common.casts import CASTABLE, FP8_SOURCES
+from tensorhub_common.derived import DERIVED, Derived
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import (
+    Layout,
+    Part,
+    Shape,
+    TensorEntry,
+    layout_digest,
+    layout_of,
+    placements,
+    segment_bytes,
+)
+from tensorhub_common.program import Execution, decoded, encoded
+from tensorhub_common.regions import Form, Regions
+from tensorhub_planner import spans
+from tensorhub_planner.compiling import SourceIndex, compile_program
+
+SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel")
+UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)
+"""So that small matrices are cut in every way in which huge ones are."""
+PART_BYTES: Final = (1000, 150_000, 1 << 20)
+WIRE_BYTES: Final = 100_000
+
+Box = tuple[Shape, Shape]
+
+
+@dataclass(frozen=True)
+class Global:
+    """A published tensor, and torch's answer."""
+
+    dtype: str
+    bits: Bits
+    answers: dict[str, Bits]
+
+    @classmethod
+    def of(cls, shape: Shape, dtype: str, scheme: str, seed: int) -> "Global":
+        """Make one, and all that is computed of it."""
+        bits = weight(shape, dtype, seed)
+        kinds = [DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]]
+        return cls(
+            dtype, bits, dict(zip([kind.name for kind in kinds], referred(bits, dtype, kinds[0].scheme), strict=True))
+        )
+
+
+def sliced(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(*box, strict=True))
+
+
+def source_entry(tensor: Global, box: Box) -> TensorEntry:
+    shape = tuple(b - a for a, b in zip(*box, strict=True))
+    return TensorEntry("w", tensor.dtype, CASTABLE[tensor.dtype], shape, tensor.bits.shape, box[0])
+
+
+def reader_entry(name: str, kind: Derived, whole: Shape, boxes: list[Box]) -> TensorEntry:
+    """Return a tensor in which boxes of values or scales stand one after another in a new first dimension."""
+    stacked = tuple(max(b[1][d] - b[0][d] for b in boxes) for d in range(len(whole)))
+    consists: list[Part] = []
+    for number, (start, stop) in enumerate(boxes):
+        extent = tuple(b - a for a, b in zip(start, stop, strict=True))
+        assert extent == stacked
+        at = (number, *(0,) * len(whole))
+        consists.append(Part("w", whole, start, extent, at, (1, *extent), kind.name))
+    shape = (len(boxes), *stacked)
+    return TensorEntry(name, kind.dtype, kind.itemsize, shape, shape, (0,) * len(shape), tuple(consists))
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: Shape, grain: Shape) -> list[Box]:
+    """Cut a tensor along up to two dimensions, at multiples of a grain."""
+    edges = []
+    for size, step in zip(shape, grain, strict=True):
+        inner = draw(st.lists(st.integers(0, size // step), max_size=2))
+        edges.append(sorted({0, size, *(step * each for each in inner)}))
+    cuts = [list(pairwise(some)) for some in edges]
+    boxes: list[Box] = [((), ())]
+    for dim in cuts:
+        boxes = [((*a, c), (*b, d)) for a, b in boxes for c, d in dim]
+    return boxes
+
+
+@st.composite
+def inner_boxes(draw: st.DrawFn, shape: Shape) -> Box:
+    """Draw a box that is not empty."""
+    spans_ = [sorted(draw(st.lists(st.integers(0, size), min_size=2, max_size=2, unique=True))) for size in shape]
+    return tuple(a for a, _ in spans_), tuple(b for _, b in spans_)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    sides = st.sampled_from([1, 100, 128, 129, 256, 300, 400])
+    return (*draw(st.sampled_from([(), (), (2,)])), draw(sides), draw(sides))
+
+
+def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
+    """Return memory of a layout with its tensors' bytes."""
+    found = np.zeros(segment_bytes(layout), np.uint8)
+    for entry, at in zip(layout.tensors, placements(layout), strict=True):
+        found[at : at + entry.nbytes] = np.ascontiguousarray(contents[entry.name]).reshape(-1).view(np.uint8)
+    return memoryview(found)
+
+
+def expected(tensor: Global, entry: TensorEntry) -> Bits:
+    """Return what a reader's tensor is to hold."""
+    boxes = [
+        tensor.answers[part.cast][tuple(slice(a, a + n) for a, n in zip(part.offset, part.extent, strict=True))]
+        for part in entry.parts
+    ]
+    return np.stack(boxes)
+
+
+def add(regions: Regions, to: int, origin: int, form: Form) -> None:
+    for column, value in ((regions.to, to), (regions.origin, origin), (regions.form, form)):
+        column.append(value)  # type: ignore[attr-defined]
+
+
+def bring(destination: memoryview, source: memoryview, regions: Regions, *, by_wire: bool) -> None:
+    """Copy regions as the transports do: on one host box by box, over a wire packed at the source."""
+
+    async def run() -> None:
+        pool = CopyPool(1)
+        try:
+            if not by_wire:
+                await copy_boxes(pool, destination, source, regions).done()
+                return
+            packed, unpacked = Regions([], [], []), Regions([], [], [])
+            at = 0
+            for to, origin, form in zip(regions.to, regions.origin, regions.form, strict=True):
+                for part in parts(form, WIRE_BYTES):
+                    add(packed, at, origin + part.origin, as_sent(part.form))
+                    add(unpacked, to + part.to, at, as_received(part.form))
+                    at += part.form.nbytes
+            wire = memoryview(bytearray(at))
+            await copy_boxes(pool, wire, source, packed).done()
+            await copy_boxes(pool, destination, wire, unpacked).done()
+        finally:
+            pool.close()
+
+    asyncio.run(run())
+
+
+def fill(reader: Layout, sources: dict[str, tuple[Layout, memoryview]], originals: set[str], *, by_wire: bool) -> bytes:
+    """Fill a reader by the program, each unit once, from each source what only it has."""
+    index = SourceIndex({digest: layout for digest, (layout, _) in sources.items()}, originals)
+    program = compile_program(layout_digest(reader), reader, index)
+    assert decoded(encoded(program)) == program
+    execution = Execution(program)
+    destination = bytearray(b"\xa5" * segment_bytes(reader))
+    brought: set[int] = set()
+    for digest, (_, memory) in sources.items():
+        units = [unit for first, count in execution.given_by(digest) for unit in range(first, first + count)]
+        fresh = [(unit, 1) for unit in units if unit not in brought]
+        brought |= set(units)
+        if fresh:
+            bring(memoryview(destination), memory, execution.regions(digest, fresh), by_wire=by_wire)
+    assert brought == set(range(len(execution)))
+    return bytes(destination)
+
+
+@given(st.data(), st.integers(0, 2**32 - 1), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_any_sharding_becomes_values_and_scales(data: st.DataObject, seed: int, by_wire: bool) -> None:  # noqa: FBT001
+    """Boxes of values and of scales with any edges, out of shards that are cut between blocks; the last ones uneven."""
+    shape, scheme = data.draw(shapes()), data.draw(st.sampled_from(SCHEMES))
+    tensor = Global.of(shape, data.draw(st.sampled_from(FP8_SOURCES)), scheme, seed)
+    values, scales = DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]
+    shards = data.draw(grids(shape, values.grain(shape)))
+    layouts = [layout_of([source_entry(tensor, box)]) for box in shards]
+    sources = {
+        layout_digest(layout): (layout, segment(layout, {"w": tensor.bits[sliced(box)]}))
+        for layout, box in zip(layouts, shards, strict=True)
+    }
+    entries = [
+        reader_entry("v", values, shape, [data.draw(inner_boxes(shape))]),
+        reader_entry("s", scales, shape, [data.draw(inner_boxes(scales.shape(shape)))]),
+    ]
+    reader = layout_of(entries)
+    unit_bytes, part_bytes = data.draw(st.sampled_from(UNIT_BYTES)), data.draw(st.sampled_from(PART_BYTES))
+    with (
+        mock.patch.object(spans, "PIECE_BYTES_MAX", unit_bytes),
+        mock.patch("tensorhub_agent.box_copying.PART_BYTES_MAX", part_bytes),
+    ):
+        found = fill(reader, sources, set(sources), by_wire=by_wire)
+    assert found == bytes_of(reader, tensor)
+
+
+def bytes_of(reader: Layout, tensor: Global) -> bytes:
+    """Return the reader's memory as it is to be; what lies between tensors stays as it was."""
+    answer = np.full(segment_bytes(reader), 0xA5, np.uint8)
+    for entry, at in zip(reader.tensors, placements(reader), strict=True):
+        answer[at : at + entry.nbytes] = np.ascontiguousarray(expected(tensor, entry)).reshape(-1).view(np.uint8)
+    return answer.tobytes()
+
+
+@given(st.data(), st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_those_who_have_values_and_scales_are_sources_of_them(data: st.DataObject, seed: int) -> None:
+    """A replica that was filled gives them to others as they stand, beside the published tensor."""
+    shape, scheme = (300, 400), "fp8-block-128"
+    tensor = Global.of(shape, "bfloat16", scheme, seed)
+    values, scales = DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]
+    half = layout_of([source_entry(tensor, ((0, 0), (256, 400)))])
+    sources = {layout_digest(half): (half, segment(half, {"w": tensor.bits[:256]}))}
+    originals = set(sources)
+    rest = [
+        reader_entry("v", values, shape, [((data.draw(st.integers(0, 256)), 0), shape)]),
+        reader_entry("s", scales, shape, [((data.draw(st.integers(0, 2)), 0), scales.shape(shape))]),
+    ]
+    filled = layout_of(rest)
+    sources[layout_digest(filled)] = filled, segment(filled, {each.name: expected(tensor, each) for each in rest})
+    reader = layout_of(
+        [
+            reader_entry("mine", values, shape, [((0, 0), shape)]),
+            reader_entry("scales", scales, shape, [((0, 0), scales.shape(shape))]),
+        ]
+    )
+    assert fill(reader, sources, originals, by_wire=False) == bytes_of(reader, tensor)
+    with pytest.raises(LayoutMismatch, match="'w' as fp8-block-128:"):
+        fill(
+            reader, {digest: each for digest, each in sources.items() if digest not in originals}, set(), by_wire=False
+        )
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_block_that_is_cut_through_is_named(data: st.DataObject) -> None:
+    """Shards whose edge lies within a block give nothing of it, and the refusal says which elements that are."""
+    shape, edge = (400, 200), data.draw(st.integers(1, 399))
+    assume(edge % 128)
+    tensor = Global("float32", np.zeros(shape, np.uint32), {})
+    boxes: list[Box] = [((0, 0), (edge, 200)), ((edge, 0), shape)]
+    layouts = {layout_digest(each): each for each in (layout_of([source_entry(tensor, box)]) for box in boxes)}
+    kind = DERIVED["fp8-block-128:" + data.draw(st.sampled_from(["values", "scales"]))]
+    reader = layout_of([reader_entry("r", kind, shape, [((0, 0), kind.shape(shape))])])
+    block = edge // 128
+    first, last = (block, block + 1) if kind.is_scales else (block * 128, min(400, block * 128 + 128))
+    columns = kind.shape(shape)[1]
+    with pytest.raises(LayoutMismatch) as refused:
+        compile_program("x", reader, SourceIndex(layouts, set(layouts)))
+    said = str(refused.value)
+    assert f"[{first}:{last}, 0:{columns}] of 'w' as {kind.name}" in said
+    assert f"computed of [{block * 128}:{min(400, block * 128 + 128)}, 0:200]" in said
+    assert "shard the published tensor at whole blocks" in said
+
+
+def test_only_what_was_published_is_quantised() -> None:
+    """A bfloat16 replica of a float32 version is no source: its rounding would show in the scales."""
+    tensor = Global("bfloat16", np.zeros((128, 128), np.uint16), {})
+    layout = layout_of([source_entry(tensor, ((0, 0), (128, 128)))])
+    reader = layout_of([reader_entry("r", DERIVED["fp8-block-128:values"], (128, 128), [((0, 0), (128, 128))])])
+    with pytest.raises(LayoutMismatch, match=r"'w' is float8_e4m3fn \(fp8-block-128:values\) of .* bfloat16"):
+        compile_program("x", reader, SourceIndex({"s": layout}))
+
+
+def test_a_source_of_another_kind_is_none() -> None:
+    """Values are no source of the published tensor, nor of values by another formula; integers are none of anything."""
+    shape = (128, 128)
+    ours, theirs = (DERIVED[f"{name}:values"] for name in ("fp8-block-128", "fp8-block-128-nemo"))
+    has = layout_of([reader_entry("r", ours, shape, [((0, 0), shape)])])
+    plain = layout_of([TensorEntry("w", "float8_e4m3fn", 1, shape, shape, (0, 0))])
+    other = layout_of([reader_entry("r", theirs, shape, [((0, 0), shape)])])
+    counts = layout_of([TensorEntry("w", "int32", 4, shape, shape, (0, 0))])
+    for reader, source in ((plain, has), (other, has), (other, plain), (other, counts)):
+        with pytest.raises(LayoutMismatch, match="'w' is"):
+            compile_program("x", reader, SourceIndex({"s": source}, {"s"}))
+
+
+def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
+    """However many scales fit into a message, each unit of them is made of at most 16 MiB."""
+    shape = (8192, 4096)
+    source = layout_of([TensorEntry("w", "float32", 4, shape, shape, (0, 0))])
+    kind = DERIVED["fp8-block-128:scales"]
+    reader = layout_of([reader_entry("s", kind, shape, [((0, 0), kind.shape(shape))])])
+    execution = Execution(compile_program("x", reader, SourceIndex({"s": source}, {"s"})))
+    forms: list[Form] = list(execution.regions("s", [(0, len(execution))]).form)
+    assert len(forms) == 8
+    assert {form.origin_nbytes for form in forms} == {16 << 20}
