@@ -70,13 +70,13 @@ class World:
         self.calls = Calls(self)
         self.links: dict[str, Link] = {}
         self.strangers = Strangers(self)
+        # Leases that counted on promises.
         self.counted_on = 0
-        """Leases that counted on promises."""
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.touched: set[AgentNode] = set()
+        # What came by programs, and of that from half-filled sources.
         self.units = self.relayed = 0
-        """What came by programs, and of that from half-filled sources."""
         self.patched = self.mispatched = 0
         """Pieces that were right after they were patched, and pieces that were not and came as they are."""
         self.folded: set[RegistryNode] = set()

@@ -61,8 +61,9 @@ def replicas(draw: st.DrawFn) -> Cuttings:
 
 def world_of(seed: int, cuttings: Cuttings, *, calm: bool) -> World:
     """Return a seed's world, with these replicas in place of its own."""
-    numbers = {"trainers": len(cuttings.trainers), "rollouts": len(cuttings.rollouts)}
-    return World(seed, replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None, **numbers))
+    trainers, rollouts = len(cuttings.trainers), len(cuttings.rollouts)
+    setting = replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
+    return World(seed, replace(setting, trainers=trainers, rollouts=rollouts))
 
 
 def run_all(seeds: Iterable[int]) -> None:

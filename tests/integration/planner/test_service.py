@@ -12,12 +12,13 @@ from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
 
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import TensorEntry, layout_of
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.commands import Register, Unpublish
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.service import Planner
 
@@ -137,13 +138,13 @@ async def test_a_job_that_nobody_opened(planner: Planner, world: Job) -> None:
     assert "must open the job first" in answer.reason
 
 
-MakePlan = Callable[[str, Demand], Awaitable[PlanAnswer]]
+MakePlan = Callable[[Message], Awaitable[PlanAnswer]]
 
 
 def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
-    async def counting(job: str, demand: Demand) -> PlanAnswer:
+    async def counting(question: Message) -> PlanAnswer:
         answered[which] += 1
-        return await make_plan(job, demand)
+        return await make_plan(question)
 
     return counting
 
@@ -155,7 +156,7 @@ async def test_several_planners_share_the_questions(
     async with planning(nats_server.url, "planner-1") as other:
         answered = {id(planner): 0, id(other): 0}
         for each in (planner, other):
-            monkeypatch.setattr(each, "_plan", counted(each._plan, answered, id(each)))
+            monkeypatch.setattr(each, "_answer", counted(each._answer, answered, id(each)))
         plans = await asyncio.gather(*(world.plan("rollout") for _ in range(40)))
         assert all(isinstance(each, Plan) for each in plans)
         assert sum(answered.values()) == 40
