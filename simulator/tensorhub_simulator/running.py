@@ -11,7 +11,7 @@ from typing import Final
 from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding, transfer, trial
 from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
-from tensorhub_planner import compiling
+from tensorhub_planner import spans
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
@@ -37,7 +37,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
-    (compiling, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
+    (spans, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
     (transfer, "RELAYED_BYTES", 8),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )

@@ -129,7 +129,7 @@ def expected(tensor: Global, entry: TensorEntry) -> Bits:
 
 def add(regions: Regions, to: int, origin: int, form: Form) -> None:
     for column, value in ((regions.to, to), (regions.origin, origin), (regions.form, form)):
-        column.append(value)  # type: ignore[attr-defined, union-attr]
+        column.append(value)  # type: ignore[union-attr]
 
 
 def bring(destination: memoryview, source: memoryview, regions: Regions, *, by_wire: bool) -> None:
