@@ -157,3 +157,14 @@ def test_rollouts_behind_a_seed_stand_still_only_for_what_is_near() -> None:
     assert found.ours.stall_s.most < 2 * SECONDS
     assert found.ours.last_s > 8.0
     assert found.baseline.updates == 4
+
+
+def test_one_rail_has_its_part_of_the_line() -> None:
+    """Of four shards that share a line each has a quarter of it, whether the other three are modelled or not."""
+    model = Model(gbytes=8, shards=4, piece_mib=64)
+    site = Site(gpus_per_host=4, nics_per_host=4, nic_gbit_s=160, efficiency=1)
+    cluster = msgspec.structs.replace(far(2, gbit_s=8, rtt_ms=0), model=model, sites={"here": site, "far": site})
+    for rails in (1, 2, 4):
+        result = run(World(msgspec.structs.replace(cluster, rails=rails)))
+        assert min(took(result)) == pytest.approx(8.0, rel=0.1)
+        assert took(baselines.run(msgspec.structs.replace(cluster, rails=rails)))[0] == pytest.approx(16.0, rel=0.01)
