@@ -3,7 +3,7 @@
 A trainer, NATS, registry and planner stand in one site, and so many replicas, each with an agent on a host of its own,
 in another one, behind a thin and long line (benchmarks/sites.py). All wait for a version when it is published. It is
 read in three ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the trainer
-by itself; and *killed*, like shared, but the agent that has taken most over the line is killed when half of the version
+by itself; and *killed*, like shared, but an agent that is in the middle of its part is killed when half of the version
 has crossed. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
 the model. Needs root, `ip` and `ss`.
 """
@@ -40,6 +40,9 @@ JOIN_S: Final = 3.0
 """All readers have joined their rounds within this, over the line."""
 
 LOOK_S: Final = 0.05
+CROSSER_SHARE_MIN: Final = 0.01
+"""Who has taken less than this part of the model over the line does not cross."""
+
 SPARE_TIMES: Final = 3
 """A read may take so many times as long as its bytes need on the line, if each replica takes all of them."""
 
@@ -130,11 +133,13 @@ class Far:
         )
 
     async def _kill(self, before: int, held: Mapping[int, int]) -> tuple[str, int]:
-        """Kill the agent that has taken most, when half has crossed; return its name and what it has taken."""
+        """Kill the agent that is nearest to the middle of its part, when half has crossed; return what it has taken."""
         while self._sites.counters()["tcp_payload"] - before < self.whole / 2:  # noqa: ASYNC110 (only looking tells)
             await asyncio.sleep(LOOK_S)
         taken = {pid: nbytes - held.get(pid, 0) for pid, nbytes in self._taken().items()}
-        victim = max((agent for agent in self._agents if agent.pid in taken), key=lambda agent: taken[agent.pid])
+        crossers = [agent for agent in self._agents if taken.get(agent.pid, 0) > self.whole * CROSSER_SHARE_MIN]
+        middle = self.whole / len(crossers) / 2
+        victim = min(crossers, key=lambda agent: abs(taken[agent.pid] - middle))
         os.kill(victim.pid, signal.SIGKILL)
         return victim.id, taken[victim.pid]
 
