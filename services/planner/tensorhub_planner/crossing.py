@@ -47,9 +47,12 @@ class Group(msgspec.Struct, frozen=True):
         """Return what the reader has to get from elsewhere."""
         return without(wanted, normal(each for pieces in self.others(me).values() for each in pieces))
 
-    def streams(self, limits: Limits) -> int:
-        """Return how many streams one crosser, or a reader that stands alone, has to another site."""
-        return max(1, limits.wan_streams // max(len(self.crossers), 1))
+    def streams(self, limits: Limits, readers: int) -> int:
+        """Return how many streams one crosser, or a reader that stands alone, has from a far source of so many readers.
+
+        Those share its line: more streams would only make each of them slower.
+        """
+        return max(1, limits.wan_streams // max(len(self.crossers), readers + 1))
 
 
 NOBODY: Final = Group((), {})

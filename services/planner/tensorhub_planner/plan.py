@@ -16,7 +16,8 @@ Always true: equal arguments give equal plans; a plan has passed `coverage.prove
 wanted piece has no source left, and it says who was left out, and why.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -88,7 +89,7 @@ def plan(
     answer = Plan(
         version=demand.version,
         shares=(
-            *_shares(choices, sizes, able, group.streams(limits), foreign=demand.program is not None),
+            *_shares(choices, sizes, able, partial(group.streams, limits), foreign=demand.program is not None),
             *shares_of(group, seat.me, topology, sizes),
         ),
         program=demand.program,
@@ -198,7 +199,12 @@ def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
 
 
 def _shares(
-    choices: Sequence[Choice], sizes: Sizes, holders: Mapping[SourceId, Holder], streams: int, *, foreign: bool
+    choices: Sequence[Choice],
+    sizes: Sizes,
+    holders: Mapping[SourceId, Holder],
+    streams: Callable[[int], int],
+    *,
+    foreign: bool,
 ) -> tuple[Share, ...]:
     """Join what each source gives, in the order in which the sources were chosen; from afar in so many streams.
 
@@ -225,7 +231,7 @@ def _shares(
                 root=holders[source].root if foreign else None,
                 link=choice.parts[number].offer.link,
                 far=choice.distance is Distance.WAN,
-                streams=streams if choice.distance is Distance.WAN else 1,
+                streams=streams(choice.parts[number].offer.readers) if choice.distance is Distance.WAN else 1,
             )
         )
     return tuple(shares)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.planner.given import MIB, MY_TURN, SIZES, answer, demand, holder, planned, refused, source
 
 from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId, Turn
+from tensorhub_planner.busy import Busy
 from tensorhub_planner.crossing import divide
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.ranges import Ranges, Sizes, common, count_of, normal
@@ -89,6 +90,13 @@ def test_one_that_knows_no_promises_reads_in_a_chain() -> None:
 def test_one_that_stands_alone_has_all_streams() -> None:
     (share,) = planned(FAR, wants=asks()).shares
     assert (share.far, share.streams) == (True, Limits().wan_streams)
+
+
+def test_those_who_pull_from_one_source_by_themselves_share_its_line() -> None:
+    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Busy(3, 0)}).shares
+    assert share.streams == Limits().wan_streams // 4
+    (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Busy(100, 0)}).shares
+    assert share.streams == 1
 
 
 @pytest.mark.parametrize("near", [holder("d"), holder("d", turn=7)], ids=["ready", "earlier"])
