@@ -1,0 +1,243 @@
+"""Resharding where things are odd or go wrong: the bytes that were published, or one error that says what lacks."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.integration.cuts import (
+    Sharding,
+    assert_holds,
+    columns,
+    layers,
+    mesh,
+    published,
+    registered,
+    rows,
+    specs,
+    whole,
+)
+from tests.integration.hubs import RunningHub, running_hub
+from tests.integration.transports import BOTH
+
+from tensorhub import AsyncShard, TensorSpec
+from tensorhub.specs import DTYPES
+from tensorhub_common.errors import LayoutMismatch, RoundTimeout, VersionUnavailable
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Model = dict[str, torch.Tensor]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
+        yield running
+
+
+def odd_model(seed: int) -> Model:
+    """Return a tensor of every dtype there is, some of one element, and none."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, itemsize in DTYPES.items():
+        high = 2 if name == "bool" else 256
+        raw = torch.randint(0, high, (7, 5 * itemsize), generator=generator, dtype=torch.uint8)
+        tensors[f"{name}.matrix"] = raw.view(getattr(torch, name))
+        tensors[f"{name}.scalar"] = raw[0, :itemsize].clone().view(getattr(torch, name)).reshape(())
+        tensors[f"{name}.empty"] = torch.empty(3, 0, dtype=getattr(torch, name))
+    return tensors
+
+
+async def replicated(readers: list[AsyncShard], version: int) -> None:
+    assert set(await asyncio.gather(*(shard.replicate(version) for shard in readers))) == {version}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+async def test_every_dtype(hub: RunningHub) -> None:
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, odd_model(0))
+        readers = {how: await registered(hubs, how.__name__, how, 2, odd_model(0)) for how in (columns, whole, layers)}
+        for version in (1, 2):
+            assert await published(trainer, rows, odd_model(version)) == version
+            for how, shards in readers.items():
+                await replicated(shards, version)
+                assert_holds(shards, how, odd_model(version))
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))
+
+
+@pytest.mark.slow
+async def test_thousands_of_tiny_tensors(hub: RunningHub) -> None:
+    tensors = {f"layers.{number}.w": torch.full((3, 4), float(number)) for number in range(4000)}
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, tensors)
+        engine = await registered(hubs, "engine", columns, 2, tensors)
+        assert await published(trainer, rows, tensors) == 1
+        await replicated(engine, 1)
+        assert_holds(engine, columns, tensors)
+
+
+async def test_shards_without_a_tensor_or_a_byte(hub: RunningHub) -> None:
+    """More pipeline stages than tensors, and rows for one of four ranks."""
+    tensors = {"w": torch.ones(1, 4), "bb": torch.tensor(2.0)}
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, tensors)
+        stages = await registered(hubs, "stages", layers, 4, tensors)
+        assert await published(trainer, rows, tensors) == 1
+        await replicated(stages, 1)
+        assert_holds(stages, layers, tensors)
+        readers = await registered(hubs, "reader", columns, 3, tensors)
+        await replicated(readers, 1)
+        assert_holds(readers, columns, tensors)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+async def test_an_engine_publishes_and_the_trainer_reads(hub: RunningHub) -> None:
+    """The other way round, and once more: what was read resharded is a source, and may be published on from."""
+    async with hub.connected() as hubs:
+        tensors = odd_model(1)
+        engine = await registered(hubs, "engine", columns, 2, tensors)
+        assert await published(engine, columns, tensors) == 1
+        trainer = await registered(hubs, "trainer", rows, 4, tensors)
+        await replicated(trainer, 1)
+        assert_holds(trainer, rows, tensors)
+        await asyncio.gather(*(shard.release() for shard in engine))
+        late = await registered(hubs, "late", mesh, 4, tensors)
+        await replicated(late, 1)
+        assert_holds(late, mesh, tensors)
+        await asyncio.gather(*(shard.unpublish() for shard in trainer))
+        assert await published(trainer, rows, odd_model(2)) == 2
+        await replicated(late, 2)
+        assert_holds(late, mesh, odd_model(2))
+
+
+@pytest.mark.parametrize("how", [rows, columns])
+async def test_a_staged_engine_shows_the_old_version_until_all_is_there(hub: RunningHub, how: Sharding) -> None:
+    tensors = {"w": torch.arange(999.0 * 8).view(999, 8)}
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, tensors)
+        engine = [
+            await hubs[1].register(
+                "m", specs(tensors, how, shard, 2), replica="engine", shard=shard, shards=2, install="staged"
+            )
+            for shard in range(2)
+        ]
+        for version in (1, 2, 3):
+            values = {"w": tensors["w"] + version}
+            assert await published(trainer, rows, values) == version
+            await replicated(engine, version)
+            assert_holds(engine, how, values)
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))
+
+
+async def test_a_mapped_engine_of_another_sharding_is_told_so(hub: RunningHub) -> None:
+    tensors = {"w": torch.ones(8, 8)}
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, tensors)
+        engine = await hubs[0].register("m", tensors, replica="engine", install="mapped")
+        assert await published(trainer, rows, tensors) == 1
+        with pytest.raises(VersionUnavailable, match="trainer/0 on agent-0 has another layout"):
+            await engine.replicate(1, timeout_s=5)
+
+
+async def test_a_gap_is_named_with_its_tensor_and_region(hub: RunningHub) -> None:
+    tensors = {"a": torch.ones(8, 6), "w": torch.ones(8, 6)}
+    holed = specs(tensors, rows, 1, 2)
+    holed["w"] = TensorSpec((3, 6), torch.float32, global_shape=(8, 6), offset=(5, 0))
+    async with hub.connected() as hubs:
+        trainer = [
+            await hubs[0].register("m", specs(tensors, rows, 0, 2), replica="trainer", shard=0, shards=2),
+            await hubs[1].register("m", holed, replica="trainer", shard=1, shards=2),
+        ]
+        assert set(await asyncio.gather(*(shard.publish() for shard in trainer))) == {1}
+        reader = await registered(hubs, "reader", columns, 2, tensors)
+        failed = await asyncio.gather(*(shard.replicate(1, timeout_s=10) for shard in reader), return_exceptions=True)
+        for error in failed:
+            assert isinstance(error, LayoutMismatch), failed
+            assert re.search(r"no holder has \[4:5, [03]:[36]\] of 'w'", str(error))
+        # What lies beside the gap can be read by who wants no more.
+        beside = await hubs[0].register(
+            "m", {"a": tensors["a"], "w": TensorSpec((4, 6), "float32", (8, 6), (0, 0))}, replica="beside"
+        )
+        assert await beside.replicate(1) == 1
+
+
+async def test_a_shard_that_never_came_is_named(hub: RunningHub) -> None:
+    tensors = {"w": torch.ones(8, 6)}
+    async with hub.connected() as hubs:
+        trainer = [
+            await hubs[0].register("m", specs(tensors, rows, shard, 4), replica="trainer", shard=shard, shards=4)
+            for shard in range(3)
+        ]
+        reader = await registered(hubs, "reader", columns, 2, tensors)
+        with pytest.raises(RoundTimeout, match=r"shards \[3\] did not publish"):
+            await asyncio.gather(*(shard.publish(timeout_s=1) for shard in trainer))
+        failed = await asyncio.gather(*(s.replicate("latest", timeout_s=1) for s in reader), return_exceptions=True)
+        # Both end at the same bound: whoever is second may be told that the first has left the round.
+        assert all(isinstance(error, VersionUnavailable | RoundTimeout) for error in failed), failed
+        assert any(isinstance(error, VersionUnavailable) for error in failed), failed
+
+
+async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: RunningHub) -> None:
+    """Whatever version a reader is given, it is that one in every byte."""
+    versions = 12
+
+    def values(version: int) -> Model:
+        return {"w": torch.full((1001, 513), float(version)), "b": torch.full((77,), version, dtype=torch.int64)}
+
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 4, values(0))
+        cuttings: list[Sharding] = [columns, whole]
+        readers = {how: await registered(hubs, how.__name__, how, 2, values(0)) for how in cuttings}
+
+        async def publish() -> None:
+            for version in range(1, versions + 1):
+                assert await published(trainer, rows, values(version)) == version
+                if version < versions:
+                    await asyncio.gather(*(shard.unpublish() for shard in trainer))
+
+        async def follow(how: Sharding) -> list[int]:
+            seen: list[int] = []
+            while not seen or seen[-1] < versions:
+                got = await asyncio.gather(*(shard.update(wait_s=20) for shard in readers[how]), return_exceptions=True)
+                if all(isinstance(one, VersionUnavailable) for one in got):
+                    continue
+                version = got[0]
+                assert isinstance(version, int), got
+                assert got == [version, version]
+                assert_holds(readers[how], how, values(version))
+                seen.append(version)
+            return seen
+
+        async with asyncio.timeout(50):
+            publishing = asyncio.create_task(publish())
+            seen = await asyncio.gather(*(follow(how) for how in readers))
+            await publishing
+        assert all(each == sorted(set(each)) for each in seen)
+
+
+async def test_unpublished_in_the_middle(hub: RunningHub) -> None:
+    """The reader has the version or says that it has not; the trainer may overwrite from then on."""
+    tensors = {"w": torch.full((4096, 2048), 1.0)}
+    ends = set()
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 2, tensors)
+        reader = await registered(hubs, "reader", columns, 2, tensors)
+        for version, delay in enumerate((0, 1, 4, 16, 64, 256), 1):
+            values = {"w": torch.full((4096, 2048), float(version))}
+            assert await published(trainer, rows, values) == version
+            reading = [asyncio.create_task(shard.replicate(version, timeout_s=20)) for shard in reader]
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))
+            for shard in trainer:
+                shard.tensors["w"].fill_(-1.0)
+            got = await asyncio.gather(*reading, return_exceptions=True)
+            if got == [version, version]:
+                assert_holds(reader, columns, values)
+                ends.add("read")
+            else:
+                assert all(isinstance(one, VersionUnavailable) for one in got), got
+                ends.add("said no")
+    assert ends <= {"read", "said no"}
