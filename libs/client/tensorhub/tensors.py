@@ -87,9 +87,12 @@ def describe(module_or_tensors: Tensors, mapping: NameMapping | None = None) -> 
         )
     entries: list[TensorEntry] = []
     values: dict[str, Value] = {}
+    registered: dict[str, TensorEntry] = {}
     for name, value in module_or_tensors.items():
         _check_name(name)
-        entry = _mapped(_entry(name, value), mapping, value)
+        registered[name] = _entry(name, value)
+    for name, value in module_or_tensors.items():
+        entry = _mapped(registered[name], mapping, registered, value)
         if entry is None:
             continue
         entries.append(entry)
@@ -128,13 +131,15 @@ def stand(described: Described, tensors: Mapping[str, torch.Tensor], standing: M
             tensors[name].data = tensor
 
 
-def _mapped(entry: TensorEntry, mapping: NameMapping | None, value: object) -> TensorEntry | None:
+def _mapped(
+    entry: TensorEntry, mapping: NameMapping | None, registered: Mapping[str, TensorEntry], value: object
+) -> TensorEntry | None:
     if mapping is not None and entry.parts and is_dtensor(value):
         raise LayoutMismatch(
             f"tensor {entry.name!r} is a DTensor whose part of the whole is no single box, which a mapping can't be "
             "laid over; redistribute it first"
         )
-    return entry if mapping is None else mapping.entry(entry)
+    return entry if mapping is None else mapping.entry(entry, registered)
 
 
 def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Described:
@@ -146,9 +151,10 @@ def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Describe
         _check_host(name, tensor.device, sharded=is_dtensor(tensor))
     members, names = tie(named, managed)
     first = {member.name: member for member in reversed(members)}
+    registered = {name: _entry(name, member.tensor) for name, member in first.items()}
     entries, rows = {}, {}
     for name, member in first.items():
-        entry = _mapped(_entry(name, member.tensor), mapping, member.tensor)
+        entry = _mapped(registered[name], mapping, registered, member.tensor)
         if entry is None:
             continue
         entries[name] = entry if member.books is None else fsdp.padded(entry, member.books)

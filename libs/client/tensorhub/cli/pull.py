@@ -25,6 +25,7 @@ from tensorhub.hub import AsyncHub
 from tensorhub.session import OnProgress
 from tensorhub.shard import AsyncShard
 from tensorhub.specs import TensorSpec
+from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout import Shape, TensorEntry, payload_bytes
 from tensorhub_common.wire.asks import ReplicaInfo
@@ -173,7 +174,12 @@ def _boxes(entry: TensorEntry, tensor: "torch.Tensor") -> "Iterator[tuple[str, S
         yield entry.name, entry.global_shape, entry.offset, tensor
     for part in entry.parts:
         if not part.is_padding:
-            yield part.name, part.global_shape, part.offset, box_of(part, tensor).reshape(part.extent)
+            name, whole = part.name, part.global_shape
+            if part.cast:
+                # As a checkpoint in fp8 has them: values under the weight's name, and scales beside it.
+                kind = derived(part.cast)
+                name, whole = name + (kind.scheme.suffix if kind.is_scales else ""), kind.shape(whole)
+            yield name, whole, part.offset, box_of(part, tensor).reshape(part.extent)
 
 
 def _whole(name: str, shape: Shape, boxes: "dict[tuple[Shape, Shape], torch.Tensor]") -> "torch.Tensor":

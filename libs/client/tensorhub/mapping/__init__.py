@@ -12,6 +12,7 @@ Nothing here imports torch.
 from tensorhub.mapping.cuts import Cut, Padded, chunk, share
 from tensorhub.mapping.families import FAMILIES, deepseek_v3, for_model, llama, qwen2, qwen3, qwen3_moe
 from tensorhub.mapping.language import AS_IT_IS, Concat, Padding, Stack, Tensor, concat, tensor
+from tensorhub.mapping.quantising import Fp8, fp8
 from tensorhub.mapping.rules import LEFT_OUT, LeftOut, Mapping, Numbers, Rule
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LEFT_OUT",
     "Concat",
     "Cut",
+    "Fp8",
     "LeftOut",
     "Mapping",
     "Numbers",
@@ -32,6 +34,7 @@ __all__ = [
     "concat",
     "deepseek_v3",
     "for_model",
+    "fp8",
     "llama",
     "qwen2",
     "qwen3",

@@ -15,6 +15,7 @@ from tensorhub.mapping.config import Config, lookup_of
 from tensorhub.mapping.cuts import Padded
 from tensorhub.mapping.feedforward import SHARED, dense, expert_stacks, experts, router
 from tensorhub.mapping.language import AS_IT_IS, tensor
+from tensorhub.mapping.quantising import Fp8
 from tensorhub.mapping.ranks import Ranks, chosen_experts, experts_of, stage
 from tensorhub.mapping.rules import LEFT_OUT, Mapping, Numbers, Rule
 from tensorhub.mapping.sizes import Lookup, Sizes, experts_sizes_of, latent_sizes_of, sizes_of
@@ -60,6 +61,8 @@ class Options(TypedDict, total=False):
     """False where each rank has all of the shared experts: vLLM's sequence parallelism."""
     unknown: Literal["refuse", "keep"]
     """What becomes of a tensor that no rule is for: an error, or a global tensor of its own name."""
+    quantise: Fp8 | None
+    """How weights that are fp8 with scales here come of the published ones: `mapping.fp8("fp8-block-128")`."""
 
 
 _RANKS: Final = frozenset(Ranks.__struct_fields__)
@@ -119,6 +122,7 @@ class _Model:
             rules=(*layers, *self._around(), *_LEFT_OUT),
             numbers=(Numbers("layer", mine.start, mine.stop, shift),),
             unknown=self.options.get("unknown", "refuse"),
+            quantise=self.options.get("quantise"),
         )
 
     def _around(self) -> tuple[Rule, ...]:

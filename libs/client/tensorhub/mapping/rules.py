@@ -13,6 +13,7 @@ import msgspec
 
 from tensorhub.mapping.language import Misfit, Node, lay_out, placeholders
 from tensorhub.mapping.patterns import WHOLE_NAME, filled, matched, words
+from tensorhub.mapping.quantising import Fp8, scales, values, weight_of
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import TensorEntry
 from tensorhub_common.parts import Part, Shape, padding
@@ -75,6 +76,8 @@ class Mapping(msgspec.Struct, frozen=True):
     numbers: tuple[Numbers, ...] = ()
     unknown: Literal["refuse", "keep"] = "refuse"
     """What becomes of a tensor that no rule is for: an error, or a global tensor of its own name."""
+    quantise: Fp8 | None = None
+    """How weights that are registered in fp8, with scales, come of the published ones."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for another word than these two."""
@@ -85,12 +88,24 @@ class Mapping(msgspec.Struct, frozen=True):
         """Return a mapping that asks these rules first."""
         return msgspec.structs.replace(self, rules=rules + self.rules)
 
-    def entry(self, entry: TensorEntry) -> TensorEntry | None:
+    def entry(self, entry: TensorEntry, registered: Values[str, TensorEntry] | None = None) -> TensorEntry | None:
         """Return the layout's entry of a registered tensor, or None when it is left out.
 
-        A tensor whose parts were given with it keeps them. Raises `LayoutMismatch` that names the tensor, when no rule
-        is for it or when it is not as its rule says.
+        A tensor whose parts were given with it keeps them. `registered` are all tensors of the shard, by name, so that
+        weights and their scales are found together. Raises `LayoutMismatch` that names the tensor, when no rule is for
+        it or when it is not as its rule says.
         """
+        if entry.parts or self.quantise is None or not registered:
+            return self._plain(entry)
+        weight = weight_of(self.quantise, entry, registered)
+        if weight is not None:
+            found = self._plain(weight)
+            return None if found is None else scales(self.quantise, entry, found)
+        found = self._plain(entry)
+        return None if found is None else values(self.quantise, found, registered)
+
+    def _plain(self, entry: TensorEntry) -> TensorEntry | None:
+        """Return the entry as it is without quantising."""
         if entry.parts:
             return entry
         found = self._rule(entry.name)

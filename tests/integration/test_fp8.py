@@ -1,0 +1,217 @@
+"""What a trainer publishes is read as fp8 values and scales by real processes, bit for bit as torch makes them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+from tests.integration.hubs import RunningHub, running_hub
+from tests.integration.test_resharding import Sharding, columns, mesh, published, registered, rows
+from tests.integration.transports import BOTH
+from tests.unit.agent.torch_bits import bits_in
+from tests.unit.agent.torch_fp8 import referred, weight
+
+import tensorhub
+from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
+from tensorhub_common.casts import fp8_scheme
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEME = "fp8-block-128"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
+    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
+        yield running
+
+
+def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return weights whose blocks differ widely in size."""
+    bits = weight(shape, str(dtype).removeprefix("torch."), seed)
+    signed = torch.from_numpy(bits.view({2: np.int16, 4: np.int32}[bits.itemsize]))
+    return signed.view(dtype)
+
+
+def quantised(tensor: torch.Tensor, scheme: str = SCHEME) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return torch's values and scales of a whole tensor."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    values, scales = referred(bits_in(tensor.contiguous(), name), name, fp8_scheme(scheme))
+    return torch.from_numpy(values).view(torch.float8_e4m3fn), torch.from_numpy(scales)
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, what: object) -> None:
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), what
+    assert torch.equal(*(each.contiguous().flatten().view(torch.uint8) for each in (found, expected))), what
+
+
+def spec(name: str, whole: torch.Tensor, scheme: str, box: tuple[slice, slice]) -> dict[str, TensorSpec]:
+    """Describe a box of a matrix's values, and all of its scales, by hand."""
+    values, scales = quantised(whole, scheme)
+    shape, offset = values[box].shape, tuple(side.start or 0 for side in box)
+    zeros = (0, 0)
+    part = Part(name, tuple(whole.shape), offset, tuple(shape), zeros, tuple(shape), f"{scheme}:values")
+    all_scales = Part(
+        name, tuple(whole.shape), zeros, tuple(scales.shape), zeros, tuple(scales.shape), f"{scheme}:scales"
+    )
+    return {
+        f"{name}.values": TensorSpec(shape, torch.float8_e4m3fn, parts=[part]),
+        f"{name}.scales": TensorSpec(scales.shape, torch.float32, parts=[all_scales]),
+    }
+
+
+BOXES = [(slice(None), slice(None)), (slice(100, 1001), slice(None)), (slice(None), slice(77, None))]
+
+
+@pytest.mark.parametrize(
+    ("how", "shards", "shape", "scheme", "dtype"),
+    [
+        (rows, 3, (1150, 2051), "fp8-block-128", torch.bfloat16),
+        (columns, 3, (1150, 2303), "fp8-block-128-nemo", torch.float32),
+        (mesh, 4, (1023, 1279), "fp8-block-128-ue8m0", torch.float16),
+        (rows, 5, (1150, 2051), "fp8-channel", torch.bfloat16),
+    ],
+)
+async def test_values_and_scales_of_any_box_are_torchs(
+    hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
+) -> None:
+    """Shards end with whole blocks, readers' boxes anywhere; two versions; whoever has it serves others as well."""
+    async with hub.connected() as hubs:
+        models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
+        trainer = await registered(hubs, "trainer", how, shards, models[0])
+        readers = [
+            await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
+            for n, box in enumerate([*BOXES, BOXES[0]])
+        ]
+        for version, model in enumerate(models, 1):
+            assert await published(trainer, how, model) == version
+            await asyncio.gather(*(reader.replicate(version) for reader in readers))
+            values, scales = quantised(model["w"], scheme)
+            for reader, box in zip(readers, [*BOXES, BOXES[0]], strict=True):
+                assert_equal(reader.tensors["w.values"], values[box], (version, box))
+                assert_equal(reader.tensors["w.scales"], scales, (version, box))
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))
+
+
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 320,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+    "num_experts": 3,
+    "vocab_size": 101,
+}
+LAYER = "model.layers.0"
+EXPERT_MATRICES = {"gate_proj": (256, 320), "up_proj": (256, 320), "down_proj": (320, 256)}
+
+
+def checkpoint(seed: int) -> dict[str, torch.Tensor]:
+    """Return the trainer's tensors in Hugging Face naming."""
+    shapes = {
+        f"{LAYER}.self_attn.q_proj.weight": (512, 320),
+        f"{LAYER}.self_attn.k_proj.weight": (256, 320),
+        f"{LAYER}.self_attn.v_proj.weight": (256, 320),
+        f"{LAYER}.self_attn.o_proj.weight": (320, 512),
+        f"{LAYER}.mlp.gate.weight": (3, 320),
+        "model.embed_tokens.weight": (101, 320),
+    }
+    for expert in range(3):
+        shapes |= {f"{LAYER}.mlp.experts.{expert}.{name}.weight": size for name, size in EXPERT_MATRICES.items()}
+    found = {name: drawn(shape, torch.bfloat16, seed + n) for n, (name, shape) in enumerate(shapes.items())}
+    return found | {"model.norm.weight": torch.full((320,), float(seed), dtype=torch.bfloat16)}
+
+
+def engine(tensors: dict[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """Return what rank `rank` of 2 holds in vLLM's naming: quantised first, then divided and fused."""
+    whole = {name: quantised(tensor) for name, tensor in tensors.items() if "proj" in name}
+    found: dict[str, torch.Tensor] = {
+        f"{LAYER}.mlp.gate.weight": tensors[f"{LAYER}.mlp.gate.weight"],
+        "model.norm.weight": tensors["model.norm.weight"],
+    }
+    for number, suffix in enumerate(("", "_scale_inv")):
+
+        def share(name: str, dim: int, number: int = number) -> torch.Tensor:
+            return whole[f"{LAYER}.{name}.weight"][number].chunk(2, dim)[rank]
+
+        fused = [share(f"self_attn.{name}_proj", 0) for name in "qkv"]
+        experts = [[share(f"mlp.experts.{expert}.{half}_proj", 0) for half in ("gate", "up")] for expert in range(3)]
+        found |= {
+            f"{LAYER}.self_attn.qkv_proj.weight{suffix}": joined(fused),
+            f"{LAYER}.self_attn.o_proj.weight{suffix}": share("self_attn.o_proj", 1),
+            f"{LAYER}.mlp.experts.w13_weight{suffix}": torch.stack([joined(both) for both in experts]),
+            f"{LAYER}.mlp.experts.w2_weight{suffix}": torch.stack(
+                [share(f"mlp.experts.{expert}.down_proj", 1) for expert in range(3)]
+            ),
+        }
+    return found
+
+
+def joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Put them one after another; torch can't concatenate fp8 everywhere."""
+    bits = [each.contiguous().view(torch.uint8) for each in tensors]
+    return torch.cat(bits).view(tensors[0].dtype)
+
+
+async def ranks_of(hubs: list[AsyncHub], like: dict[str, torch.Tensor]) -> list[AsyncShard]:
+    return [
+        await hubs[rank % len(hubs)].register(
+            "m",
+            {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in engine(like, rank).items()},
+            replica="engine",
+            shard=rank,
+            shards=2,
+            mapping=mapping.for_model(CONFIG, "vllm", tp_rank=rank, tp_size=2, quantise=mapping.fp8(SCHEME)),
+        )
+        for rank in range(2)
+    ]
+
+
+async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(hub: RunningHub, tmp_path: Path) -> None:
+    """A trainer sharded by rows to two ranks of an engine; `tensorhub pull` makes a checkpoint in fp8 of those."""
+    async with hub.connected() as hubs:
+        tensors = checkpoint(1)
+        trainer = await registered(hubs, "trainer", divided, 2, tensors)
+        ranks = await ranks_of(hubs, tensors)
+        assert await published(trainer, divided, tensors) == 1
+        await asyncio.gather(*(rank.replicate(1) for rank in ranks))
+        for rank in ranks:
+            for name, expected in engine(tensors, rank.shard).items():
+                assert_equal(rank.tensors[name], expected, (rank.shard, name))
+        await asyncio.gather(*(shard.release() for shard in trainer))
+        out = tmp_path / "fp8.safetensors"
+        await asyncio.to_thread(hub.command, "pull", "m", str(out))
+        file = load_file(out)
+    for name, tensor in tensors.items():
+        if "proj" in name:
+            values, scales = quantised(tensor)
+            assert_equal(file[name], values, name)
+            assert_equal(file[f"{name}_scale_inv"], scales, name)
+
+
+def divided(_: str, tensor: torch.Tensor, shard: int, shards: int) -> tuple[slice, ...]:
+    """Cut into halves by rows where these are whole blocks, else have everything."""
+    half = tensor.shape[0] // shards
+    if half % 128 or tensor.ndim == 1:
+        return (slice(None),) * tensor.ndim
+    return (slice(shard * half, (shard + 1) * half), slice(None))
+
+
+async def test_shards_that_cut_through_blocks_are_refused_by_name(hub: RunningHub) -> None:
+    """Nothing is read, and the error names the tensor, the elements and what to do."""
+    async with hub.connected() as hubs:
+        model = {"w": drawn((300, 200), torch.bfloat16, 3)}
+        trainer = await registered(hubs, "trainer", rows, 2, model)
+        assert await published(trainer, rows, model) == 1
+        reader = await hubs[0].register("m", spec("w", model["w"], SCHEME, BOXES[0]), replica="reader")
+        with pytest.raises(
+            tensorhub.LayoutMismatch, match=r"of 'w' as fp8-block-128:.* \[128:256, 0:200\].*whole blocks"
+        ):
+            await reader.replicate(1, timeout_s=20)
