@@ -34,6 +34,8 @@ Values = Mapping[str, np.ndarray]
 
 SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
+ALIKE: Final = 0.3
+"""So many rollouts are cut as one of the trainers is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ def _whole(name: str, shape: tuple[int, ...]) -> TensorEntry:
 def unlike_cuttings(rng: Random, trainers: int, rollouts: int) -> Cuttings:
     """Draw a few matrices, and cut them by rows for one replica, by columns for another, or not at all."""
     shapes = {f"m{n}": (rng.randint(1, 6), rng.randint(1, 6)) for n in range(rng.randint(1, TENSORS_MAX))}
-    return Cuttings(
-        tuple(_cut(rng, shapes, by_owner=True) for _ in range(trainers)),
-        tuple(_cut(rng, shapes, by_owner=False) for _ in range(rollouts)),
-    )
+    publish = tuple(_cut(rng, shapes, by_owner=True) for _ in range(trainers))
+    alike = [rng.random() < ALIKE for _ in range(rollouts)]
+    read = (rng.choice(publish) if each else _cut(rng, shapes, by_owner=False) for each in alike)
+    return Cuttings(publish, tuple(read))
 
 
 def _cut(rng: Random, shapes: Mapping[str, tuple[int, int]], *, by_owner: bool) -> Cutting:

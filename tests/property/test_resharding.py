@@ -72,8 +72,9 @@ def run_all(seeds: Iterable[int]) -> None:
         world_of(seed, unlike_cuttings(Random(seed), 1, 3), calm=False).run()
 
 
+@pytest.mark.timeout(600)
 @given(replicas(), st.integers(1, 2**32), st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, calm: bool) -> None:  # noqa: FBT001
     """And a fresh version reaches all of them once nothing fails any more."""
     with scaled_down():

@@ -1,0 +1,202 @@
+"""What the holders lack of a reader is found before a byte moves, and named: each kind of gap, of overlap, of mix-up.
+
+The planner's whole way to an answer, from a log: `LayoutMismatch` where nobody who is registered has it, and
+`VersionUnavailable`, which a reader waits for, where somebody has who is lost just now.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.common.catalog_world import MODEL, World
+
+from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
+from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.answering import Answering
+from tensorhub_planner.fold import Fold
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
+from tensorhub_simulator.planner import Known, at_once
+from tensorhub_simulator.tensors import Layouts
+
+SHAPES: Final[dict[str, Shape]] = {
+    "embedding": (8, 6),
+    "layers.0.experts": (4, 3, 5),
+    "layers.0.proj": (6, 4),
+    "layers.1.proj": (6, 4),
+    "layers.1.wide": (4, 8),
+    "scale": (),
+}
+LAST: Final = len(SHAPES) - 1
+
+Shard = list[TensorEntry]
+
+
+def box(name: str, start: Shape, stop: Shape, dtype: str = "uint8") -> TensorEntry:
+    shape = tuple(b - a for a, b in zip(start, stop, strict=True))
+    return TensorEntry(name, dtype, 1, shape, SHAPES[name], start)
+
+
+def whole(name: str) -> TensorEntry:
+    return box(name, (0,) * len(SHAPES[name]), SHAPES[name])
+
+
+def halves(name: str, dim: int, gap: tuple[int, int]) -> tuple[Shard, Shard]:
+    """Return a tensor's parts before and behind a gap along a dimension; those without an element are left out."""
+    start, stop = list((0,) * len(SHAPES[name])), list(SHAPES[name])
+    before, behind = [*stop], [*start]
+    before[dim], behind[dim] = gap
+    found = box(name, tuple(start), tuple(before)), box(name, tuple(behind), tuple(stop))
+    first, second = ([each] if 0 not in each.shape else [] for each in found)
+    return first, second
+
+
+def but(name: str, *shards: Sequence[TensorEntry]) -> list[Layout]:
+    """Return two shards with all tensors but one, of which they have these parts."""
+    others = [whole(each) for each in SHAPES if each != name]
+    parts = [list(shard) for shard in (*shards, (), ())][:2]
+    return [layout_of([*parts[0], *others[::2]]), layout_of([*parts[1], *others[1::2]])]
+
+
+class Cluster:
+    """A trainer whose shards have these layouts has published, and a reader on `me` wants the version."""
+
+    def __init__(self, published: Iterable[Layout], reader: Layout) -> None:
+        self.log, self.layouts = World(), Layouts()
+        digests = list(map(self.layouts.add, published))
+        self.agents = [f"agent-{number}" for number, _ in enumerate(digests)]
+        for number, (agent, digest) in enumerate(zip(self.agents, digests, strict=True)):
+            self.log.join(agent)
+            self.log.register(agent, "trainer", number, len(digests), layout=digest)
+        for number, _ in enumerate(digests):
+            self.log.ready("trainer", 1, number)
+        self.log.join("me")
+        self.log.register("me", "engine", layout=self.layouts.add(reader))
+
+    def answer(self) -> PlanAnswer:
+        demand = Demand(model=MODEL, version=1, replica="engine", shard=0, agent="me", root=None, at_seq=0)
+        known = Known(self.layouts, lambda: Fold(self.log.catalog, self.log.catalog.seq), lambda: 0.0)
+        return at_once(Answering("job", known, Ledger(Limits()), Limits()).answer(demand))
+
+
+ALL: Final = layout_of(map(whole, SHAPES))
+
+
+def refused(published: Iterable[Layout], error: type[Exception] = LayoutMismatch, reader: Layout = ALL) -> str:
+    answer = Cluster(published, reader).answer()
+    assert isinstance(answer, Refusal), answer
+    assert answer.error == error.__name__, answer
+    return answer.reason
+
+
+def test_what_lacks_nothing_is_planned() -> None:
+    """So that the refusals below come of what they plant, and of nothing else."""
+    first, second = halves("embedding", 0, (3, 3))
+    answer = Cluster(but("embedding", first, second), ALL).answer()
+    assert isinstance(answer, Plan)
+    assert sum(share.nbytes for share in answer.shares) == sum(entry.nbytes for entry in ALL.tensors)
+
+
+@given(st.sampled_from([name for name, shape in SHAPES.items() if shape]), st.data())
+def test_a_missing_row_column_or_expert_is_named(name: str, data: st.DataObject) -> None:
+    dim = data.draw(st.integers(0, len(SHAPES[name]) - 1))
+    at = data.draw(st.integers(0, SHAPES[name][dim] - 1))
+    spans = [f"{at}:{at + 1}" if each == dim else f"0:{size}" for each, size in enumerate(SHAPES[name])]
+    assert f"no holder has [{', '.join(spans)}] of {name!r}" in refused(but(name, *halves(name, dim, (at, at + 1))))
+
+
+@pytest.mark.parametrize("name", ["layers.1.proj", "scale"])
+def test_a_missing_layer_or_scalar_is_named(name: str) -> None:
+    shape = list(SHAPES[name])
+    assert f"{name!r} is uint8 of global shape {shape} here, and with the holders there is nothing of that name" in (
+        refused(but(name))
+    )
+
+
+def swapped(layout: Layout) -> Layout:
+    names = {"layers.1.proj": "layers.1.wide", "layers.1.wide": "layers.1.proj"}
+    return layout_of(msgspec.structs.replace(e, name=names.get(e.name, e.name)) for e in layout.tensors)
+
+
+def other_shape(layout: Layout) -> Layout:
+    def larger(e: TensorEntry) -> TensorEntry:
+        wrong = e.name in ("layers.1.proj", "layers.1.wide")
+        return msgspec.structs.replace(e, global_shape=(e.global_shape[0] + 1, e.global_shape[1])) if wrong else e
+
+    return layout_of(map(larger, layout.tensors))
+
+
+def other_dtype(layout: Layout) -> Layout:
+    wrong = ("layers.1.proj", "layers.1.wide")
+    return layout_of(msgspec.structs.replace(e, dtype="int8" if e.name in wrong else e.dtype) for e in layout.tensors)
+
+
+@pytest.mark.parametrize("change", [swapped, other_shape, other_dtype])
+def test_what_is_another_tensor_under_its_name_is_named_with_both(change: Callable[[Layout], Layout]) -> None:
+    """Names swapped, a wrong global shape, a wrong dtype: it says what is there and what is wanted."""
+    published = change(ALL)
+    reason = refused([published])
+    for name in ("layers.1.proj", "layers.1.wide"):
+        there = next(entry for entry in published.tensors if entry.name == name)
+        told = f"{there.dtype} of global shape {list(there.global_shape)}"
+        assert f"{name!r} is uint8 of global shape {list(SHAPES[name])} here, and with the holders there is {told}" in (
+            reason
+        )
+
+
+@given(st.integers(1, 5))
+def test_a_hole_in_fused_parts_is_named(rows: int) -> None:
+    """A fused tensor whose part stands for fewer rows than the reader wants of it."""
+    shape = (rows + 4, 4)
+    parts = (
+        Part("layers.0.proj", (6, 4), (0, 0), (rows, 4), (0, 0), (rows, 4)),
+        Part("layers.1.proj", (6, 4), (0, 0), (4, 4), (rows, 0), (4, 4)),
+    )
+    fused = layout_of([TensorEntry("fused", "uint8", 1, shape, shape, (0, 0), parts)])
+    reader = layout_of([whole("layers.0.proj")])
+    assert f"no holder has [{rows}:6, 0:4] of 'layers.0.proj'" in refused([fused], reader=reader)
+
+
+@given(st.integers(0, 3), st.integers(1, 3))
+def test_parts_that_overlap_or_leave_a_hole_are_no_layout(first: int, rows: int) -> None:
+    """What can't be registered can't be a source: two parts of 2 rows in a tensor of 4, the second one misplaced."""
+    if (first, rows) == (2, 2):
+        return
+    parts = (
+        Part("layers.0.proj", (6, 4), (0, 0), (2, 4), (0, 0), (2, 4)),
+        Part("layers.1.proj", (6, 4), (0, 0), (rows, 4), (first, 0), (rows, 4)),
+    )
+    with pytest.raises(LayoutMismatch, match="'fused'"):
+        layout_of([TensorEntry("fused", "uint8", 1, (4, 4), (4, 4), (0, 0), parts)])
+
+
+@given(st.sampled_from([name for name, shape in SHAPES.items() if shape]))
+def test_what_is_lost_just_now_is_waited_for(name: str) -> None:
+    """The same gap, where a registered shard has it: its agent is lost, so the version may be had again."""
+    cluster = Cluster(but(name, *halves(name, 0, (1, 1))), ALL)
+    assert isinstance(cluster.answer(), Plan)
+    cluster.log.expire(cluster.agents[1])
+    answer = cluster.answer()
+    assert isinstance(answer, Refusal)
+    assert answer.error == VersionUnavailable.__name__
+    assert f"no holder has [1:{SHAPES[name][0]}" in answer.reason
+    assert "trainer/1 on agent-1 is lost" in answer.reason
+
+
+def test_what_was_emptied_just_now_is_waited_for_and_what_was_released_is_not() -> None:
+    cluster = Cluster(but("embedding", *halves("embedding", 0, (1, 1))), ALL)
+    cluster.log.unpublish("trainer", 1)
+    cluster.log.drained("trainer", 1)
+    answer = cluster.answer()
+    assert isinstance(answer, Refusal)
+    assert answer.error == VersionUnavailable.__name__
+    assert "trainer/1 on agent-1 is empty" in answer.reason
+    cluster.log.release("trainer", 1)
+    answer = cluster.answer()
+    assert isinstance(answer, Refusal)
+    assert answer.error == LayoutMismatch.__name__
+    assert "no holder has [1:8, 0:6] of 'embedding'" in answer.reason
