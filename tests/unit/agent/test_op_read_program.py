@@ -1,0 +1,150 @@
+"""A read and plans of another layout: taken before the first byte, by units, and never in place of pieces."""
+
+from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
+from tests.unit.agent.test_op_read import pair
+
+from tensorhub_agent.effects import AskPlan, BatchDone, Key, OpenSource, PlanCame, Post, Raise, SourceLost
+from tensorhub_agent.memory import Memory
+from tensorhub_agent.op_read import REPLAN_S
+from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.serving import LeaseTable
+from tensorhub_agent.units import Completion
+from tensorhub_common.layout import Layout, TensorEntry, layout_of, pieces
+from tensorhub_common.program import Execution
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Refusal, Share, SourceId, Turn
+from tensorhub_planner.compiling import SourceIndex, compile_program
+
+OTHER = SourceId("other", 1, "engine", 0)
+NOBODY = Refusal(error="VersionUnavailable", reason="nobody")
+
+
+def layout(*more: str) -> Layout:
+    """Return three tensors, and more."""
+    entries = [TensorEntry(f"t{n}", "uint8", 1, (size,), (size,), (0,)) for n, size in enumerate(NBYTES)]
+    return layout_of([*entries, *(TensorEntry(name, "uint8", 1, (1,), (1,), (0,)) for name in more)])
+
+
+def program_for(reader: OneAgent, key: Key) -> PlanCame:
+    """Answer the last question with a plan by a program, all from a source of another layout."""
+    execution = Execution(compile_program("mine", layout(), SourceIndex({"theirs": layout("a")})), "program")
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    share = Share(
+        source=OTHER, transport="local", pieces=((0, 3),), nbytes=12, why="", layout="theirs", root="their root"
+    )
+    answer = Plan(version=asked.demand.version, shares=(share,), why="", program="program")
+    return PlanCame(key, asked.number, answer, execution, Completion(execution, pieces(layout())))
+
+
+def told(reader: OneAgent, news: PlanCame) -> None:
+    reader.do(reader.core.on_news(news, reader.now))
+
+
+def refuse(reader: OneAgent, key: Key) -> AskPlan:
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    told(reader, PlanCame(key, asked.number, NOBODY))
+    return asked
+
+
+def opened(reader: OneAgent) -> list[OpenSource]:
+    return [effect for effect in reader.seen if isinstance(effect, OpenSource)]
+
+
+def begun(*, digests: bool = True) -> tuple[OneAgent, Key]:
+    trainer = OneAgent("elsewhere", digests=digests)
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog, digests=digests)
+    reader.join()
+    key = reader.register("rollout")
+    trainer.publish(trainer.key("trainer"), "a")
+    trainer.log()
+    reader.read(key)
+    reader.log()
+    return reader, key
+
+
+def test_a_program_that_comes_before_the_first_byte_is_read_by() -> None:
+    reader, key = begun()
+    told(reader, program_for(reader, key))
+    (opening,) = opened(reader)
+    assert opening.program is not None
+    assert opening.root == "their root"
+
+
+def test_a_program_that_comes_while_pieces_are_read_is_no_plan() -> None:
+    """Its ranges are of units: with digests off, nothing would show that other bytes were read for them."""
+    reader, key = begun(digests=False)
+    reader.plan(key)
+    reader.opened(key, "")
+    reader.log()
+    assert reader.memory(key) is Memory.FILLING
+    opening = opened(reader)[-1]
+    reader.do(reader.core.on_news(SourceLost(key, opening.source, "it died"), reader.now))
+    reader.closed(key)
+    for _ in range(40):
+        told(reader, program_for(reader, key))
+        reader.tick(0.1)
+        reader.log()
+    assert opened(reader) == [opening]
+    end = reader.last(Raise)
+    assert end is not None
+    assert end.error == "VersionUnavailable"
+    assert "other layouts" in end.message
+
+
+def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
+    """When nobody has the others, all are asked for: who is left may have other layouts alone."""
+    _, reader = pair()
+    key = reader.key("rollout")
+    reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    reader.log()
+    post = reader.last(Post)
+    assert post is not None
+    digests = digests_of("a")
+    damaged = digests[: len(digests) // 3] + b"x" * (len(digests) * 2 // 3)
+    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, damaged), reader.now))
+    reader.do(reader.core.on_news(SourceLost(key, post.source, "it died"), reader.now))
+    reader.closed(key)
+    for _ in range(40):
+        refuse(reader, key)
+        reader.tick(0.1)
+        reader.log()
+    assert reader.memory(key) is Memory.EMPTY
+    reader.read(key)
+    reader.log()
+    assert refuse(reader, key).demand.pieces == ((1, 2),)
+    reader.log()
+    reader.tick(REPLAN_S)
+    reader.log()
+    again = reader.last(AskPlan)
+    assert again is not None
+    assert again.demand.pieces == ((0, 3),)
+    told(reader, program_for(reader, key))
+    assert opened(reader)[-1].program is not None
+
+
+def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
+    table, key = LeaseTable(), Key(MODEL, "middle", 0)
+    table.expect(key, 1, None, Turn(1, 1), 3, units=True)
+    middle = SourceId("a", 1, "middle", 0)
+    ask = LeaseAsk(
+        job="j", model=MODEL, source=middle, version=1, root="none", reader=OTHER, turn=Turn(2, 2), units=True
+    )
+    assert isinstance(table.grant(ask, "lease", "ticket", "here", 0.0), LeaseGrant)
+    table.offer(key, 1, "none", b"")
+    lease = table.redeem("ticket", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ((0, 3),)
+
+
+def test_a_source_that_never_answers_an_early_question_has_a_bound() -> None:
+    share = Share(source=OTHER, transport="ucxx", pieces=(), nbytes=0, why="")
+    source = Reading(1, share, SourcePhase.OPEN, 0.0)
+    source.unconfirmed.append((0, 1))
+    source.check_early()
+    assert source.due(stall_s=5.0) == 5.0
