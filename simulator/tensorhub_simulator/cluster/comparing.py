@@ -22,11 +22,11 @@ from tensorhub_simulator.cluster.world import World
 WANTED: Final = {"global-stage": 6.7, "star": 4.8, "far-star": 19.0}
 """What the paper measured against each baseline."""
 
-PIECES_READ: Final = 100_000
+PIECES_READ: Final = 50_000
 """Of a version so many pieces are read in all at most: in larger clusters pieces are larger. A chain's hops are longer
 then, so ours is slower than it would be."""
 
-PIECES_MIN: Final = 64
+PIECES_MIN: Final = 48
 """But a shard has so many pieces."""
 
 GPUS_MIN: Final = 2

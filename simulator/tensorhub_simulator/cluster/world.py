@@ -28,7 +28,7 @@ LOST_AFTER_S: Final = 3.0
 BEAT_S: Final = 0.5
 """`TENSORHUB_BEAT_S` by default."""
 
-STUCK_S: Final = 60.0
+STUCK_S: Final = 30.0
 """A run in which nothing has come for so long, though replicas are to be filled, has no end."""
 
 DRAIN_S_MAX: Final = 60.0
