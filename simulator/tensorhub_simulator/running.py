@@ -22,6 +22,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "BATCH_BYTES_MIN", 1),
     (pace, "STALL_MIN_S", 0.3),
     (reading, "CROSSER_OPEN_S_MAX", 3.0),
+    (reading, "CROSSER_SILENT_S", 2.5),
     (reading, "HOPE_S", 0.5),
     (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.

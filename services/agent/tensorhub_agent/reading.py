@@ -24,6 +24,10 @@ CROSSER_OPEN_S_MAX: Final = 10.0
 WAITING_SILENT_S: Final = 3.0
 """A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
 
+CROSSER_SILENT_S: Final = 10.0
+"""One of the reader's group may be silent for longer: to leave it means to bring its part over once more, and the
+connection of one that is killed ends at once."""
+
 STARVED_TIMES: Final = 2
 """A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
 
@@ -127,7 +131,8 @@ class Reading:
     def due(self, stall_s: float) -> float:
         """Return until when it may go on as it does, without progress or without anything new."""
         if self.phase is SourcePhase.OPEN and self.parked and not self.queue and not self.flying:
-            return min(self.since + WAITING_SILENT_S, self.fed + STARVED_TIMES * stall_s)
+            silent_s = CROSSER_SILENT_S if self.share.crosses else WAITING_SILENT_S
+            return min(self.since + silent_s, self.fed + STARVED_TIMES * stall_s)
         return self.since + self._patience_s(stall_s)
 
     def _patience_s(self, stall_s: float) -> float:

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
 from tensorhub_agent.effects import Key
-from tensorhub_agent.reading import CROSSER_OPEN_S_MAX, HOPE_S, OPEN_S_MAX
+from tensorhub_agent.reading import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, HOPE_S, OPEN_S_MAX
 from tensorhub_agent.serving import LeaseState, LeaseTable, Promised
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
@@ -220,3 +220,12 @@ def test_a_far_share_is_carried_by_several_sessions() -> None:
     queues = [list(driven.transfer.sources[number].queue) for number, _ in opened]
     assert queues == [[(0, 2)], [(2, 2)], [(4, 1)], [(5, 1)]]
     assert msgspec.structs.asdict(opened[0][1])["streams"] == 4
+
+
+def test_a_mate_may_be_silent_for_longer_than_the_middle_of_a_chain() -> None:
+    """Its part would cross once more; of one that is killed the connection ends."""
+    driven, far, mate = exchanging()
+    driven.transfer.promised(mate, ITS)
+    driven.brings(far)
+    assert driven.wait(CROSSER_SILENT_S - 1) == []
+    assert driven.wait(2) == [mate]
