@@ -103,7 +103,22 @@ class Lending:
         offer = self._deltas.offer(key, question.base, question.root, place)
         if offer is None:
             return grant
-        return msgspec.structs.replace(grant, patch_sizes=self._core.table.patch(grant.lease, offer))
+        is_coming = self._deltas.is_coming(key, question.base, question.root)
+        sizes = self._core.table.patch(grant.lease, offer, question.base if is_coming else None)
+        return msgspec.structs.replace(grant, patch_sizes=sizes, patches_coming=is_coming)
+
+    def look_for_patches(self, lease: str) -> bool:
+        """Offer a lease's reader what has been made since; tells whether more is coming."""
+        awaiting = self._core.table.awaiting_patches(lease)
+        root = awaiting.offered.root if awaiting is not None else None
+        if awaiting is None or awaiting.base is None or root is None:
+            return False
+        place = self._shelf.places.get(awaiting.key)
+        is_coming = self._deltas.is_coming(awaiting.key, awaiting.base, root)
+        offer = None if place is None else self._deltas.offer(awaiting.key, awaiting.base, root, place)
+        if offer is not None:
+            self._core.table.patch(lease, offer, awaiting.base if is_coming else None)
+        return is_coming
 
     def _can_be_lent(self, question: LeaseAsk) -> bool:
         place = self._shelf.places.get(Key(question.model, question.source.replica, question.source.shard))

@@ -286,9 +286,11 @@ class AgentService:
         job = self._jobs.get(_job_of(ask.lease))
         page = DigestsPage(digests=b"")
         if job is not None:
-            table = job.core.table
+            table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
             page = DigestsPage(
-                digests=table.page(ask.lease, ask.first), patch_sizes=table.patch_sizes(ask.lease, ask.first)
+                digests=table.page(ask.lease, ask.first),
+                patch_sizes=table.patch_sizes(ask.lease, ask.first),
+                patches_coming=is_coming,
             )
         return msgspec.msgpack.encode(page)
 

@@ -122,6 +122,8 @@ class Lease:
     is_promised: bool = False
     """Of what does not stand there yet its reader waits only for what is promised."""
     state: LeaseState = LeaseState.GRANTED
+    base: str | None = None
+    """The root of what its reader holds, where a delta from there is being made."""
     patches: Offer | None = None
     """What its reader may have instead of pieces."""
 
@@ -330,12 +332,24 @@ class LeaseTable:
         digests = lease.offered.digests
         return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
 
-    def patch(self, name: str, patches: Offer) -> bytes:
-        """Let a lease's reader have patches instead of pieces; returns the first page of their sizes."""
+    def patch(self, name: str, patches: Offer, base: str | None) -> bytes:
+        """Let a lease's reader have patches instead of pieces; returns the first page of their sizes.
+
+        With `base` more of them are being made from there, and will be offered again.
+        """
         lease = self._leases.get(name)
         if lease is not None:
-            lease.patches = patches
+            lease.base = base
+            if lease.patches is None:
+                lease.patches = patches
+            else:
+                lease.patches.grow(patches)
         return self.patch_sizes(name, 0)
+
+    def awaiting_patches(self, name: str) -> Lease | None:
+        """Return a lease for whose reader patches are being made."""
+        lease = self._leases.get(name)
+        return lease if lease is not None and lease.base is not None else None
 
     def patch_sizes(self, name: str, first: int) -> bytes:
         """Return a page of the sizes of a lease's patches, if it has any."""

@@ -144,6 +144,10 @@ class Sources:
         if digests and effect.root is not None and isinstance(session, EncodingSession):
             source.reader = BatchReader(session, digests, sizes if effect.base is not None else b"")
             source.base, source.root = effect.base, effect.root
+            if sizes and grant.patches_coming:
+                source.reader.more = lambda first: self._more_sizes(
+                    effect.share.source.agent, reader.agent, grant, first
+                )
         early, source.told = source.told, []
         told = tuple(run for news in early if isinstance(news, Have) for run in news.pieces)
         if source.availability is not None:
@@ -219,6 +223,18 @@ class Sources:
             sizes += page.patch_sizes
         # Sizes of other pieces than these would be believed of these.
         return bytes(digests), bytes(sizes) if len(sizes) == grant.pieces * SIZE.size else b""
+
+    async def _more_sizes(self, agent: str, reader: str, grant: LeaseGrant, first: int) -> tuple[bytes, bool]:
+        """Ask for a page of sizes once more; returns it, and whether more patches are being made."""
+        ask = DigestsAsk(lease=grant.lease, first=first)
+        try:
+            body = await self._bus.request(
+                agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S
+            )
+            page = msgspec.msgpack.decode(body, type=DigestsPage)
+        except (TensorHubError, msgspec.MsgspecError):
+            return b"", False
+        return page.patch_sizes, page.patches_coming
 
     def _lost(self, key: Key, number: int, reason: str) -> None:
         source = self._open.get((key, number))

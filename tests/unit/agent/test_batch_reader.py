@@ -8,7 +8,8 @@ import pytest
 import xxhash
 
 from tensorhub_agent.copying import Spans
-from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
+from tensorhub_agent.encodings import reading
+from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE
 from tensorhub_agent.encodings.packing import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.encodings.patching import Overwrites
@@ -210,3 +211,40 @@ async def test_a_line_that_is_not_known_yet_is_measured_first() -> None:
     await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
     assert (it.session.unpacked, len(it.session.read_spans)) == ([], 1)
     assert it.reader.line.rate is not None
+
+
+async def test_patches_that_are_being_made_are_waited_for() -> None:
+    """The third piece's is made while the batch waits, and the fourth has none in the end."""
+    it = scene()
+    sizes = it.reader.sizes
+    it.reader.sizes = sizes[: 2 * SIZE.size] + SIZE.pack(COMING) * 2 + sizes[4 * SIZE.size :]
+    later = sizes[: 3 * SIZE.size] + SIZE.pack(COMING) + sizes[4 * SIZE.size :]
+    answers = [(it.reader.sizes, True), (later, True), (later.replace(SIZE.pack(COMING), SIZE.pack(NO_PATCH)), False)]
+    asked: list[int] = []
+
+    async def more(first: int) -> tuple[bytes, bool]:
+        asked.append(first)
+        return answers[len(asked) - 1]
+
+    it.reader.more = more
+    memory = bytearray(it.old)
+    await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert asked == [0, 0, 0]
+    assert it.session.overwritten == [[0, 1, 2, 4, 5, 6, 7]]
+    assert it.reader.more is None
+
+
+async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "PATCHES_S", 0.0)
+    it = scene()
+    it.reader.sizes = SIZE.pack(COMING) * ROWS
+
+    async def more(_: int) -> tuple[bytes, bool]:
+        return SIZE.pack(COMING) * ROWS, True
+
+    it.reader.more = more
+    memory = bytearray(it.old)
+    await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert it.session.overwritten == []

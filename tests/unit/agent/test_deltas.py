@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE, Delta, DeltaBook, Offer
+from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE, Delta, DeltaBook, Offer
 
 SHARD = ("job", "shard")
 NBYTES = (100, 100, 100)
@@ -144,3 +144,19 @@ def test_a_patch_that_is_put_again_counts_once(patch: bytes | None) -> None:
     delta = made(deltas, "a", "b", b"1234", b"", b"")
     deltas.put(delta, 0, patch)
     deltas.check()
+
+
+def test_of_a_delta_that_is_being_made_it_is_said_what_is_not_known_yet_and_the_offer_grows() -> None:
+    deltas = book()
+    delta = deltas.begin(SHARD, "a", "b", 3)
+    deltas.put(delta, 0, None)
+    before = offered(deltas, "a", "b")
+    assert sizes(before) == [NO_PATCH, COMING, COMING]
+    deltas.put(delta, 1, b"xx")
+    deltas.put(delta, 2, None)
+    deltas.end(delta)
+    patches = before.patches
+    before.grow(offered(deltas, "a", "b"))
+    assert sizes(before) == [NO_PATCH, 2, NO_PATCH]
+    assert before.patches is patches, "whoever serves the lease has this list"
+    assert list(patches) == [None, (b"xx",), None]

@@ -88,6 +88,7 @@ _VALUES: Final[Json] = {
     "of": 4705,
     "on": True,
     "outcome": "version.published",
+    "patches_coming": False,
     "patch_sizes": "AKgAAA==",
     "parent": "00f067aa0ba902b7",
     "patient": True,

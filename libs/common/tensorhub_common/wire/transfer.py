@@ -179,6 +179,8 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     patch_sizes: bytes = b""
     """Of the pieces of the first page, how many bytes their patches have: 4 bytes each, little endian, all ones where
     there is none. Empty: there are no patches from the reader's base."""
+    patches_coming: bool = False
+    """Patches are being made: the pages of their sizes may be asked for again."""
 
 
 class LeaseRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="no"):
@@ -201,6 +203,8 @@ class DigestsPage(msgspec.Struct, frozen=True, kw_only=True):
 
     digests: bytes
     patch_sizes: bytes = b""
+    patches_coming: bool = False
+    """As in the grant."""
 
 
 LeaseAnswer = LeaseGrant | LeaseRefusal

@@ -19,6 +19,9 @@ SIZE: Final = struct.Struct("<I")
 NO_PATCH: Final = 0xFFFF_FFFF
 """In place of a size: the piece itself has to be read."""
 
+COMING: Final = 0xFFFF_FFFE
+"""In place of a size: it is not known yet whether there will be a patch."""
+
 KEPT_VERSIONS: Final = 4
 """An agent that makes no deltas of its own keeps so many of those that it has applied, of each shard."""
 
@@ -34,15 +37,26 @@ class Delta:
     nbytes: int = 0
     is_made: bool = False
     """No patch is added any more."""
+    reached: int = 0
+    """Of the pieces before this one it is known whether there is a patch; they come in their order."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
-    """What one reader may have instead of pieces; it stays as it is, whatever is dropped meanwhile."""
+    """What one reader may have instead of pieces; it keeps what it has, whatever is dropped meanwhile."""
 
-    patches: Sequence[tuple[bytes, ...] | None]
+    patches: list[tuple[bytes, ...] | None]
     sizes: bytes
     """Of each piece, as `SIZE`: how many bytes its patches have together, or `NO_PATCH`."""
+
+    def grow(self, other: "Offer") -> None:
+        """Take in patches that were made since, of pieces that had none: what was told stays true."""
+        sizes = bytearray(self.sizes)
+        for piece, (mine, theirs) in enumerate(zip(self.patches, other.patches, strict=True)):
+            if mine is None:
+                self.patches[piece] = theirs
+                sizes[piece * SIZE.size : (piece + 1) * SIZE.size] = other.page(piece, 1)
+        self.sizes = bytes(sizes)
 
     def page(self, first: int, count: int) -> bytes:
         """Return the sizes of so many pieces."""
@@ -74,6 +88,7 @@ class DeltaBook:
             return
         added = len(patch or b"") - len(delta.patches[piece] or b"")
         delta.patches[piece] = patch
+        delta.reached = max(delta.reached, piece + 1)
         delta.nbytes += added
         self.nbytes += added
         while self.nbytes > self._bytes_max:
@@ -98,11 +113,14 @@ class DeltaBook:
         chain = self._chain(shard, base, root)
         if not chain or any(len(delta.patches) != len(nbytes) for delta in chain):
             return None
-        patches, sizes = [], bytearray()
+        patches: list[tuple[bytes, ...] | None] = []
+        sizes = bytearray()
         for piece, size in enumerate(nbytes):
             steps = _steps(chain, piece)
             length = sum(len(step) for step in steps) if steps is not None else NO_PATCH
-            if length >= size:
+            if steps is None and any(not delta.is_made and piece >= delta.reached for delta in chain):
+                length = COMING
+            elif length >= size:
                 steps, length = None, NO_PATCH
             patches.append(steps)
             sizes += SIZE.pack(length)

@@ -9,19 +9,28 @@ Always true:
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings.choice import Line, takes_patches
 from tensorhub_agent.encodings.columns import unit_of
-from tensorhub_agent.encodings.deltas import NO_PATCH, SIZE
+from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE
 from tensorhub_agent.encodings.patching import Overwrites
 from tensorhub_agent.transport import EncodingSession
 from tensorhub_common.digests import digest_of
 from tensorhub_common.layout import PieceTable
-from tensorhub_common.wire.transfer import Range
+from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, Range
 from tensorhub_common.wire.worker import Encoded
+
+PATCHES_S: Final = 2.5
+"""A batch waits so long for patches that are being made; a source that is silent for `stall_s` is left."""
+
+LOOK_AGAIN_S: Final = 0.05
+"""How often it is looked for them."""
+
+PAGE: Final = DIGESTS_PAGE_PIECES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +61,31 @@ class BatchReader:
     sizes: bytes = b""
     """Of the patches of each piece, as `SIZE`; empty where it offers none."""
     line: Line = field(default_factory=Line)
+    more: Callable[[int], Awaitable[tuple[bytes, bool]]] | None = None
+    """While patches are being made: asks for the page of sizes that begins at a piece, and whether more will come."""
+
+    async def _await_patches(self, pieces: Sequence[Range]) -> None:
+        """Wait for patches of these pieces while they are being made, but not for long."""
+        until = time.monotonic() + PATCHES_S
+        for first, count in pieces:
+            for page in range(first // PAGE * PAGE, first + count, PAGE):
+                inside = range(max(first, page), min(first + count, page + PAGE))
+                while self.more is not None and any(self._size(number) == COMING for number in inside):
+                    sizes, is_coming = await self.more(page)
+                    at, end = page * SIZE.size, page * SIZE.size + len(sizes)
+                    if sizes and end <= len(self.sizes):
+                        self.sizes = self.sizes[:at] + sizes + self.sizes[end:]
+                    if not is_coming:
+                        self.more = None
+                    elif time.monotonic() > until:
+                        return
+                    else:
+                        await asyncio.sleep(LOOK_AGAIN_S)
 
     async def read(self, where: Where, pieces: Sequence[Range], progress: Callable[[int], None]) -> Brought:
         """Bring a batch. Raises `TransportLost`."""
+        if self.more is not None:
+            await self._await_patches(pieces)
         if not self.sizes and not self.line.takes_packed:
             spans = Spans.of(where.table, pieces)
             return Brought(await self._timed(where, spans, progress))
@@ -81,7 +112,7 @@ class BatchReader:
 
     def _patched(self, numbers: Sequence[int], table: PieceTable) -> dict[int, int]:
         """Choose the pieces for which patches are asked for; returns the sizes of these."""
-        sizes = {number: size for number in numbers if (size := self._size(number)) != NO_PATCH}
+        sizes = {number: size for number in numbers if (size := self._size(number)) < COMING}
         nbytes = sum(table.nbytes[number] for number in sizes)
         return sizes if takes_patches(nbytes, sum(sizes.values()), self.line.rate) else {}
 
