@@ -9,7 +9,8 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
-from tests.integration.hubs import RunningHub, running_hub
+from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import command
 from tests.integration.test_resharding import Sharding, columns, mesh, published, registered, rows
 from tests.integration.transports import BOTH
 from tests.unit.agent.torch_bits import bits_in
@@ -176,7 +177,8 @@ async def ranks_of(hubs: list[AsyncHub], like: dict[str, torch.Tensor]) -> list[
 
 async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(hub: RunningHub, tmp_path: Path) -> None:
     """A trainer sharded by rows to two ranks of an engine; `tensorhub pull` makes a checkpoint in fp8 of those."""
-    async with hub.connected() as hubs:
+    job = new_job()
+    async with hub.connected(job) as hubs:
         tensors = checkpoint(1)
         trainer = await registered(hubs, "trainer", divided, 2, tensors)
         ranks = await ranks_of(hubs, tensors)
@@ -187,7 +189,7 @@ async def test_fused_and_stacked_weights_by_a_mapping_and_a_checkpoint_of_them(h
                 assert_equal(rank.tensors[name], expected, (rank.shard, name))
         await asyncio.gather(*(shard.release() for shard in trainer))
         out = tmp_path / "fp8.safetensors"
-        await asyncio.to_thread(hub.command, "pull", "m", str(out))
+        assert (await command(hub, "pull", "m", out, "--job", job))[0] == 0
         file = load_file(out)
     for name, tensor in tensors.items():
         if "proj" in name:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from tensorhub_agent.ucxx_frames import encode, from_reader
 from tensorhub_agent.ucxx_gathering import SLOTS_MAX, BeyondGrant, Gathering
 from tensorhub_agent.ucxx_link import Batch
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.regions import Form
+from tensorhub_common.regions import Blocks, Form
 from tensorhub_common.wire.commands import PROTOCOL
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -50,6 +51,11 @@ def question(
     return Gather(
         1, list(origin), list(nbytes), list(counts), list(box_origin), list(box_form), list(forms), sums=False
     )
+
+
+def computed(shape: tuple[int, int], blocks: Blocks) -> Form:
+    """Return a form of fp8 values that reads the same few bytes again and again."""
+    return Form(shape, (shape[1], 1), (0, 2), 2, 1, "bfloat16>fp8-block-128:values", blocks)
 
 
 NOTHING: dict[str, Any] = {"counts": (), "box_origin": (), "box_form": (), "forms": ()}
@@ -83,6 +89,11 @@ BEYOND = [
     question(forms=[Form((4,), (2,), (4,), 4, 2, "float32>nothing")]),
     question(forms=[Form((4,), (4,), (4,), 4, 2)]),
     question(forms=[Form((4,), (0,), (4,), 0, 0)]),
+    question(forms=[computed((2, 2), Blocks((2, 2), (1, 1)))]),
+    question(forms=[computed((2, 2), Blocks((1 << 30, 1 << 30), (0, 0)))]),
+    question(forms=[computed((2, 2), Blocks((2,), (0,)))]),
+    question(forms=[msgspec.structs.replace(computed((2, 2), Blocks((2, 2), (0, 0))), cast="")]),
+    question(forms=[computed((1, 1), Blocks((1 << 40, 1 << 10), (0, 0)))]),
 ]
 
 

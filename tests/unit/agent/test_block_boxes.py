@@ -1,0 +1,115 @@
+"""Forms that are computed of whole blocks: cut into the same elements, checked, and computed at the source."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_agent.block_boxes import block_parts
+from tensorhub_agent.boxes import DIMS_MAX, BadForm, as_received, as_sent, check, normal, packed_strides
+from tensorhub_agent.converting import CastUnknown, converter
+from tensorhub_agent.gather_frames import COMPUTED_BYTES_MAX
+from tensorhub_agent.ucxx_boxes import lots_of
+from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED
+from tensorhub_common.regions import Blocks, Form, Regions, Sizes
+
+VALUES, SCALES = "bfloat16>fp8-block-128:values", "bfloat16>fp8-block-128:scales"
+
+
+def form_of(cast: str, blocks: Sizes, shape: Sizes, skip: Sizes | None = None, itemsize: int = 2) -> Form:
+    """Return a form that is packed at both ends."""
+    size = 4 if cast.endswith("scales") else 1
+    box = Blocks(blocks, skip or (0,) * len(blocks))
+    return Form(shape, packed_strides(shape, size), packed_strides(blocks, itemsize), itemsize, size, cast, box)
+
+
+@st.composite
+def forms(draw: st.DrawFn) -> Form:
+    blocks = tuple(draw(st.sampled_from([1, 3, 128, 130, 300, 515])) for _ in range(2))
+    blocks = (*draw(st.sampled_from([(), (2,), (2, 1)])), *blocks)
+    kind = DERIVED[
+        f"{draw(st.sampled_from(['fp8-block-128', 'fp8-channel']))}:{draw(st.sampled_from(['values', 'scales']))}"
+    ]
+    if kind.is_scales:
+        return form_of(f"bfloat16>{kind.name}", blocks, kind.shape(blocks))
+    skip = tuple(draw(st.integers(0, size - 1)) for size in blocks)
+    shape = tuple(draw(st.integers(1, size - a)) for size, a in zip(blocks, skip, strict=True))
+    return form_of(f"bfloat16>{kind.name}", blocks, shape, skip)
+
+
+@given(forms(), st.sampled_from([1, 40_000, 100_000, 1 << 20]))
+@settings(deadline=None)
+def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nbytes_max: int) -> None:
+    """An element's place and the beginning of its block are the same in the part as in the whole."""
+    check(form)
+    assert normal(form) == form
+    assert form.blocks is not None
+    kind = DERIVED[form.cast.partition(">")[2]]
+    block = kind.block(form.blocks.shape)
+    seen = np.zeros(form.shape, np.int64)
+    for to, origin, part in block_parts(form, nbytes_max):
+        check(part)
+        assert part.blocks is not None
+        assert max(part.nbytes, part.origin_nbytes) <= max(nbytes_max, int(np.prod(block)) * form.itemsize)
+        first = np.unravel_index(to // form.to_itemsize, form.shape)
+        there = np.unravel_index(origin // form.itemsize, form.blocks.shape)
+        assert all(at % step == 0 for at, step in zip(there, block, strict=True))
+        ends = [
+            at + size == whole or size % step == 0
+            for at, size, whole, step in zip(there, part.blocks.shape, form.blocks.shape, block, strict=True)
+        ]
+        assert all(ends), "a block is cut through"
+        steps = kind.steps(form.blocks.shape)
+        for a, skip, step, b, part_skip in zip(first, form.blocks.skip, steps, there, part.blocks.skip, strict=True):
+            assert (a + skip) * step == b + part_skip
+        seen[tuple(slice(a, a + size) for a, size in zip(first, part.shape, strict=True))] += 1
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        (form_of("bfloat16>float32", (4, 4), (4, 4)), "as 'bfloat16>float32', which is not in this version"),
+        (form_of("int32>fp8-block-128:values", (4, 4), (4, 4)), "not in this version"),
+        (form_of("bfloat16>fp9:values", (4, 4), (4, 4)), "not in this version"),
+        (form_of(VALUES, (4, 4), (4, 4), itemsize=4), "elements of 4 bytes are to become 1"),
+        (form_of(VALUES, (4,), (4,)), "other dimensions"),
+        (form_of(VALUES, (4, 4, 4), (4, 4)), "other dimensions|different lengths"),
+        (form_of(VALUES, (4, 0), (4, 4)), "without size"),
+        (form_of(VALUES, (4, 4), (2, 2), (-1, 0)), "begins before"),
+        (form_of(VALUES, (4, 4), (4, 2), (0, 3)), "does not lie within"),
+        (form_of(SCALES, (300, 300), (2, 3)), "does not lie within"),
+        (form_of(SCALES, (300, 300), (3, 3), (1, 0)), "does not lie within"),
+        (form_of("bfloat16>fp8-channel:scales", (1, BLOCK_BYTES_MAX), (1, 1)), "a block is longer than"),
+        (form_of(VALUES, (1,) * DIMS_MAX + (4,), (1,) * DIMS_MAX + (4,)), "17 dimensions"),
+    ],
+)
+def test_a_form_that_is_none_is_refused(form: Form, said: str) -> None:
+    with pytest.raises(BadForm, match=said):
+        check(form)
+        normal(form)
+
+
+def test_without_blocks_nothing_is_computed() -> None:
+    with pytest.raises(CastUnknown, match="not in this version"):
+        converter(VALUES)
+
+
+def test_it_is_computed_at_the_source() -> None:
+    """Scales are larger than an element of what they are made of, and far fewer."""
+    for form in (form_of(VALUES, (300, 300), (100, 70), (100, 0)), form_of(SCALES, (300, 300), (3, 3))):
+        sent, received = as_sent(form), as_received(form)
+        assert (sent.cast, sent.blocks, sent.origin_strides) == (form.cast, form.blocks, form.origin_strides)
+        assert sent.to_strides == packed_strides(form.shape, form.to_itemsize)
+        assert received == Form(form.shape, form.to_strides, sent.to_strides, form.to_itemsize, form.to_itemsize)
+
+
+def test_a_source_computes_a_bounded_part_for_each_question() -> None:
+    """A gigabyte of weights has few scales, which would fit into one question."""
+    form = form_of(SCALES, (32_768, 16_384), (256, 128))
+    lots = list(lots_of(Regions([0], [0], [form])))
+    assert sum(lot.nbytes for lot in lots) == form.nbytes
+    computed = [lot.computed_bytes for lot in lots]
+    assert sum(computed) == form.origin_nbytes == 1 << 30
+    assert COMPUTED_BYTES_MAX // 2 < max(computed) <= COMPUTED_BYTES_MAX
+    assert all(message.computed_bytes <= COMPUTED_BYTES_MAX for lot in lots for message in lot.messages)
