@@ -64,13 +64,15 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
     assert found is not None
     assert blocks is not None
     kind, block = found[1], found[1].block(blocks.shape)
-    counts = _blocks_in_a_part(block, blocks.shape, nbytes_max // form.itemsize)
+    block_bytes = max(prod(block) * form.itemsize, form.to_itemsize)
+    there = tuple(-(-size // step) for size, step in zip(blocks.shape, block, strict=True))
+    counts = _blocks_in_a_part(there, nbytes_max // block_bytes)
     spans = [_cut(size, step * count) for size, step, count in zip(blocks.shape, block, counts, strict=True)]
     for source in product(*spans):
-        there = tuple(a for a, _ in source)
+        begins = tuple(a for a, _ in source)
         inside = tuple(b - a for a, b in source)
         if kind.is_scales:
-            first = tuple(a // step for a, step in zip(there, block, strict=True))
+            first = tuple(a // step for a, step in zip(begins, block, strict=True))
             shape, skip = kind.shape(inside), blocks.skip
         else:
             ends = tuple(zip(source, blocks.skip, form.shape, strict=True))
@@ -80,7 +82,7 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
                 continue
             first = tuple(a - lead for a, lead in zip(begin, blocks.skip, strict=True))
             shape = tuple(b - a for a, b in zip(begin, end, strict=True))
-            skip = tuple(a - b for a, b in zip(begin, there, strict=True))
+            skip = tuple(a - b for a, b in zip(begin, begins, strict=True))
         part = Form(
             shape,
             form.to_strides,
@@ -90,19 +92,17 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
             form.cast,
             Blocks(inside, skip),
         )
-        yield BlockPart(_bytes(first, form.to_strides), _bytes(there, form.origin_strides), part)
+        yield BlockPart(_bytes(first, form.to_strides), _bytes(begins, form.origin_strides), part)
 
 
-def _blocks_in_a_part(block: Sizes, shape: Sizes, elements_max: int) -> Sizes:
-    """Return of how many blocks a part consists in each dimension: whole ones of the last dimensions first."""
+def _blocks_in_a_part(there: Sizes, blocks_max: int) -> Sizes:
+    """Return of how many blocks a part consists in each dimension: as many as can be of the last dimensions first."""
     counts: list[int] = []
-    elements = prod(block)
-    for size, step in zip(reversed(shape), reversed(block), strict=True):
-        there = -(-size // step)
-        count = max(1, min(there, elements_max // elements))
+    for size in reversed(there):
+        count = max(1, min(size, blocks_max))
         counts.append(count)
         # Where a dimension has to be cut the ones before it are taken block by block.
-        elements = elements * count if count == there else elements_max + 1
+        blocks_max = blocks_max // count if count == size else 1
     return tuple(reversed(counts))
 
 

@@ -77,7 +77,8 @@ def check_boxes(regions: Regions, nbytes: int) -> None:
 
 def normal(form: Form) -> Form:
     """Return the normal form of one that is good. Raises `BadForm` if it still has too many dimensions."""
-    if form.blocks is not None and len(form.shape) <= DIMS_MAX:
+    if form.blocks is not None:
+        _check_dims(len(form.shape))
         return form
     dims = list(zip(form.shape, form.to_strides, form.origin_strides, strict=True))
     itemsize, to_itemsize = form.itemsize, form.to_itemsize
@@ -91,10 +92,14 @@ def normal(form: Form) -> Form:
         if merged and merged[-1][1] == size * to and merged[-1][2] == size * origin:
             size *= merged.pop()[0]  # noqa: PLW2901 (the two are one dimension)
         merged.append((size, to, origin))
-    if len(merged) > DIMS_MAX:
-        raise BadForm(f"a box has {len(merged)} dimensions that can't be joined, and {DIMS_MAX} are allowed")
+    _check_dims(len(merged))
     shape, to_strides, origin_strides = zip(*merged, strict=True) if merged else ((), (), ())
     return Form(shape, to_strides, origin_strides, itemsize, to_itemsize, form.cast)
+
+
+def _check_dims(count: int) -> None:
+    if count > DIMS_MAX:
+        raise BadForm(f"a box has {count} dimensions that can't be joined, and {DIMS_MAX} are allowed")
 
 
 def run_bytes(form: Form) -> int:

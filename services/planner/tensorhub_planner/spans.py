@@ -133,7 +133,7 @@ def _grain(atom: Cutout) -> tuple[Shape, int]:
     if not atom.cast:
         return (1,) * len(atom.global_shape), atom.itemsize
     kind = derived(atom.cast)
-    return kind.grain(atom.global_shape), prod(kind.block(atom.global_shape))
+    return kind.grain(atom.global_shape), max(atom.itemsize, prod(kind.block(atom.global_shape)))
 
 
 def _cut_dim(counts: Shape, weight: int) -> int:

@@ -50,7 +50,9 @@ def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nb
     for to, origin, part in block_parts(form, nbytes_max):
         check(part)
         assert part.blocks is not None
-        assert max(part.nbytes, part.origin_nbytes) <= max(nbytes_max, int(np.prod(block)) * form.itemsize)
+        assert max(part.nbytes, part.origin_nbytes) <= max(
+            nbytes_max, int(np.prod(block)) * form.itemsize, form.to_itemsize
+        )
         first = np.unravel_index(to // form.to_itemsize, form.shape)
         there = np.unravel_index(origin // form.itemsize, form.blocks.shape)
         assert all(at % step == 0 for at, step in zip(there, block, strict=True))
@@ -64,6 +66,11 @@ def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nb
             assert (a + skip) * step == b + part_skip
         seen[tuple(slice(a, a + size) for a, size in zip(first, part.shape, strict=True))] += 1
     assert (seen == 1).all()
+
+
+def checked(form: Form) -> Form:
+    check(form)
+    return normal(form)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +93,7 @@ def test_parts_are_every_element_once_made_of_what_it_was_made_of(form: Form, nb
 )
 def test_a_form_that_is_none_is_refused(form: Form, said: str) -> None:
     with pytest.raises(BadForm, match=said):
-        check(form)
-        normal(form)
+        checked(form)
 
 
 def test_without_blocks_nothing_is_computed() -> None:

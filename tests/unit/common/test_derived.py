@@ -74,15 +74,15 @@ def test_layouts_without_it_have_the_digest_that_they_had() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (entry("float32", part(VALUES, (8, 8), (8, 8))), r"part 0 \('w'\) is fp8-block-128:values in a tensor of float32"),
+        (entry("float32", part(VALUES, (8, 8), (8, 8))), r"\('w'\) is fp8-block-128:values in a tensor of float32"),
         (entry("float8_e4m3fn", part(SCALES, (8, 8), (1, 1))), "register it as float32"),
-        (entry("float32", part(SCALES, (300, 8), (3, 1), (1, 0))), r"does not fit .*:scales .*\(300, 8\), which are \(3, 1\)"),
+        (entry("float32", part(SCALES, (300, 8), (3, 1), (1, 0))), r"does not fit .*:scales .*, which are \(3, 1\)"),
         (entry("float8_e4m3fn", part(VALUES, (8, 8), (8, 8), (0, 1))), "of extent .* does not fit"),
-        (entry("float32", part("fp7:scales", (8, 8), (1, 1))), "there is no cast 'fp7:scales'; possible are fp8-block-128:"),
+        (entry("float32", part("fp7:scales", (8, 8), (1, 1))), "no cast 'fp7:scales'; possible are fp8-block-128:"),
         (entry("float8_e4m3fn", part(VALUES, (8,), (8,))), "blocks need rows and columns"),
-        (entry("float32", part("fp8-tensor:scales", (4096, 4096), (1, 1))), "4096 × 4096 elements, .* not in this version"),
+        (entry("float32", part("fp8-tensor:scales", (4096, 4096), (1, 1))), "4096 × 4096 .* not in this version"),
     ],
-)  # fmt: skip
+)
 def test_what_a_part_may_not_say_is_refused_by_name(wrong: TensorEntry, said: str) -> None:
     with pytest.raises(LayoutMismatch, match=f"tensor 'mine': .*{said}"):
         layout_of([wrong])
