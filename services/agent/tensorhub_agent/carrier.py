@@ -192,7 +192,7 @@ class Carrier:
     def _promise(self, transfer: Transfer) -> None:
         """Let those who count on it know what this shard has under way, and what it waits for itself."""
         core = self._core
-        if not core.table.counts_on_promises(core.key):
+        if self.program is not None or not core.table.counts_on_promises(core.key):
             return
         news = core.table.promise(core.key, transfer.firm(), transfer.awaited())
         if news is not None:

@@ -285,7 +285,9 @@ class LeaseTable:
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
         assert coming.turn is not None
-        if not ask.promises and not precedes(coming.turn, ask.turn):
+        # What is filled by a program has pieces under way of which nobody can say when they stand: it promises none.
+        promises = ask.promises and not coming.units
+        if not promises and not precedes(coming.turn, ask.turn):
             return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
         if coming.units and not ask.units:
             return LeaseRefusal(reason="the shard is filled by a program: what its pieces hash to is not known yet")
@@ -293,7 +295,7 @@ class LeaseTable:
             return None
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         answer = self._granted(coming, key, ask, name, ticket, endpoint, now)
-        if not ask.promises or isinstance(answer, LeaseRefusal):
+        if not promises or isinstance(answer, LeaseRefusal):
             return answer
         coming.is_counted_on = self._leases[name].is_promised = True
         return msgspec.structs.replace(answer, promises=True)

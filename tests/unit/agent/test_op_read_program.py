@@ -11,7 +11,7 @@ from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.units import Completion
 from tensorhub_common.layout import Layout, TensorEntry, layout_of, pieces
 from tensorhub_common.program import Execution
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Refusal, Share, SourceId, Turn
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Refusal, Share, SourceId, Turn
 from tensorhub_planner.compiling import SourceIndex, compile_program
 
 OTHER = SourceId("other", 1, "engine", 0)
@@ -140,6 +140,33 @@ def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_
     lease = table.redeem("ticket", 0.0)
     assert lease is not None
     assert lease.pieces() == ((0, 3),)
+
+
+def test_a_shard_that_is_filled_by_a_program_promises_nothing() -> None:
+    """What it has under way are units; so a reader that counts on promises waits by the order of turns, or not."""
+    table, key = LeaseTable(), Key(MODEL, "middle", 0)
+    table.expect(key, 1, None, Turn(2, 2), 3, units=True)
+    middle = SourceId("a", 1, "middle", 0)
+
+    def asked(turn: Turn) -> object:
+        ask = LeaseAsk(
+            job="j",
+            model=MODEL,
+            source=middle,
+            version=1,
+            root=None,
+            reader=OTHER,
+            turn=turn,
+            units=True,
+            promises=True,
+        )
+        return table.grant(ask, f"lease-{turn}", f"ticket-{turn}", "here", 0.0)
+
+    assert isinstance(asked(Turn(1, 1)), LeaseRefusal)
+    granted = asked(Turn(3, 3))
+    assert isinstance(granted, LeaseGrant)
+    assert not granted.promises
+    assert not table.counts_on_promises(key)
 
 
 def test_a_source_that_never_answers_an_early_question_has_a_bound() -> None:
