@@ -82,19 +82,28 @@ def expert_names(layer: int, expert: int) -> Iterator[tuple[str, Shape, str]]:
     yield from mlp(f"model.layers.{layer}.mlp.experts.{expert}", EXPERT)
 
 
-def by_stages(pipeline: int, experts: int, tensor: int) -> list[Layout]:
+def stack(name: str, shape: Shape) -> tuple[str, Shape]:
+    """Return name and shape of the tensor in which this tensor of all experts is stacked."""
+    return name.replace(".0.", ".stack."), (EXPERTS, *shape)
+
+
+def by_stages(pipeline: int, experts: int, tensor: int, *, stacked: bool = False) -> list[Layout]:
     """Cut by layers (PP), experts (EP) and, what is not an expert's, by rows and columns (TP), as Megatron does.
 
-    There are `pipeline * experts` ranks; those of a stage hold the rest `experts / tensor` times.
+    There are `pipeline * experts` ranks; those of a stage hold the rest `experts / tensor` times. `stacked`: a rank's
+    experts of a layer are one tensor.
     """
-    return [_stage(stage, pipeline, rank, experts, tensor) for stage in range(pipeline) for rank in range(experts)]
+    ranks = [(stage, rank) for stage in range(pipeline) for rank in range(experts)]
+    return [_stage(stage, pipeline, rank, experts, tensor, stacked=stacked) for stage, rank in ranks]
 
 
-def _stage(stage: int, stages: int, rank: int, ranks: int, tensor: int) -> Layout:
+def _stage(stage: int, stages: int, rank: int, ranks: int, tensor: int, *, stacked: bool) -> Layout:
     entries = []
     for layer in range(stage * LAYERS // stages, (stage + 1) * LAYERS // stages):
         entries += [cut(*each, rank % tensor, tensor) for each in shared(layer)]
-        if layer:
+        if layer and stacked:
+            entries += [box(*stack(name, shape), 0, rank, ranks) for name, shape, _ in expert_names(layer, 0)]
+        elif layer:
             mine = range(rank * EXPERTS // ranks, (rank + 1) * EXPERTS // ranks)
             per = max(1, ranks // EXPERTS)
             owned = mine or range(rank // per, rank // per + 1)
@@ -119,7 +128,6 @@ def _rows(rank: int, ranks: int, *, stacked: bool) -> Iterator[TensorEntry]:
             continue
         for expert in range(1 if stacked else EXPERTS):
             for name, shape, _ in expert_names(layer, expert):
-                whole = (EXPERTS, *shape) if stacked else shape
-                yield box(name.replace(".0.", ".stack.") if stacked else name, whole, 0, rank, ranks)
+                yield box(*(stack(name, shape) if stacked else (name, shape)), 0, rank, ranks)
     for name, shape, _ in edges():
         yield box(name, shape, 0, rank, ranks)

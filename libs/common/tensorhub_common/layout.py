@@ -43,7 +43,7 @@ TENSOR_BYTES_MAX: Final = 2**53 - 1
 """What every reader of JSON counts exactly; sizes stand in commands."""
 
 
-class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor's box: `shape` elements that begin at `offset` of a global tensor of `global_shape`."""
 
     name: str
@@ -113,8 +113,14 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     for before, after in pairwise(tensors):
         if before.name == after.name:
             raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
+    boxes: set[tuple[int, Shape, Shape, Shape]] = set()
     for entry in tensors:
-        _check_entry(entry)
+        # A model has hundreds of thousands of tensors, and few of another form than all the others.
+        box = (entry.itemsize, entry.shape, entry.global_shape, entry.offset)
+        _check_name(entry)
+        if box not in boxes:
+            _check_box(entry)
+            boxes.add(box)
         if entry.parts:
             check_parts(entry.name, entry.shape, entry.parts)
             _check_derived(entry)
@@ -127,11 +133,14 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     return layout
 
 
-def _check_entry(entry: TensorEntry) -> None:
+def _check_name(entry: TensorEntry) -> None:
     if not 0 < name_bytes(entry.name) <= NAME_BYTES_MAX:
         raise LayoutMismatch(
             f"tensor name {entry.name[:40]!r} is empty, no text or longer than {NAME_BYTES_MAX} bytes: rename it"
         )
+
+
+def _check_box(entry: TensorEntry) -> None:
     if not 1 <= entry.itemsize <= PIECE_BYTES_MAX:
         raise LayoutMismatch(
             f"tensor {entry.name!r} has itemsize {entry.itemsize}: dense dtypes of whole bytes are possible"
@@ -188,13 +197,18 @@ def placements(layout: Layout) -> list[int]:
     starts, end = [], 0
     for entry in layout.tensors:
         starts.append(end)
-        end += -(-entry.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        end += room(entry)
     return starts
+
+
+def room(entry: TensorEntry) -> int:
+    """Return how many bytes of a segment a tensor takes, its padding included."""
+    return -(-entry.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def segment_bytes(layout: Layout) -> int:
     """Return how many bytes of segment the layout takes (0 when it has no element)."""
-    return sum(-(-entry.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for entry in layout.tensors)
+    return sum(map(room, layout.tensors))
 
 
 def payload_bytes(layout: Layout) -> int:

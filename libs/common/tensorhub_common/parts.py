@@ -29,7 +29,7 @@ Bounds = tuple[Shape, Shape]
 """Where a box begins, and where it ends in every dimension."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box of a registered tensor that is a box of a global tensor of another name: q, k or v of a fused qkv.
 
     Both boxes have the same sizes once the dimensions in front that have one element are left out: an expert's matrix
@@ -72,6 +72,8 @@ def padding(start: Shape, shape: Shape) -> Part:
 
 def name_bytes(name: str) -> int:
     """Return how long a name is as UTF-8, or 0 when it can't be written so (a lone surrogate)."""
+    if name.isascii():
+        return len(name)
     try:
         return len(name.encode())
     except UnicodeEncodeError:

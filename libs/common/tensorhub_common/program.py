@@ -32,7 +32,7 @@ UNITS_MAX: Final = 4_000_000
 Range = tuple[int, int]
 
 
-class Cut(msgspec.Struct, frozen=True, array_like=True):
+class Cut(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How cells of one shape are cut into units: `rows` at a time along `dim`."""
 
     shape: Sizes
@@ -50,7 +50,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
         return (*self.shape[: self.dim], min(self.rows, left), *self.shape[self.dim + 1 :])
 
 
-class Owner(msgspec.Struct, frozen=True, array_like=True):
+class Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A source's box that a cell lies in, and how it lies there."""
 
     box: int
@@ -66,7 +66,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
     """So many of the source's elements along the dimension of the cut make one of the cell's."""
 
 
-class Cell(msgspec.Struct, frozen=True, array_like=True):
+class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box of the destination, `to` bytes behind where its tensor begins."""
 
     to: int
@@ -74,14 +74,23 @@ class Cell(msgspec.Struct, frozen=True, array_like=True):
     owners: tuple[Owner, ...]
 
 
-class Group(msgspec.Struct, frozen=True, array_like=True):
-    """Tensors that are cut alike and come from the same sources. Tensor i begins at `to[i]`, its boxes at `at[i]`."""
+class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tensors that are cut alike and come from the same sources. Tensor i begins at `to[i]`, its boxes at `at[i]`.
+
+    Ranks that shard evenly have equal tensors at equal places: where all boxes of one begin at the same byte, each of
+    its own layout, that is named once.
+    """
 
     pattern: int
     sources: tuple[int, ...]
     """Of each box, the number of the source layout that it stands in."""
     to: tuple[int, ...]
     at: tuple[tuple[int, ...], ...]
+
+    def begin(self, tensor: int, box: int) -> int:
+        """Return where a box of a tensor begins, in its source's layout."""
+        places = self.at[tensor]
+        return places[0] if len(places) == 1 else places[box]
 
 
 class Program(msgspec.Struct, frozen=True):
@@ -130,6 +139,7 @@ class Execution:
             )
         self._number = {layout: number for number, layout in enumerate(program.sources)}
         self._forms: dict[tuple[int, int, int], Form] = {}
+        self._given: list[tuple[Range, ...]] | None = None
 
     def __len__(self) -> int:
         """Return the number of units."""
@@ -137,26 +147,34 @@ class Execution:
 
     def nbytes(self) -> list[int]:
         """Return the bytes of each unit in the destination."""
-        found: list[int] = []
+        return [size for sizes, times in self.runs() for size in sizes * times]
+
+    def runs(self) -> Iterator[tuple[list[int], int]]:
+        """Yield the bytes of the units as they repeat: the units of one tensor, and how many tensors have such."""
         for block in self._blocks:
             sizes = [
                 prod(cell.cut.sizes(unit)) * cell.cut.itemsize for cell in block.cells for unit in range(cell.cut.units)
             ]
-            found += sizes * len(block.group.to)
-        return found
+            yield sizes, len(block.group.to)
 
     def given_by(self, layout: str) -> tuple[Range, ...]:
-        """Return the units that a source of this layout has; none where the program knows no such layout."""
+        """Return the units that a source of this layout has, in order; none where the program knows no such layout."""
+        if self._given is None:
+            self._given = self._given_by_all()
         number = self._number.get(layout)
-        ranges: list[Range] = []
+        return () if number is None else self._given[number]
+
+    def _given_by_all(self) -> list[tuple[Range, ...]]:
+        """Return the units of each source, found in one pass. Neighbouring ranges are joined."""
+        given: list[list[Range]] = [[] for _ in self.program.sources]
         for first, block in zip(self._first, self._blocks, strict=False):
-            if number not in block.owners or not block.units:
-                continue
-            if ranges and sum(ranges[-1]) == first:
-                ranges[-1] = (ranges[-1][0], ranges[-1][1] + block.units)
-            else:
-                ranges.append((first, block.units))
-        return tuple(ranges)
+            for number in dict.fromkeys(block.owners) if block.units else ():
+                ranges = given[number]
+                if ranges and sum(ranges[-1]) == first:
+                    ranges[-1] = (ranges[-1][0], ranges[-1][1] + block.units)
+                else:
+                    ranges.append((first, block.units))
+        return [tuple(ranges) for ranges in given]
 
     def regions(self, layout: str, ranges: Iterable[Range]) -> Regions:
         """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not."""
@@ -171,7 +189,7 @@ class Execution:
             cut = cell.cut
             ahead = unit * cut.rows
             to.append(group.to[tensor] + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
-            there = group.at[tensor][owner.box] + owner.ahead
+            there = group.begin(tensor, owner.box) + owner.ahead
             origin.append(there + (ahead * owner.step * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
         return Regions(to, origin, form)
@@ -256,7 +274,7 @@ def _is_whole(group: Group, program: Program) -> bool:
         return False
     if any(not 0 <= source < len(program.sources) for source in group.sources):
         return False
-    if any(len(row) != boxes for row in group.at):
+    if any(len(row) not in (1, boxes) for row in group.at):
         return False
     return all(_is_cut(cell, boxes) for cell in program.patterns[group.pattern])
 

@@ -7,7 +7,7 @@ tensor, and how it lies in memory, is its *cutout*; layouts have many tensors an
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, placements
+from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, room
 
 EMPTY: Final = -1
 """The number of every cutout without an element."""
@@ -44,7 +44,8 @@ class Cutouts:
         """Begin with none."""
         self._numbers: dict[Cutout, int] = {}
         self._known: list[Cutout] = []
-        self._of_entry: dict[tuple[str, Shape, Shape, Shape, bool], int] = {}
+        self._of_entry: dict[tuple[str, int, Shape, Shape, Shape, bool], tuple[int, int]] = {}
+        """The number of an entry's cutout, and how many bytes of a segment it takes."""
 
     def __getitem__(self, number: int) -> Cutout:
         """Return a cutout by its number."""
@@ -56,21 +57,25 @@ class Cutouts:
 
     def atoms(self, layout: Layout, *, is_original: bool = False) -> Iterator[Atom]:
         """Yield a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
-        of_entry = self._of_entry
-        for entry, place in zip(layout.tensors, placements(layout), strict=True):
+        of_entry, end = self._of_entry, 0
+        for entry in layout.tensors:
+            place = end
             if entry.parts:
+                end += room(entry)
                 strides = _row_major(entry.shape, entry.itemsize)
                 for part in entry.parts:
                     if part.name and 0 not in part.shape:
                         at = place + sum(start * stride for start, stride in zip(part.start, strides, strict=True))
                         yield Atom(part.name, at, self._number(_of_part(entry, part, strides, is_original)))
                 continue
-            key = (entry.dtype, entry.shape, entry.global_shape, entry.offset, is_original)
-            number = of_entry.get(key)
-            if number is None:
-                number = of_entry[key] = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
-            if number != EMPTY:
-                yield Atom(entry.name, place, number)
+            key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
+            known = of_entry.get(key)
+            if known is None:
+                number = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
+                known = of_entry[key] = (number, room(entry))
+            end += known[1]
+            if known[0] != EMPTY:
+                yield Atom(entry.name, place, known[0])
 
     def _number(self, cutout: Cutout) -> int:
         number = self._numbers.setdefault(cutout, len(self._known))

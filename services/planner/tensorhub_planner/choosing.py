@@ -91,7 +91,7 @@ def choose(
             break
         tier = list(enumerate(sorted((offer for its, offer in ranked if its == rank), key=order), start=1))
         for pieces, able in _groups(left, tier, limits.stripes_max):
-            choice = _choose_group(pieces, able, len(tier), sizes, begun, limits, is_behind=rank.is_behind)
+            choice = _choose_group(pieces, able, len(tier), sizes, nbytes, begun, limits, is_behind=rank.is_behind)
             if choice is None:
                 continue
             choices.append(choice)
@@ -190,6 +190,7 @@ def _choose_group(
     able: _Tier,
     sources: int,
     sizes: Sizes,
+    nbytes_all: int,
     begun: dict[SourceId, int],
     limits: Limits,
     *,
@@ -207,6 +208,7 @@ def _choose_group(
         rates,
         limits.stripes_max,
         limits.slack,
+        nbytes_all / rates.ingest_bps,
     )
     runs = cut(pieces, sizes, stripes.nbytes)
     return Choice(

@@ -34,6 +34,9 @@ spread: each takes those that follow on a place of its own."""
 PATTERNS_MAX: Final = 100_000
 """So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
 
+ANY_LOT: Final = -1
+"""A pattern of which every cell has all of its owners is the same for every reader."""
+
 _Item = TypeVar("_Item")
 
 
@@ -45,7 +48,10 @@ class SourceSet(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`."""
+    """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
+
+    Where all begin at the same byte `at` has that alone (`Group.at`).
+    """
 
     alike: int
     """The number of the list of cutouts: equal for tensors that are cut alike."""
@@ -91,11 +97,14 @@ class SourceIndex:
                 known[0].append(number)
                 known[1].append(at)
                 known[2].append(cutout)
+        # Tensors have few different ones: each is kept once.
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for name, (sources, places, cutouts) in found.items():
+        while found:
+            name, (sources, places, cutouts) = found.popitem()
             owners = tuple(sources)
+            at = (places[0],) if places.count(places[0]) == len(places) else tuple(places)
             alike = _numbered(self._alike, tuple(cutouts))
-            self._tensors[name] = _Tensor(alike, shared.setdefault(owners, owners), tuple(places))
+            self._tensors[name] = _Tensor(alike, shared.setdefault(owners, owners), shared.setdefault(at, at))
         self._lists = list(self._alike)
 
     def tensor(self, name: str) -> _Tensor | None:
@@ -104,15 +113,19 @@ class SourceIndex:
 
     def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
+        known = self._patterns.get((cutout, alike, ANY_LOT))
+        if known is not None:
+            return known
         boxes = self._lists[alike]
-        # Readers that take the same ones of many sources share a pattern.
+        # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
         key = (cutout, alike, lot % -(-len(boxes) // OWNERS_MAX))
         known = self._patterns.get(key)
         if known is None:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
-            cut_like = [self.cutouts[each] for each in boxes]
-            known = self._patterns[key] = _cut_up(self.cutouts[cutout], cut_like, key[2])
+            known = _cut_up(self.cutouts[cutout], [self.cutouts[each] for each in boxes], key[2])
+            is_for_all = isinstance(known, _Gap) or all(len(cell.owners) < OWNERS_MAX for cell in known.cells)
+            self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known
 
     def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
@@ -134,21 +147,24 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
     Raises `LayoutMismatch` that names what no source has: tensors, and the region of the first gap of each.
     """
     lot = hash_of(digest)
-    grouped: dict[tuple[int, tuple[int, ...]], _Grouped] = {}
+    # By cutout, list of cutouts and identity of the sources, of which the index keeps equal ones once.
+    grouped: dict[tuple[int, int, int], _Grouped] = {}
     wrong: list[str] = []
     for name, to, cutout in sources.cutouts.atoms(destination):
         tensor = sources.tensor(name)
-        pattern = _Gap((), ()) if tensor is None else sources.pattern(cutout, tensor.alike, lot)
-        if tensor is None or isinstance(pattern, _Gap):
-            wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
-            continue
-        key = (id(pattern), tensor.sources)
-        group = grouped.get(key)
-        if group is None:
-            group = grouped[key] = _Grouped(pattern, tuple([tensor.sources[box] for box in pattern.boxes]), [], [])
-        at = tensor.at
+        group = None if tensor is None else grouped.get((cutout, tensor.alike, id(tensor.sources)))
+        if tensor is None or group is None:
+            pattern = _Gap((), ()) if tensor is None else sources.pattern(cutout, tensor.alike, lot)
+            if tensor is None or isinstance(pattern, _Gap):
+                wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
+                continue
+            owners = tuple([tensor.sources[box] for box in pattern.boxes])
+            takes_all = pattern.boxes == tuple(range(len(tensor.sources)))
+            group = _Grouped(pattern, owners, [], [], takes_all)
+            grouped[cutout, tensor.alike, id(tensor.sources)] = group
+        at, boxes = tensor.at, group.pattern.boxes
         group.to.append(to)
-        group.at.append(tuple([at[box] for box in pattern.boxes]))
+        group.at.append(at if len(at) == 1 or group.takes_all else tuple([at[box] for box in boxes]))
     if wrong:
         more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
         raise LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
@@ -162,6 +178,8 @@ class _Grouped(NamedTuple):
     sources: tuple[int, ...]
     to: list[int]
     at: list[tuple[int, ...]]
+    takes_all: bool
+    """It takes all boxes that there are of its tensors, in their order."""
 
 
 def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Program:

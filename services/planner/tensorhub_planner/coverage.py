@@ -15,7 +15,7 @@ reader waits for such a piece only while its source promises it, and nobody prom
 (docs/adr/0012).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from tensorhub_common.wire.transfer import Plan, Share, SourceId, Turn, precedes
 from tensorhub_planner.ranges import NOTHING, Ranges, Sizes, common, normal, told, without
@@ -85,9 +85,10 @@ def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) ->
     return common(has, ends) if precedes(holder.turn, turn) else NOTHING
 
 
-def chain_ends(holders: Iterable[Holder], key: str, pieces: Ranges, *, draining: bool) -> Ranges:
+def chain_ends(holders: Sequence[Holder], key: str, pieces: Ranges, *, draining: bool) -> Ranges:
     """Return those of the pieces that stand in a ready shard, or in a draining one which still serves its readers."""
-    if draining:
+    # Nobody asks where chains end if there is none.
+    if draining or all(holder.turn is None for holder in holders):
         return pieces
     ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]
     if None in ready:

@@ -55,7 +55,7 @@ class Layouts:
     async def layout(self, job: str, digest: str) -> Layout:
         """Return a layout itself. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
         data = await self._blobs.get(job, digest)
-        return await asyncio.to_thread(_decode, data, digest)
+        return await asyncio.to_thread(decoded, data, digest)
 
     async def _read(self, job: str, digest: str) -> Sizes:
         layout = await self.layout(job, digest)
@@ -70,7 +70,8 @@ class Layouts:
             self._pieces -= len(self._sizes.popitem(last=False)[1])
 
 
-def _decode(data: bytes, digest: str) -> Layout:
+def decoded(data: bytes, digest: str) -> Layout:
+    """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
     try:
         return layout_of(_decoder.decode(data).tensors)
     except msgspec.MsgspecError as error:

@@ -87,4 +87,4 @@ class Programs:
 
 def _ready(program: Program, digest: str) -> Compiled:
     execution = Execution(program, digest)
-    return Compiled(digest, execution, Sizes(execution.nbytes()))
+    return Compiled(digest, execution, Sizes.repeated(execution.runs()))

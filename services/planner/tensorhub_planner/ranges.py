@@ -4,16 +4,49 @@ Always true of `Ranges`: sorted, each of at least one piece, no two of them over
 are equal tuples. `Sizes` turns ranges into bytes by two look-ups each.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, overload
 
 from tensorhub_common.wire.transfer import Range
 
 Ranges = tuple[Range, ...]
 
 NOTHING: Final[Ranges] = ()
+
+
+class _RepeatedEnds(Sequence[int]):
+    """Where pieces end whose sizes repeat: each run has its sizes so many times."""
+
+    __slots__ = ("_base", "_first", "_inner")
+
+    def __init__(self, runs: Iterable[tuple[Sequence[int], int]]) -> None:
+        self._first, self._base = [0], [0]
+        self._inner: list[list[int]] = []
+        for sizes, times in runs:
+            inner = list(accumulate(sizes, initial=0))
+            self._inner.append(inner)
+            self._first.append(self._first[-1] + times * len(sizes))
+            self._base.append(self._base[-1] + times * inner[-1])
+
+    def __len__(self) -> int:
+        return self._first[-1] + 1
+
+    @overload
+    def __getitem__(self, piece: int) -> int: ...
+    @overload
+    def __getitem__(self, piece: slice) -> Sequence[int]: ...
+    def __getitem__(self, piece: int | slice) -> int | Sequence[int]:
+        """Return the bytes of all pieces before this one."""
+        if isinstance(piece, slice):
+            return [self[each] for each in range(*piece.indices(len(self)))]
+        run = bisect_right(self._first, piece) - 1
+        if run == len(self._inner):
+            return self._base[run]
+        inner = self._inner[run]
+        times, place = divmod(piece - self._first[run], len(inner) - 1)
+        return self._base[run] + times * inner[-1] + inner[place]
 
 
 class Sizes:
@@ -23,7 +56,17 @@ class Sizes:
 
     def __init__(self, nbytes: Iterable[int]) -> None:
         """Take the bytes of each piece, in the order of their numbers."""
-        self._ends = list(accumulate(nbytes, initial=0))
+        self._ends: Sequence[int] = list(accumulate(nbytes, initial=0))
+
+    @classmethod
+    def repeated(cls, runs: Iterable[tuple[Sequence[int], int]]) -> "Sizes":
+        """Take the bytes of pieces as they repeat: (those of some pieces, how often they follow one another).
+
+        It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
+        """
+        sizes = cls(())
+        sizes._ends = _RepeatedEnds((each, times) for each, times in runs if each and times)  # noqa: SLF001 (its own)
+        return sizes
 
     def __len__(self) -> int:
         """Return the number of pieces."""

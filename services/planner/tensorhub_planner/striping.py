@@ -6,8 +6,9 @@ and also end together,
 
     seconds(k) = max(bytes / ingest_bps, level(k)) + k · setup_s
 
-where `level` is when the last of them would end if the reader took in everything at once. Taken are the fewest sources
-whose time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
+where `level` is when the last of them would end if the reader took in everything at once. No read ends before the reader
+has taken in all that its plan brings (`floor_s`), so a part of it need not either. Taken are the fewest sources whose
+time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
 itself; that sources which are busy are striped; that small reads are not; and that nothing is where the reader's own
 copying is the bound (`source_bps` is None), as on one host.
 """
@@ -40,24 +41,39 @@ class Stripes(msgspec.Struct, frozen=True):
     seconds_alone: float
 
 
-def stripe(nbytes: int, candidates: Sequence[Candidate], rates: Rates, stripes_max: int, slack: float) -> Stripes:
+def stripe(
+    nbytes: int, candidates: Sequence[Candidate], rates: Rates, stripes_max: int, slack: float, floor_s: float = 0.0
+) -> Stripes:
     """Divide `nbytes` among candidates that are sorted by preference; at least one is needed."""
-    alone = _seconds(nbytes, candidates[:1], rates)
+    alone = _seconds(nbytes, candidates[:1], rates, floor_s)
     if rates.source_bps is None or nbytes == 0 or len(candidates) == 1:
         return Stripes((float(nbytes),), alone, alone)
-    times = [alone] + [_seconds(nbytes, candidates[:k], rates) for k in range(2, min(len(candidates), stripes_max) + 1)]
+    times = [alone]
+    for used in range(2, min(len(candidates), stripes_max) + 1):
+        # More sources than these need no less than this: the reader's own time, and asking them.
+        if min(times) <= _least(nbytes, candidates[:used], rates, floor_s):
+            break
+        times.append(_seconds(nbytes, candidates[:used], rates, floor_s))
     goal = min(times) * (1 + slack)
     used = next(k for k, seconds in enumerate(times, start=1) if seconds <= goal)
     return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], alone)
 
 
-def _seconds(nbytes: int, used: Sequence[Candidate], rates: Rates) -> float:
-    setup = rates.setup_s * sum(each.begun == 0 for each in used)
-    begun = sum(each.begun for each in used)
-    ingest = (nbytes + begun) / rates.ingest_bps
+def _seconds(nbytes: int, used: Sequence[Candidate], rates: Rates, floor_s: float) -> float:
+    least = _least(nbytes, used, rates, floor_s)
     if rates.source_bps is None:
-        return ingest + setup
-    return max(ingest, _level(nbytes, used, rates.source_bps)) + setup
+        return least
+    return max(least, _level(nbytes, used, rates.source_bps) + _setup(used, rates))
+
+
+def _least(nbytes: int, used: Sequence[Candidate], rates: Rates, floor_s: float) -> float:
+    """Return how long it takes however fast the sources are; a source more makes it no less."""
+    begun = sum([each.begun for each in used])
+    return max((nbytes + begun) / rates.ingest_bps, floor_s) + _setup(used, rates)
+
+
+def _setup(used: Sequence[Candidate], rates: Rates) -> float:
+    return rates.setup_s * sum([each.begun == 0 for each in used])
 
 
 def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
