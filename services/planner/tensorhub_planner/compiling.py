@@ -102,9 +102,10 @@ class SourceIndex:
         while found:
             name, (sources, places, cutouts) = found.popitem()
             owners = tuple(sources)
-            at = (places[0],) if places.count(places[0]) == len(places) else tuple(places)
+            begins = (places[0],) if places.count(places[0]) == len(places) else tuple(places)
             alike = _numbered(self._alike, tuple(cutouts))
-            self._tensors[name] = _Tensor(alike, shared.setdefault(owners, owners), shared.setdefault(at, at))
+            own, stand = shared.setdefault(owners, owners), shared.setdefault(begins, begins)
+            self._tensors[name] = _Tensor(alike, own, stand)
         self._lists = list(self._alike)
 
     def tensor(self, name: str) -> _Tensor | None:

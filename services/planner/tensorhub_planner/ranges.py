@@ -65,7 +65,7 @@ class Sizes:
         It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
         """
         sizes = cls(())
-        sizes._ends = _RepeatedEnds((each, times) for each, times in runs if each and times)  # noqa: SLF001 (its own)
+        sizes._ends = _RepeatedEnds((each, times) for each, times in runs if each and times)
         return sizes
 
     def __len__(self) -> int:

@@ -6,9 +6,9 @@ and also end together,
 
     seconds(k) = max(bytes / ingest_bps, level(k)) + k · setup_s
 
-where `level` is when the last of them would end if the reader took in everything at once. No read ends before the reader
-has taken in all that its plan brings (`floor_s`), so a part of it need not either. Taken are the fewest sources whose
-time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
+where `level` is when the last of them would end if the reader took in everything at once. No read ends before the
+reader has taken in all that its plan brings (`floor_s`), so a part of it need not either. Taken are the fewest sources
+whose time is within `slack` of the least. It follows that one idle source is enough where it fills the reader by
 itself; that sources which are busy are striped; that small reads are not; and that nothing is where the reader's own
 copying is the bound (`source_bps` is None), as on one host.
 """

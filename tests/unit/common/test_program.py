@@ -60,7 +60,7 @@ def test_a_program_comes_back_as_it_was_kept() -> None:
         {"groups": (Group(-1, (), (), ()),)},
         {"groups": (Group(0, (0, 3), (0,), ((0, 0),)),)},
         {"groups": (Group(0, (0, 2), (0,), ()),)},
-        {"groups": (Group(0, (0, 2), (0,), ((0,),)),)},
+        {"groups": (Group(0, (0, 2), (0,), ((0, 0, 0),)),)},
         {"groups": (Group(0, (0,), (0,), ((0,),)),)},
         {"patterns": ((Cell(0, CUT, ()),), BOTH)},
         {"patterns": ((Cell(0, msgspec.structs.replace(CUT, dim=2), BOTH[0].owners),), BOTH)},
