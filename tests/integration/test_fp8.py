@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
+from tests.integration.cuts import Sharding, columns, mesh, published, registered, rows
 from tests.integration.hubs import RunningHub, new_job, running_hub
 from tests.integration.programs import command
-from tests.integration.test_resharding import Sharding, columns, mesh, published, registered, rows
 from tests.integration.transports import BOTH
 from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight

@@ -115,7 +115,7 @@ def segment(layout: Layout, contents: dict[str, Bits]) -> memoryview:
     found = np.zeros(segment_bytes(layout), np.uint8)
     for entry, at in zip(layout.tensors, placements(layout), strict=True):
         found[at : at + entry.nbytes] = np.ascontiguousarray(contents[entry.name]).reshape(-1).view(np.uint8)
-    return memoryview(found)
+    return memoryview(found.tobytes())
 
 
 def expected(tensor: Global, entry: TensorEntry) -> Bits:
@@ -293,3 +293,13 @@ def test_a_unit_of_scales_is_computed_of_a_bounded_box() -> None:
     forms: list[Form] = list(execution.regions("s", [(0, len(execution))]).form)
     assert len(forms) == 8
     assert {form.origin_nbytes for form in forms} == {16 << 20}
+
+
+def test_a_unit_is_no_longer_than_a_piece_where_scales_are_larger_than_what_they_are_made_of() -> None:
+    """A scale for each row of one element."""
+    shape = (4 << 20, 1)
+    source = layout_of([TensorEntry("w", "bfloat16", 2, shape, shape, (0, 0))])
+    kind = DERIVED["fp8-channel:scales"]
+    reader = layout_of([reader_entry("s", kind, shape, [((0, 0), shape)])])
+    execution = Execution(compile_program("x", reader, SourceIndex({"s": source}, {"s"})))
+    assert execution.nbytes() == [4 << 20] * 4
