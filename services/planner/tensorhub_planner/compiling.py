@@ -31,6 +31,10 @@ OWNERS_MAX: Final = 16
 """A cell names so many source layouts at most. What more of them have alike is for other readers, so that the load is
 spread: each takes those that follow on a place of its own."""
 
+FIRST_OWNERS: Final = 4
+"""So many of these are the first ones that there are, for every reader: whoever is ready comes first, and a cell that
+named half-filled ones alone would be of no use to a reader whose turn is earlier."""
+
 PATTERNS_MAX: Final = 100_000
 """So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
 
@@ -263,11 +267,12 @@ def _span(edges: Sequence[int], start: int, stop: int) -> range:
 
 
 def _some(owners: list[Span], lot: int) -> list[Span]:
-    """Return at most `OWNERS_MAX` of them, which ones by lot, in their order."""
+    """Return at most `OWNERS_MAX` of them, in their order: the first ones, and by lot which of the others."""
     if len(owners) <= OWNERS_MAX:
         return owners
-    first = lot * OWNERS_MAX % len(owners)
-    return sorted([*owners, *owners][first : first + OWNERS_MAX], key=lambda span: span.box)
+    first, others, wanted = owners[:FIRST_OWNERS], owners[FIRST_OWNERS:], OWNERS_MAX - FIRST_OWNERS
+    begin = lot * wanted % len(others)
+    return [*first, *sorted([*others, *others][begin : begin + wanted], key=lambda span: span.box)]
 
 
 def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:
