@@ -139,14 +139,14 @@ class Carrier:
         return marks
 
     def _planned(self, news: PlanCame, now: float) -> None:
-        """Take a plan. One that names a program turns a read that has not begun into one of the program's units."""
+        """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
         transfer, answer = self.transfer, news.answer
         assert transfer is not None
-        if news.program is not None and self.program is None and transfer.phase is Phase.LEASING:
+        if news.program is not None and self.program is None and transfer.has_nothing:
             self.program, self._completion = news.program, news.completion
-            began = transfer.began
-            transfer = self._new(transfer.version, transfer.root, news.program.nbytes(), verify=False, now=now)
-            transfer.began = began
+            before = transfer
+            transfer = self._new(before.version, before.root, news.program.nbytes(), verify=False, now=now)
+            transfer.goes_on(before)
             transfer.asking.asked(now)
             self.transfer = transfer
             self._expect_units(transfer)

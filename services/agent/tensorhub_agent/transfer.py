@@ -261,6 +261,16 @@ class Transfer:
                 source.since = source.fed = now
             self._advance(now)
 
+    @property
+    def has_nothing(self) -> bool:
+        """Whether a plan is awaited for all of it: nothing has come, and nothing can come of what was asked for."""
+        return self.asking.waiting and not self._ending and count_of(self._loose) == len(self._nbytes)
+
+    def goes_on(self, before: "Transfer") -> None:
+        """Take the place of a read that has nothing: as far as that has come, this one has."""
+        self.phase, self.began, self.leased_at = before.phase, before.began, before.leased_at
+        self.started, self.first_at, self.last_at = before.started, before.first_at, before.last_at
+
     def stop(self) -> None:
         """End the read. `quiet` says when nothing can be written any more."""
         self._ending = True

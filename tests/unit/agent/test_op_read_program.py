@@ -1,9 +1,21 @@
 """A read and plans of another layout: taken before the first byte, by units, and never in place of pieces."""
 
+import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
-from tests.unit.agent.test_op_read import pair
 
-from tensorhub_agent.effects import AskPlan, BatchDone, Key, OpenSource, PlanCame, Post, Raise, SourceLost
+from tensorhub_agent.effects import (
+    AskPlan,
+    BatchDone,
+    Digest,
+    Digested,
+    Key,
+    OpenSource,
+    PlanCame,
+    Post,
+    Raise,
+    SourceLost,
+    SourceOpened,
+)
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_agent.reading import Reading, SourcePhase
@@ -73,33 +85,40 @@ def test_a_program_that_comes_before_the_first_byte_is_read_by() -> None:
     assert opening.root == "their root"
 
 
-def test_a_program_that_comes_while_pieces_are_read_is_no_plan() -> None:
-    """Its ranges are of units: with digests off, nothing would show that other bytes were read for them."""
-    reader, key = begun(digests=False)
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_program_that_comes_when_all_sources_are_gone_and_have_brought_nothing_is_read_by(writes: bool) -> None:  # noqa: FBT001
+    """Also when the log knows of its leases already, and when it has begun to write."""
+    reader, key = begun()
     reader.plan(key)
-    reader.opened(key, "")
-    reader.log()
-    assert reader.memory(key) is Memory.FILLING
-    opening = opened(reader)[-1]
-    reader.do(reader.core.on_news(SourceLost(key, opening.source, "it died"), reader.now))
-    reader.closed(key)
-    for _ in range(40):
-        told(reader, program_for(reader, key))
-        reader.tick(0.1)
+    reader.opened(key, "a")
+    if writes:
         reader.log()
-    assert opened(reader) == [opening]
-    end = reader.last(Raise)
-    assert end is not None
-    assert end.error == "VersionUnavailable"
-    assert "other layouts" in end.message
-
-
-def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
-    """When nobody has the others, all are asked for: who is left may have other layouts alone."""
-    _, reader = pair()
-    key = reader.key("rollout")
-    reader.read(key)
+    lost = opened(reader)[-1]
+    reader.do(reader.core.on_news(SourceLost(key, lost.source, "it died"), reader.now))
+    reader.closed(key)
+    told(reader, program_for(reader, key))
+    if not writes:
+        reader.log()
+    opening = opened(reader)[-1]
+    assert opening.program is not None
+    assert reader.memory(key) is Memory.FILLING
+    reader.do(reader.core.on_news(SourceOpened(key, opening.source, b""), reader.now))
+    post = reader.last(Post)
+    assert post is not None
+    assert post.source == opening.source
+    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
+    reader.confirmed(key)
+    reader.closed(key)
+    digest = reader.last(Digest)
+    assert digest is not None
+    assert digest.filled
+    reader.do(reader.core.on_news(Digested(key, digest.number, digests_of("a")), reader.now))
     reader.log()
+    assert reader.memory(key) is Memory.READY
+
+
+def lose_all_but_one_piece(reader: OneAgent, key: Key) -> None:
+    """Begin to write, prove one piece, and lose the only source."""
     reader.plan(key)
     reader.opened(key, "a")
     reader.log()
@@ -110,6 +129,28 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
     reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, damaged), reader.now))
     reader.do(reader.core.on_news(SourceLost(key, post.source, "it died"), reader.now))
     reader.closed(key)
+
+
+def test_a_program_that_comes_for_the_rest_of_the_pieces_is_no_plan() -> None:
+    """Its ranges are of units: with digests off, nothing would show that other bytes were read for them."""
+    reader, key = begun()
+    lose_all_but_one_piece(reader, key)
+    opening = opened(reader)
+    for _ in range(40):
+        told(reader, program_for(reader, key))
+        reader.tick(0.1)
+        reader.log()
+    assert opened(reader) == opening
+    end = reader.last(Raise)
+    assert end is not None
+    assert end.error == "VersionUnavailable"
+    assert "other layouts" in end.message
+
+
+def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
+    """When nobody has the others, all are asked for: who is left may have other layouts alone."""
+    reader, key = begun()
+    lose_all_but_one_piece(reader, key)
     for _ in range(40):
         refuse(reader, key)
         reader.tick(0.1)
