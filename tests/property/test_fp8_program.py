@@ -57,7 +57,9 @@ class Global:
         bits = weight(shape, dtype, seed)
         kinds = [DERIVED[f"{scheme}:values"], DERIVED[f"{scheme}:scales"]]
         return cls(
-            dtype, bits, dict(zip([kind.name for kind in kinds], referred(bits, dtype, kinds[0].scheme), strict=True))
+            dtype,
+            bits,
+            dict(zip([kind.name for kind in kinds], referred(bits, dtype, kinds[0].scheme), strict=True)),  # type: ignore[arg-type]
         )
 
 
