@@ -16,7 +16,10 @@ SAMPLE_BYTES_MIN: Final = 16 * 1024 * 1024
 """So much makes a sample, however soon it came: the time is that of bytes then, and not of round trips."""
 
 SAMPLE_S_MIN: Final = 0.1
-"""So long makes a sample, however little came: far more than a round trip."""
+"""So long makes a sample of less: far more than a round trip."""
+
+SAMPLE_BYTES_LEAST: Final = 1024 * 1024
+"""Less tells of what thousands of tiny tensors cost, however long that took."""
 
 Link = tuple[str, Transport]
 """A link by the planner's name for it, and the transport that was used over it."""
@@ -68,7 +71,9 @@ class Meter:
     def take(self, now: float) -> tuple[int, float] | None:
         """Return the bytes and seconds since the last time, and begin anew; None: too little to tell."""
         seconds = self._busy_s + (now - self._since if self._sources else 0.0)
-        if not self.nbytes or seconds <= 0 or (self.nbytes < SAMPLE_BYTES_MIN and seconds < SAMPLE_S_MIN):
+        if self.nbytes < SAMPLE_BYTES_LEAST or seconds <= 0:
+            return None
+        if self.nbytes < SAMPLE_BYTES_MIN and seconds < SAMPLE_S_MIN:
             return None
         taken = self.nbytes, seconds
         self.nbytes, self._busy_s, self._since = 0, 0.0, now

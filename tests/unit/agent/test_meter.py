@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.agent.driven import source_id
 
-from tensorhub_agent.meter import SAMPLE_BYTES_MIN, SAMPLE_S_MIN, Meter, Meters, Sample
+from tensorhub_agent.meter import SAMPLE_BYTES_LEAST, SAMPLE_BYTES_MIN, SAMPLE_S_MIN, Meter, Meters, Sample
 from tensorhub_common.wire.transfer import Share, Transport
 
 MANY = SAMPLE_BYTES_MIN
@@ -58,7 +58,8 @@ def test_a_read_under_way_is_told_of_once() -> None:
     [
         (MANY, SAMPLE_S_MIN / 100, True),
         (MANY - 1, SAMPLE_S_MIN / 100, False),
-        (1, SAMPLE_S_MIN, True),
+        (SAMPLE_BYTES_LEAST, SAMPLE_S_MIN, True),
+        (SAMPLE_BYTES_LEAST - 1, 100 * SAMPLE_S_MIN, False),
         (0, 10 * SAMPLE_S_MIN, False),
         (MANY, 0.0, False),
     ],
