@@ -34,8 +34,8 @@ Values = Mapping[str, np.ndarray]
 
 SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
-ALIKE: Final = 0.3
-"""So many rollouts are cut as one of the trainers is."""
+ALIKE: Final = 0.5
+"""So many rollouts are cut as a trainer is, or as a rollout before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,10 @@ def unlike_cuttings(rng: Random, trainers: int, rollouts: int) -> Cuttings:
     """Draw a few matrices, and cut them by rows for one replica, by columns for another, or not at all."""
     shapes = {f"m{n}": (rng.randint(1, 6), rng.randint(1, 6)) for n in range(rng.randint(1, TENSORS_MAX))}
     publish = tuple(_cut(rng, shapes, by_owner=True) for _ in range(trainers))
-    alike = [rng.random() < ALIKE for _ in range(rollouts)]
-    read = (rng.choice(publish) if each else _cut(rng, shapes, by_owner=False) for each in alike)
+    read: list[Cutting] = []
+    for _ in range(rollouts):
+        alike = rng.random() < ALIKE
+        read.append(rng.choice([*publish, *read]) if alike else _cut(rng, shapes, by_owner=False))
     return Cuttings(publish, tuple(read))
 
 

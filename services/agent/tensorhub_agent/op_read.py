@@ -299,8 +299,8 @@ class ReadOperation:
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
         self._report = report_of(transfer, self.core.place.nbytes, now - self._began)
-        known = transfer.root is not None and self._carrier.program is None
-        if known or not self.core.limits.digests:
+        by_pieces = transfer.root is not None and self._carrier.program is None
+        if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
             self._filled(transfer.root)
             return
         # Nobody has told what the shard's own pieces hash to: the log hears it from here, and keeps the first word.

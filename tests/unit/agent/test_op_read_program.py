@@ -64,10 +64,11 @@ def opened(reader: OneAgent) -> list[OpenSource]:
 
 
 def begun(*, digests: bool = True) -> tuple[OneAgent, Key]:
+    """Let a reader ask for its plan; `digests`: whether the publisher makes them."""
     trainer = OneAgent("elsewhere", digests=digests)
     trainer.join()
     trainer.register("trainer")
-    reader = OneAgent("agent-1", catalog=trainer.catalog, digests=digests)
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
     reader.join()
     key = reader.register("rollout")
     trainer.publish(trainer.key("trainer"), "a")
@@ -75,6 +76,19 @@ def begun(*, digests: bool = True) -> tuple[OneAgent, Key]:
     reader.read(key)
     reader.log()
     return reader, key
+
+
+def bring(reader: OneAgent, key: Key) -> None:
+    """Let the source that was opened last bring everything."""
+    opening = opened(reader)[-1]
+    reader.do(reader.core.on_news(SourceOpened(key, opening.source, b""), reader.now))
+    reader.log()
+    post = reader.last(Post)
+    assert post is not None
+    assert post.source == opening.source
+    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
+    reader.confirmed(key)
+    reader.closed(key)
 
 
 def test_a_program_that_comes_before_the_first_byte_is_read_by() -> None:
@@ -102,13 +116,7 @@ def test_a_program_that_comes_when_all_sources_are_gone_and_have_brought_nothing
     opening = opened(reader)[-1]
     assert opening.program is not None
     assert reader.memory(key) is Memory.FILLING
-    reader.do(reader.core.on_news(SourceOpened(key, opening.source, b""), reader.now))
-    post = reader.last(Post)
-    assert post is not None
-    assert post.source == opening.source
-    reader.do(reader.core.on_news(BatchDone(key, post.source, post.batch, b""), reader.now))
-    reader.confirmed(key)
-    reader.closed(key)
+    bring(reader, key)
     digest = reader.last(Digest)
     assert digest is not None
     assert digest.filled
@@ -167,6 +175,16 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
     assert again.demand.pieces == ((0, 3),)
     told(reader, program_for(reader, key))
     assert opened(reader)[-1].program is not None
+
+
+def test_what_the_log_has_no_digest_of_is_not_hashed() -> None:
+    """Its publisher makes none, so any root that were said of it would be another one."""
+    reader, key = begun(digests=False)
+    told(reader, program_for(reader, key))
+    bring(reader, key)
+    reader.log()
+    assert reader.last(Digest) is None
+    assert reader.memory(key) is Memory.READY
 
 
 def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
