@@ -6,6 +6,7 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 from tensorhub_agent.effects import (
     AskPlan,
     BatchDone,
+    BreakLease,
     Digest,
     Digested,
     Key,
@@ -175,6 +176,29 @@ def test_pieces_that_are_proven_do_not_bar_the_way_to_other_layouts() -> None:
     assert again.demand.pieces == ((0, 3),)
     told(reader, program_for(reader, key))
     assert opened(reader)[-1].program is not None
+
+
+def test_what_hashes_to_another_root_than_the_log_keeps_is_no_version_and_its_readers_are_told() -> None:
+    reader, key = begun()
+    told(reader, program_for(reader, key))
+    me = SourceId("agent-1", 1, "rollout", 0)
+    ask = LeaseAsk(
+        job="run-7", model=MODEL, source=me, version=1, root=None, reader=OTHER, turn=Turn(999, 999), units=True
+    )
+    assert isinstance(reader.core.lease_asked(ask, "later", "ticket", "here", reader.now), LeaseGrant)
+    assert reader.core.redeemed("ticket", reader.now) is not None
+    bring(reader, key)
+    assert reader.last(BreakLease) is None
+    digest = reader.last(Digest)
+    assert digest is not None
+    reader.do(reader.core.on_news(Digested(key, digest.number, digests_of("b")), reader.now))
+    reader.log()
+    end, broken = reader.last(Raise), reader.last(BreakLease)
+    assert end is not None
+    assert end.error == "IntegrityError"
+    assert broken is not None
+    assert broken.lease == "later"
+    assert reader.memory(key) is Memory.EMPTY
 
 
 def test_what_the_log_has_no_digest_of_is_not_hashed() -> None:
