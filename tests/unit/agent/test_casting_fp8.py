@@ -167,3 +167,13 @@ def test_what_it_is_not_made_of_is_refused() -> None:
         fill_values(np.zeros((4, 5), bits_of("float32")), "float32", scales, scheme, out)
     with pytest.raises(ValueError, match=r"amax of shape \(1, 1\) and float32 is not float32 of \(2, 1\)"):
         fold_amax(np.zeros((129, 5), bits_of("float32")), "float32", scheme, scales)
+
+
+@SCHEMES
+def test_a_nans_scale_is_the_same_however_the_box_is_cut(scheme: Fp8Scheme) -> None:
+    """A wide box is folded a few rows at a time, a narrow one at once; two readers may have either."""
+    source = np.full((128, 4096), 0x3F80, np.uint16)
+    source[5, 3], source[100, 9] = 0x7FC1, 0xFFFF
+    whole, narrow = quantised(source, "bfloat16", scheme)[1], quantised(source[:, :128], "bfloat16", scheme)[1]
+    assert set(whole[np.isnan(whole)].view(np.uint32).tolist()) <= {0x7FC00000}
+    np.testing.assert_array_equal(whole.view(np.uint32)[:, 0], narrow.view(np.uint32)[:, 0])

@@ -65,6 +65,8 @@ def fill_scales(amax: Floats, scheme: Fp8Scheme, scales: Floats) -> None:
             np.divide(_ONE, _factors(amax, scheme), out=scales)
         else:
             np.copyto(scales, _scales(amax, scheme))
+        # Which one of several NaN is the largest depends on how the box was cut, and its scale must not.
+        np.copyto(scales, np.float32(np.nan), where=np.isnan(scales))
 
 
 def fill_values(source: Bits, from_dtype: str, amax: Floats, scheme: Fp8Scheme, values: Bits) -> None:
