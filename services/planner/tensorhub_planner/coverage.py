@@ -74,6 +74,31 @@ def _prove_end(
         raise PlanError(f"pieces {told(pieces)} are not those that {named(source)} brings over to the site")
 
 
+def prove_again(
+    plan: Plan, proven: Plan, holders: Sequence[Holder], *, reader: SourceId, avoid: frozenset[SourceId]
+) -> None:
+    """Raise `PlanError` unless what was proven of a plan is true of the same one for another version.
+
+    The same units of the same program from the same layouts cover the destination now as they did then. What may have
+    changed is proved anew: that each source (`holders`, one for each share) is ready, is the one that the plan names,
+    has that layout and the root that the plan names, and may be read.
+    """
+    if plan.program is None or plan.program != proven.program:
+        raise PlanError("a plan can be made again only for the same transfer program")
+    for share, before, holder in zip(plan.shares, proven.shares, holders, strict=True):
+        source = share.source
+        if source in avoid or source == reader:
+            raise PlanError(f"{named(source)} must not be read by {named(reader)}, and the plan does")
+        if source != before.source or share.nbytes != before.nbytes or share.pieces != before.pieces:
+            raise PlanError(f"the share of {named(source)} is not the one that was proven")
+        if holder.source != source or holder.turn is not None:
+            raise PlanError(f"{named(source)} does not stand ready")
+        if not holder.layout == share.layout == before.layout:
+            raise PlanError(f"{named(source)} has another layout than when the plan was proven")
+        if holder.root != share.root:
+            raise PlanError(f"{named(source)} holds root {holder.root}, and the plan says {share.root}")
+
+
 def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) -> Ranges:
     """Return those of the pieces that a holder has, or gets by a chain that ends at a shard which is ready.
 

@@ -21,7 +21,7 @@ from tensorhub_planner.sources import Found, Holder, Holders, Seat, find
 
 def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
     """Look up in the log who can serve the demand."""
-    return find(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout)
+    return find(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout, rolls=fold.rolls)
 
 
 @dataclass(frozen=True, slots=True)

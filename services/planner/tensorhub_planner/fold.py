@@ -11,8 +11,9 @@ from typing import Final, Protocol
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.codec import decode_command
-from tensorhub_common.wire.commands import AnyCommand, Unreadable
-from tensorhub_common.wire.events import Event
+from tensorhub_common.wire.commands import AnyCommand, Filled, Granted, Unreadable
+from tensorhub_common.wire.events import Event, RoundStarted, ShardFilled
+from tensorhub_planner.sources import Rolls
 
 _KIND: Final = 3
 """Which token of a subject says "cmd" or "event": tensorhub, v1 and the job stand before it."""
@@ -48,6 +49,8 @@ class Fold:
 
     catalog: Catalog
     position: int = field(default=0)
+    rolls: Rolls = field(default_factory=dict, compare=False, repr=False)
+    """What was looked up in the catalog since it changed last: all shards of a replica ask at once, for the same."""
 
     def take(self, entry: LogEntry) -> tuple[Event, ...]:
         """Fold the next entry; return what happened by it, nothing where it is no command."""
@@ -56,7 +59,23 @@ class Fold:
         command = _command(entry)
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
+        if command is not None and self.rolls:
+            self.rolls = _still_true(self.rolls, command, events)
         return events
+
+
+def _still_true(rolls: Rolls, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> Rolls:
+    """Return the rolls that a command leaves as they are: those of ready holders, for the replica that it tells of.
+
+    While a replica is read its shards say one after another that they have leases, and that they are filled. That is
+    nothing new to its other shards, which ask for the holders of other replicas.
+    """
+    if not isinstance(command, Granted | Filled) or not all(
+        isinstance(each, ShardFilled | RoundStarted) for each in events
+    ):
+        return {}
+    own = (command.model, command.replica)
+    return {key: roll for key, roll in rolls.items() if (key.model, key.replica) == own and roll.is_ready}
 
 
 def _command(entry: LogEntry) -> AnyCommand | Unreadable | None:

@@ -13,6 +13,7 @@ Always true: `busy` is the sum of the assignments, the assignments stand in the 
 readers that are assigned.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
@@ -68,6 +69,8 @@ class Ledger:
     _busy: dict[Lane, Busy] = field(default_factory=dict)
     _fresh: dict[Lane, set[Reader]] = field(default_factory=dict)
     """Who was assigned to a source since it last said who reads from it."""
+    _own: dict[tuple[str, str, str], dict[Lane, int]] = field(default_factory=dict)
+    """By job, model and replica: how many of its shards are assigned to each source."""
     _over: dict[Lane, int] = field(default_factory=dict)
     """So many of those that were assigned before have ended since."""
     said: Said = field(init=False)
@@ -100,6 +103,11 @@ class Ledger:
         readers = said.readers + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
         return Busy(readers, max(assigned.nbytes, said.nbytes)) if readers > assigned.readers else assigned
 
+    def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
+        """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
+        own = self._own.get((reader.job, reader.model, reader.replica), {})
+        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes)
+
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""
         return {*self._busy, *self.said.lanes()}
@@ -114,10 +122,12 @@ class Ledger:
         self._reads[reader] = read
         for share in plan.shares:
             source = share.source
-            above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
-            # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
-            depth = 1 if share.crosses else above.depth if above is not None else 0
-            read.depth = max(read.depth, 1 + depth)
+            if share.crosses:
+                # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
+                read.depth = max(read.depth, 2)
+            elif (reader.job, reader.model, source.replica) in self._own:
+                above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
+                read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
             self._add(reader, read, (source.agent, share.transport), share.nbytes)
 
     def knows(self, reader: Reader) -> bool:
@@ -166,6 +176,9 @@ class Ledger:
                 before = busy.get(lane, IDLE)
                 busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
         assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
+        own = Counter((lane, r.job, r.model, r.replica) for r, read in self._reads.items() for lane in read.nbytes)
+        said = {(lane, *whole): count for whole, lanes in self._own.items() for lane, count in lanes.items()}
+        assert own == said, f"replicas read {own}, the ledger says {said}"
         for lane, readers in self._fresh.items():
             for reader in readers:
                 assert lane in self._reads[reader].nbytes, f"{reader} is fresh at {lane}, and not assigned to it"
@@ -189,11 +202,17 @@ class Ledger:
             self._over.pop((agent, transport), None)
 
     def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
-        if lane not in read.nbytes:
-            self._fresh.setdefault(lane, set()).add(reader)
         before = self._busy.get(lane, IDLE)
-        new = 0 if lane in read.nbytes else 1
-        self._busy[lane] = Busy(before.readers + new, before.nbytes + nbytes)
+        if lane in read.nbytes:
+            self._busy[lane] = Busy(before.readers, before.nbytes + nbytes)
+        else:
+            fresh = self._fresh.get(lane)
+            if fresh is None:
+                fresh = self._fresh[lane] = set()
+            fresh.add(reader)
+            own = self._own.setdefault((reader.job, reader.model, reader.replica), {})
+            own[lane] = own.get(lane, 0) + 1
+            self._busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
     def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
@@ -203,6 +222,13 @@ class Ledger:
         fresh.discard(reader)
         if not fresh:
             self._fresh.pop(lane, None)
+        whole = (reader.job, reader.model, reader.replica)
+        own = self._own[whole]
+        own[lane] -= 1
+        if not own[lane]:
+            del own[lane]
+        if not own:
+            del self._own[whole]
         before = self._busy[lane]
         if before.readers == 1:
             del self._busy[lane]

@@ -1,5 +1,8 @@
 """`tensorhub-planner`: a planner as a process. Settings come from the environment; SIGTERM or SIGINT ends it."""
 
+import gc
+from typing import Final
+
 from tensorhub_common import control_process
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.settings import Settings
@@ -7,9 +10,14 @@ from tensorhub_planner import metrics
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.service import Planner
 
+GC_YOUNG: Final = 50_000
+"""Layouts and programs are hundreds of thousands of small objects that live long and stand in no cycle: to look through
+them for garbage as often as Python does by itself takes as long as reading them."""
+
 
 def main() -> None:
     """Run a planner until a signal ends it, or a log that it can't trust."""
+    gc.set_threshold(GC_YOUNG, 20, 20)
     control_process.run("planner", lambda settings: settings.planner_id, _planner)
 
 

@@ -4,16 +4,22 @@ A reader goes by a program where nobody of its own layout has held the version y
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
+from dataclasses import dataclass
+
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.program import Execution
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.again import Kept
 from tensorhub_planner.compiling import SourceSet
+from tensorhub_planner.deciding import Question
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
 from tensorhub_planner.plan import Answer, LayoutsDiffer
-from tensorhub_planner.ranges import Ranges, normal
+from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import absentees, why_refusal
-from tensorhub_planner.sources import Found, Holders
+from tensorhub_planner.sources import Found, Holders, holders_by_layout, layouts_in_order
 
 
 def reads_by_program(demand: Demand) -> bool:
@@ -33,25 +39,52 @@ def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
 
 
 def source_set(found: Found) -> SourceSet:
-    """Return the layouts of all who have the version, each once, in the order of replicas and shards."""
-    holders = sorted(
-        found.holders.able, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard)
-    )
-    layouts = dict.fromkeys(holder.layout for holder in holders)
-    return SourceSet(tuple(layouts), tuple(each for each in found.originals if each in layouts))
+    """Return the layouts of all who have the version, each once, in the order of replicas and shards.
+
+    All shards of a replica ask for the same one, so it is kept with their roll.
+    """
+    if found.roll is not None:
+        return SourceSet(found.roll.layouts, found.roll.original_layouts)
+    layouts = layouts_in_order(found.holders.able)
+    return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
 
 
 def in_units(found: Found, execution: Execution) -> Found:
     """Say of each holder which units of the program it has; one that has none is left out."""
-    given: dict[str, Ranges] = {}
-    able = []
-    for holder in found.holders.able:
-        units = given.get(holder.layout)
-        if units is None:
-            units = given[holder.layout] = normal(execution.given_by(holder.layout))
-        if units:
-            able.append(msgspec.structs.replace(holder, key=found.seat.key, pieces=units))
+    by_layout = found.roll.by_layout if found.roll is not None else holders_by_layout(found.holders.able)
+    key = found.seat.key
+    able = [
+        msgspec.structs.replace(holder, key=key, pieces=units)
+        for layout in execution.program.sources
+        for holder in by_layout.get(layout, ())
+        if (units := execution.given_by(layout))
+    ]
     return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramQuestion:
+    """A demand of a reader that goes by a program, and who has the version in any layout."""
+
+    job: str
+    demand: Demand
+    found: Found
+    execution: Execution
+    sizes: Sizes
+
+    def decide(self, kept: Kept, ledger: Ledger, limits: Limits, now: float) -> PlanAnswer:
+        """Answer with the reader's last plan where that still holds, else decide anew; count it in the ledger."""
+        demand, found = self.demand, self.found
+        reader = Reader(self.job, demand.model, demand.replica, demand.shard)
+        plan = kept.again(reader, demand, found, ledger, limits, now)
+        if plan is not None:
+            return plan
+        question = Question(self.job, demand, in_units(found, self.execution), self.sizes)
+        answer = question.decide(ledger, limits, now)
+        assert not isinstance(answer, LayoutsDiffer)
+        if isinstance(answer, Plan):
+            kept.keep(reader, demand, found, answer, ledger, limits, now)
+        return answer
 
 
 def nobody_has_it(demand: Demand, holders: Holders) -> Refusal:

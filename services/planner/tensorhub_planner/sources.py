@@ -7,9 +7,12 @@ A shard whose round was decided for the version is a holder too, a half-filled o
 has to those whose turn is later. It will have everything, for it reads from ready shards and from earlier turns alone.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +24,8 @@ from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.ranges import Ranges
 from tensorhub_planner.topology import Place, Topology
 
+ROLLS_MAX: Final = 32
+"""So many rolls are kept of a catalog as it stands: replicas that read by programs at once."""
 ABSENT_MAX: Final = 8
 """So many shards that can't serve are named in a refusal; the rest are counted."""
 
@@ -64,6 +69,67 @@ class Holders(msgspec.Struct, frozen=True):
     """A shard that had the version is draining: half-filled ones that read from it go on."""
 
 
+def holders_by_layout(holders: Iterable[Holder]) -> Mapping[str, Sequence[Holder]]:
+    """Return the holders of each layout."""
+    found: dict[str, list[Holder]] = {}
+    for holder in holders:
+        found.setdefault(holder.layout, []).append(holder)
+    return found
+
+
+def layouts_in_order(holders: Iterable[Holder]) -> tuple[str, ...]:
+    """Return the layouts of holders, each once: of ready ones first, in the order of replicas and shards."""
+    in_order = sorted(holders, key=lambda each: (each.turn is not None, each.source.replica, each.source.shard))
+    return tuple(dict.fromkeys(holder.layout for holder in in_order))
+
+
+@dataclass(frozen=True)
+class Roll:
+    """What the catalog says to every shard of a replica alike, where holders of any layout count."""
+
+    holders: Holders
+    topology: Topology
+    originals: tuple[str, ...]
+
+    @cached_property
+    def is_ready(self) -> bool:
+        """Nobody of them is half-filled or leaves."""
+        return not self.holders.draining and all(holder.turn is None for holder in self.holders.able)
+
+    @cached_property
+    def agents(self) -> frozenset[str]:
+        """The agents of all holders."""
+        return frozenset(holder.source.agent for holder in self.holders.able)
+
+    @cached_property
+    def by_layout(self) -> Mapping[str, Sequence[Holder]]:
+        """The holders of each layout."""
+        return holders_by_layout(self.holders.able)
+
+    @cached_property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts of all holders, in the order in which a program's units stand."""
+        return layouts_in_order(self.holders.able)
+
+    @cached_property
+    def original_layouts(self) -> tuple[str, ...]:
+        """Those of them in which the version was published."""
+        held = frozenset(self.layouts)
+        return tuple(each for each in self.originals if each in held)
+
+    @cached_property
+    def places(self) -> Mapping[SourceId, int]:
+        """The place of each holder among them."""
+        return {holder.source: place for place, holder in enumerate(self.holders.able)}
+
+    @cached_property
+    def standing(self) -> bytes:
+        """A digest of who they are, where they stand and in which layouts: all that is not of a version."""
+        places = self.topology.places
+        rows = [(each.source, each.layout, each.turn, places[each.source.agent]) for each in self.holders.able]
+        return hashlib.blake2b(msgspec.msgpack.encode(rows), digest_size=32).digest()
+
+
 class Found(msgspec.Struct, frozen=True):
     """All that the catalog says about a demand."""
 
@@ -72,6 +138,20 @@ class Found(msgspec.Struct, frozen=True):
     topology: Topology
     originals: tuple[str, ...] = ()
     """The layouts in which the version was published."""
+    roll: Roll | None = None
+    """The same, as it was made for all shards of the reader's replica."""
+
+
+class RollKey(NamedTuple):
+    """Whom a roll is for."""
+
+    model: str
+    replica: str
+    version: int
+
+
+Rolls = dict[RollKey, Roll]
+"""The rolls that were made of a catalog as it stands."""
 
 
 def named(source: SourceId) -> str:
@@ -79,11 +159,13 @@ def named(source: SourceId) -> str:
     return f"{source.replica}/{source.shard} on {source.agent}"
 
 
-def find(catalog: Catalog, demand: Demand, *, pipelining: bool, any_layout: bool = False) -> Found | Refusal:
+def find(
+    catalog: Catalog, demand: Demand, *, pipelining: bool, any_layout: bool = False, rolls: Rolls | None = None
+) -> Found | Refusal:
     """Look up who can serve the demand; refuse one whose reader or version the log doesn't know.
 
     Without `pipelining` what is being filled serves nobody. With `any_layout` every shard of every replica counts that
-    has the version, and of each shard at the reader's own place only otherwise.
+    has the version, and of each shard at the reader's own place only otherwise. `rolls` are those made before.
     """
     model = catalog.models.get(demand.model)
     if model is None:
@@ -94,7 +176,17 @@ def find(catalog: Catalog, demand: Demand, *, pipelining: bool, any_layout: bool
     if demand.version not in model.versions:
         return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
     seat = msgspec.structs.replace(seat, root=model.versions[demand.version].roots.get(seat.key))
-    return _found(catalog, model, demand, seat, pipelining=pipelining, any_layout=any_layout)
+    if not any_layout:
+        roll = _roll(catalog, model, demand, seat, pipelining=pipelining)
+        return Found(seat, roll.holders, roll.topology, roll.originals)
+    rolls = {} if rolls is None else rolls
+    key = RollKey(demand.model, demand.replica, demand.version)
+    known = rolls.get(key)
+    if known is None:
+        if len(rolls) >= ROLLS_MAX:
+            rolls.clear()
+        known = rolls[key] = _roll(catalog, model, demand, None, pipelining=pipelining)
+    return Found(seat, known.holders, known.topology, known.originals, known)
 
 
 def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
@@ -120,10 +212,13 @@ def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     )
 
 
-def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipelining: bool, any_layout: bool) -> Found:
+def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, pipelining: bool) -> Roll:
+    """Go through the replicas: for the reader at one seat, or for all shards of its replica and any layout."""
     agents = catalog.agents
-    mine = agents[demand.agent]
-    places = {mine.name: Place(mine.host, mine.site, mine.rack)}
+    mine = (
+        [shard.agent for shard in model.replicas[demand.replica].members.values()] if seat is None else [demand.agent]
+    )
+    places = {name: Place(agents[name].host, agents[name].site, agents[name].rack) for name in mine}
     holders: list[Holder] = []
     absent: list[str] = []
     absent_count = 0
@@ -133,9 +228,9 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
         if replica.name == demand.replica:
             continue
         # Who only maps what another one holds is no source.
-        for shard in () if replica.mapped else _candidates(replica, seat, any_layout=any_layout):
+        for shard in () if replica.mapped else _candidates(replica, seat):
             agent = agents[shard.agent]
-            holder = _holder(model, replica, shard, agent, demand.version, pipelining, any_layout)
+            holder = _holder(model, replica, shard, agent, demand.version, pipelining, seat is None)
             if holder is not None:
                 holders.append(holder)
                 places[agent.name] = Place(agent.host, agent.site, agent.rack)
@@ -145,7 +240,7 @@ def _found(catalog: Catalog, model: Model, demand: Demand, seat: Seat, *, pipeli
             if len(absent) < ABSENT_MAX:
                 absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
     found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
-    return Found(seat, found, Topology(places), _originals(model.versions[demand.version]))
+    return Roll(found, Topology(places), _originals(model.versions[demand.version]))
 
 
 def _originals(version: Version) -> tuple[str, ...]:
@@ -200,9 +295,9 @@ def _turn(replica: Replica, shard: Shard, version: int) -> Turn | None:
     return Turn(current.decided, current.number) if decided else None
 
 
-def _candidates(replica: Replica, seat: Seat, *, any_layout: bool) -> Iterable[Shard]:
-    """Return the shard at the reader's seat, of a replica cut otherwise any; with `any_layout` all shards."""
-    if any_layout:
+def _candidates(replica: Replica, seat: Seat | None) -> Iterable[Shard]:
+    """Return the shard at the reader's seat, of a replica cut otherwise any; without a seat all shards."""
+    if seat is None:
         return replica.members.values()
     if replica.shards == seat.shards:
         at_seat = replica.members.get(seat.me.shard)
