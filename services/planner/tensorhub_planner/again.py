@@ -11,9 +11,11 @@ shares together are kept, the last used ones.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import product
 from typing import Final, NamedTuple
 
 from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId
+from tensorhub_planner.busy import TRANSPORTS
 from tensorhub_planner.coverage import prove_again
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
@@ -77,12 +79,16 @@ class Kept:
     def keep(
         self, reader: Reader, demand: Demand, found: Found, plan: Plan, ledger: Ledger, limits: Limits, now: float
     ) -> None:
-        """Keep a plan that was just decided and counted, if it may be given again."""
+        """Keep a plan that was just decided and counted, if it may be given again.
+
+        `found` are all among whom was chosen. Where others read from one of them the choice may be another one later.
+        """
         self._forget(reader)
         roll = found.roll
         if roll is None or not roll.is_ready or not _is_plain(demand) or plan.program is None:
             return
-        if not ledger.serves_only(reader, [(each.source.agent, each.transport) for each in plan.shares], now):
+        agents = {holder.source.agent for holder in found.holders.able}
+        if not ledger.serves_only(reader, product(agents, TRANSPORTS), now):
             return
         place = roll.places
         self._made[reader] = _Made(

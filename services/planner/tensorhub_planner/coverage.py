@@ -85,6 +85,8 @@ def prove_again(
     """
     if plan.program is None or plan.program != proven.program:
         raise PlanError("a plan can be made again only for the same transfer program")
+    if not len(plan.shares) == len(proven.shares) == len(holders):
+        raise PlanError("the plan has other shares than the one that was proven")
     for share, before, holder in zip(plan.shares, proven.shares, holders, strict=True):
         source = share.source
         if source in avoid or source == reader:

@@ -60,11 +60,11 @@ class Fold:
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
         if command is not None and self.rolls:
-            self.rolls = _still_true(self.rolls, command, events)
+            self.rolls = still_true(self.rolls, command, events)
         return events
 
 
-def _still_true(rolls: Rolls, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> Rolls:
+def still_true(rolls: Rolls, command: AnyCommand | Unreadable, events: tuple[Event, ...]) -> Rolls:
     """Return the rolls that a command leaves as they are: those of ready holders, for the replica that it tells of.
 
     While a replica is read its shards say one after another that they have leases, and that they are filled. That is

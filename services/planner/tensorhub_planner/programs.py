@@ -6,6 +6,7 @@ what was compiled stands in the blob store before anybody is told of it; one tha
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tensorhub_common.bus.blobs import Blobs
@@ -16,8 +17,13 @@ from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.ranges import Sizes
 
 PROGRAMS_MAX: Final = 4096
+NO_SOURCES: Final = SourceSet((), ())
+"""Under these stands what another planner compiled, by its own digest."""
 INDEXES_MAX: Final = 8
 """An index of 256 ranks of 10^12 parameters takes some 30 MB."""
+
+
+_Key = tuple[str, str, SourceSet]
 
 
 class Programs:
@@ -25,10 +31,10 @@ class Programs:
 
     def __init__(self, blobs: Blobs, layouts: Layouts) -> None:
         self._blobs, self._layouts = blobs, layouts
-        self._made: OrderedDict[tuple[str, str, SourceSet], Compiled] = OrderedDict()
+        self._made: OrderedDict[_Key, Compiled] = OrderedDict()
         self._by_digest: dict[str, Compiled] = {}
         self._compiling = asyncio.Lock()
-        self._making: dict[tuple[str, str, SourceSet], asyncio.Task[Compiled]] = {}
+        self._making: dict[_Key, asyncio.Future[Compiled]] = {}
         self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
 
     async def compiled(self, job: str, layout: str, sources: SourceSet) -> Compiled:
@@ -38,19 +44,27 @@ class Programs:
         if made is not None:
             self._made.move_to_end(key)
             return made
-        making = self._making.get(key)
-        if making is None:
-            making = self._making[key] = asyncio.create_task(self._make(*key))
-            making.add_done_callback(lambda _: self._making.pop(key, None))
-        return await asyncio.shield(making)
+        return await self._once(key, self._make)
 
     async def known(self, job: str, digest: str) -> Compiled:
         """Return a program that a reader names: made here, or by another planner."""
         made = self._by_digest.get(digest)
-        if made is None:
-            program = decoded(await self._blobs.get(job, digest))
-            made = await asyncio.to_thread(_ready, program, digest)
-            self._keep((job, digest, SourceSet((), ())), made)
+        if made is not None:
+            return made
+        return await self._once((job, digest, NO_SOURCES), self._read)
+
+    async def _once(self, key: _Key, make: Callable[[str, str, SourceSet], Awaitable[Compiled]]) -> Compiled:
+        """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = asyncio.ensure_future(make(*key))
+            making.add_done_callback(lambda _: self._making.pop(key, None))
+        return await asyncio.shield(making)
+
+    async def _read(self, job: str, digest: str, sources: SourceSet) -> Compiled:
+        program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
+        made = await asyncio.to_thread(_ready, program, digest)
+        self._keep((job, digest, sources), made)
         return made
 
     async def _make(self, job: str, layout: str, sources: SourceSet) -> Compiled:
@@ -78,11 +92,13 @@ class Programs:
         layouts = {digest: await self._layouts.layout(job, digest) for digest in sources.layouts}
         return await asyncio.to_thread(SourceIndex, layouts, sources.originals)
 
-    def _keep(self, key: tuple[str, str, SourceSet], made: Compiled) -> None:
+    def _keep(self, key: _Key, made: Compiled) -> None:
         self._made[key] = self._by_digest[made.digest] = made
         while len(self._made) > PROGRAMS_MAX:
             old = self._made.popitem(last=False)[1]
-            self._by_digest.pop(old.digest, None)
+            # Other sources may have made the same program.
+            if self._by_digest.get(old.digest) is old:
+                del self._by_digest[old.digest]
 
 
 def _ready(program: Program, digest: str) -> Compiled:

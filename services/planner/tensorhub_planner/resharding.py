@@ -83,7 +83,7 @@ class ProgramQuestion:
         answer = question.decide(ledger, limits, now)
         assert not isinstance(answer, LayoutsDiffer)
         if isinstance(answer, Plan):
-            kept.keep(reader, demand, found, answer, ledger, limits, now)
+            kept.keep(reader, demand, question.found, answer, ledger, limits, now)
         return answer
 
 

@@ -74,3 +74,21 @@ def test_sizes() -> None:
 )
 def test_told(ranges: Ranges, words: str) -> None:
     assert told(ranges) == words
+
+
+runs = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integers(0, 3)), max_size=5)
+
+
+@given(runs, st.data())
+def test_sizes_that_repeat_are_those_written_out(some: list[tuple[list[int], int]], data: st.DataObject) -> None:
+    flat = [size for sizes, times in some for size in sizes * times]
+    written, repeated = Sizes(flat), Sizes.repeated(some)
+    assert len(repeated) == len(written) == len(flat)
+    assert repeated.all() == written.all()
+    if not flat:
+        return
+    first = data.draw(st.integers(0, len(flat) - 1))
+    count = data.draw(st.integers(1, len(flat) - first))
+    assert repeated.of(((first, count),)) == sum(flat[piece] for piece in pieces_of(((first, count),)))
+    nbytes = data.draw(st.floats(0, sum(flat)))
+    assert repeated.fitting(first, count, nbytes) == written.fitting(first, count, nbytes)

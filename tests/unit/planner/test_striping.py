@@ -140,3 +140,12 @@ def test_sources_end_together(nbytes: int, some: list[Candidate], speed: Rates, 
     ends = [(each.begun + part) * (each.readers + 1) for each, part in zip(used, found.nbytes, strict=True)]
     last = max(end for end, part in zip(ends, found.nbytes, strict=True) if part)
     assert min(ends) >= last * (1 - 1e-9)
+
+
+def test_a_part_of_a_plan_need_not_end_before_the_whole() -> None:
+    """Two busy sources would bring a tenth in half the time; but the reader takes in the rest for longer than that."""
+    busy = [Candidate(3)] * 4
+    assert len(stripe(GB, busy, RATES, 16, 0.1).nbytes) > 1
+    found = stripe(GB, busy, RATES, 16, 0.1, floor_s=1.0)
+    assert found.nbytes == (GB,)
+    assert found.seconds == pytest.approx(1.01)

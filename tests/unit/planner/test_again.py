@@ -1,0 +1,298 @@
+"""A kept plan is given again while all that it was decided by stands as it stood, and never otherwise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of
+from tensorhub_common.program import Execution
+from tensorhub_common.wire.transfer import Demand, LinkRate, Plan, Share, SourceId, Turn
+from tensorhub_planner.again import Kept
+from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_planner.coverage import PlanError, prove, prove_again
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.resharding import ProgramQuestion, in_units
+from tensorhub_planner.sources import Found, Holder, Holders, Roll, Seat
+from tensorhub_planner.topology import Place, Topology
+
+ROWS = 24
+LIMITS = Limits()
+STRANGER = Reader("job", "policy", "evaluator", 0)
+
+
+def rows(begin: int, end: int) -> Layout:
+    return layout_of([TensorEntry("w", "bfloat16", 2, (end - begin, 4), (ROWS, 4), (begin, 0))])
+
+
+SOURCES = [rows(at, at + 6) for at in range(0, ROWS, 6)] * 2
+"""Four ranks of a trainer, and four of another one that is cut alike."""
+READERS = [rows(at, at + 8) for at in range(0, ROWS, 8)]
+EXECUTIONS = [
+    Execution(compile_program(layout_digest(reader), reader, SourceIndex({layout_digest(s): s for s in SOURCES})), "p")
+    for reader in READERS
+]
+
+
+def trainers(version: int) -> list[Holder]:
+    """Return all ranks as they stand at a version; each version has roots of its own."""
+    return [
+        Holder(
+            source=SourceId(f"t{rank}", 1, f"trainer-{rank // 4}", rank % 4),
+            key=root_key(4, rank % 4, layout_digest(layout)),
+            layout=layout_digest(layout),
+            shards=4,
+            root=f"{version}-{rank}",
+        )
+        for rank, layout in enumerate(SOURCES)
+    ]
+
+
+class Cluster:
+    """A planner, and what the catalog says to it."""
+
+    def __init__(self) -> None:
+        self.kept, self.ledger, self.now = Kept(), Ledger(LIMITS), 0.0
+        self.places = {f"t{rank}": Place(f"host-{rank}", "berlin") for rank in range(8)}
+        self.places |= {f"r{shard}": Place(f"engine-{shard}", "berlin") for shard in range(3)}
+
+    def found(self, shard: int, version: int, holders: list[Holder] | None = None, *, draining: bool = False) -> Found:
+        layout = layout_digest(READERS[shard])
+        seat = Seat(
+            me=SourceId(f"r{shard}", 1, "rollout", shard), key=root_key(3, shard, layout), layout=layout, shards=3
+        )
+        able = tuple(trainers(version) if holders is None else holders)
+        roll = Roll(Holders(able, draining=draining), Topology(self.places), ())
+        return Found(seat, roll.holders, roll.topology, (), roll)
+
+    def ask(self, shard: int, version: int, found: Found | None = None, **changes: Any) -> Plan:
+        """Ask for everything of a version."""
+        found = found or self.found(shard, version)
+        wants = msgspec.structs.replace(demand(shard, version), **changes)
+        execution = EXECUTIONS[shard]
+        sizes = Sizes.repeated(execution.runs())
+        answer = ProgramQuestion("job", wants, found, execution, sizes).decide(self.kept, self.ledger, LIMITS, self.now)
+        self.ledger.check()
+        assert isinstance(answer, Plan), answer
+        prove(
+            answer,
+            wanted=sizes.all() if wants.pieces is None else wants.pieces,
+            sizes=sizes,
+            holders={holder.source: holder for holder in in_units(found, execution).holders.able},
+            reader=found.seat.me,
+            avoid=frozenset(wants.avoid),
+            turn=wants.turn,
+            ends=sizes.all(),
+        )
+        by_source = {holder.source: holder for holder in found.holders.able}
+        for share in answer.shares:
+            assert (share.root, share.layout) == (by_source[share.source].root, by_source[share.source].layout)
+        return answer
+
+    def finish(self) -> None:
+        """Let the log say that all reads are over."""
+        for shard in range(3):
+            self.ledger.done(Reader("job", "policy", "rollout", shard))
+
+
+def demand(shard: int, version: int) -> Demand:
+    return Demand(
+        model="policy",
+        version=version,
+        replica="rollout",
+        shard=shard,
+        agent=f"r{shard}",
+        root=None,
+        at_seq=version,
+        turn=Turn(version, version),
+        program="p",
+    )
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Return a cluster that has read version 1."""
+    made = Cluster()
+    for shard in range(3):
+        made.ask(shard, 1)
+    made.finish()
+    return made
+
+
+def is_again(plan: Plan) -> bool:
+    return plan.why.startswith("as version ")
+
+
+@given(st.permutations([0, 1, 2]), st.integers(2, 9))
+def test_the_next_version_is_read_as_the_first_one(order: list[int], version: int) -> None:
+    """Whoever asks first: same units from the same sources, with the new roots; and it is proved in full (`ask`)."""
+    cluster = Cluster()
+    first = {shard: cluster.ask(shard, 1) for shard in range(3)}
+    cluster.finish()
+    for shard in order:
+        plan = cluster.ask(shard, version)
+        assert is_again(plan)
+        assert plan.version == version
+        same = [(share.source, share.pieces, share.nbytes) for share in first[shard].shares]
+        assert [(share.source, share.pieces, share.nbytes) for share in plan.shares] == same
+        assert all((share.root or "").startswith(f"{version}-") for share in plan.shares)
+
+
+def lost(holders: list[Holder], at: int) -> list[Holder]:
+    return holders[:at] + holders[at + 1 :]
+
+
+def changed(**changes: Any) -> Callable[[list[Holder], int], list[Holder]]:
+    def change(holders: list[Holder], at: int) -> list[Holder]:
+        return [*holders[:at], msgspec.structs.replace(holders[at], **changes), *holders[at + 1 :]]
+
+    return change
+
+
+def elsewhere(holders: list[Holder], at: int) -> list[Holder]:
+    return changed(source=msgspec.structs.replace(holders[at].source, agent="r0"))(holders, at)
+
+
+def registered_again(holders: list[Holder], at: int) -> list[Holder]:
+    return changed(source=msgspec.structs.replace(holders[at].source, incarnation=2))(holders, at)
+
+
+def joined(holders: list[Holder], at: int) -> list[Holder]:
+    return [*holders, msgspec.structs.replace(holders[at], source=SourceId("r0", 1, "engine", 0))]
+
+
+@given(
+    st.sampled_from([lost, elsewhere, registered_again, joined, changed(turn=Turn(1, 1)), changed(layout="other")]),
+    st.integers(0, 7),
+    st.integers(0, 2),
+)
+def test_holders_that_stand_otherwise_end_it(
+    change: Callable[[list[Holder], int], list[Holder]], at: int, shard: int
+) -> None:
+    """Lost, moved, registered again, one more, half-filled, or with another layout: it is decided anew."""
+    cluster = Cluster()
+    cluster.ask(shard, 1)
+    cluster.finish()
+    holders = change(trainers(2), at)
+    plan = cluster.ask(shard, 2, cluster.found(shard, 2, holders))
+    assert not is_again(plan)
+    assert {share.source for share in plan.shares} <= {holder.source for holder in holders}
+
+
+def test_a_host_that_moved_ends_it(cluster: Cluster) -> None:
+    cluster.places["t1"] = Place("host-1", "paris")
+    assert not is_again(cluster.ask(0, 2))
+
+
+def test_a_source_that_drains_ends_it(cluster: Cluster) -> None:
+    assert not is_again(cluster.ask(0, 2, cluster.found(0, 2, draining=True)))
+
+
+def test_an_avoided_source_never_comes_again(cluster: Cluster) -> None:
+    source = cluster.ask(0, 2).shares[0].source
+    plan = cluster.ask(0, 2, avoid=(source,))
+    assert not is_again(plan)
+    assert source not in {share.source for share in plan.shares}
+
+
+def test_who_asks_for_a_rest_gets_that(cluster: Cluster) -> None:
+    """And what went wrong with the plan before it does not come again with the next version."""
+    assert not is_again(cluster.ask(0, 2, pieces=((0, 1),)))
+    cluster.finish()
+    assert not is_again(cluster.ask(0, 3))
+    cluster.finish()
+    assert is_again(cluster.ask(0, 4))
+
+
+def test_a_reader_that_stands_otherwise_is_another_one(cluster: Cluster) -> None:
+    found = cluster.found(0, 2)
+    seat = msgspec.structs.replace(found.seat, me=SourceId("r0", 2, "rollout", 0))
+    assert not is_again(cluster.ask(0, 2, msgspec.structs.replace(found, seat=seat)))
+
+
+def test_other_readers_of_its_sources_end_it(cluster: Cluster) -> None:
+    """What a stranger reads is load that was not there; the reader's own siblings were there as well."""
+    plan = cluster.ask(0, 2)
+    cluster.finish()
+    cluster.ledger.assign(STRANGER, plan, 0.0)
+    assert not is_again(cluster.ask(0, 3))
+    cluster.finish()
+    cluster.ledger.done(STRANGER)
+    assert not is_again(cluster.ask(0, 4)), "what was decided beside a stranger is not kept"
+    cluster.finish()
+    assert is_again(cluster.ask(0, 5))
+
+
+def rate(bps: int) -> tuple[LinkRate, ...]:
+    return (LinkRate("site/host-0", "ucxx", bps, 5, 1.0),)
+
+
+def test_rates_that_differ_by_more_than_they_are_wrong_by_end_it(cluster: Cluster) -> None:
+    cluster.ask(0, 2, rates=rate(1000))
+    cluster.finish()
+    for version, bps, holds in ((3, 1300, True), (4, 1500, False), (5, 1100, True), (6, 500, False)):
+        assert is_again(cluster.ask(0, version, rates=rate(bps))) is holds
+        cluster.finish()
+    assert not is_again(cluster.ask(0, 7)), "a link that counts no more"
+
+
+def test_so_many_are_kept() -> None:
+    cluster = Cluster()
+    cluster.kept = Kept(plans_max=2)
+    for shard in range(3):
+        cluster.ask(shard, 1)
+    cluster.finish()
+    assert len(cluster.kept) == 2
+    assert [is_again(cluster.ask(shard, 2)) for shard in (1, 2, 0)] == [True, True, False]
+    cluster.kept = Kept(shares_max=1)
+    cluster.ask(0, 3)
+    assert len(cluster.kept) == 0
+
+
+HOLDER = trainers(2)[0]
+SHARE = Share(
+    source=HOLDER.source, transport="ucxx", pieces=((0, 2),), nbytes=16, why="", layout=HOLDER.layout, root=HOLDER.root
+)
+PROVEN = Plan(version=1, shares=(msgspec.structs.replace(SHARE, root="1-0"),), why="", program="p")
+
+
+def prove_share(holder: Holder = HOLDER, avoid: tuple[SourceId, ...] = (), program: str = "p", **changes: Any) -> None:
+    plan = Plan(version=2, shares=(msgspec.structs.replace(SHARE, **changes),), why="", program=program)
+    prove_again(plan, PROVEN, [holder], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset(avoid))
+
+
+def test_a_plan_made_again_passes_its_proof() -> None:
+    prove_share()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"pieces": ((0, 3),)}, "not the one that was proven"),
+        ({"nbytes": 17}, "not the one that was proven"),
+        ({"source": trainers(2)[1].source}, "not the one that was proven"),
+        ({"root": "1-0"}, "holds root 2-0"),
+        ({"layout": "other"}, "another layout"),
+        ({"program": "q"}, "the same transfer program"),
+        ({"avoid": (HOLDER.source,)}, "must not be read"),
+        ({"source": SourceId("r0", 1, "rollout", 0)}, "must not be read"),
+        ({"holder": msgspec.structs.replace(HOLDER, turn=Turn(1, 1))}, "does not stand ready"),
+        ({"holder": msgspec.structs.replace(HOLDER, layout="other")}, "another layout"),
+        ({"holder": trainers(2)[1]}, "does not stand ready"),
+    ],
+)
+def test_every_fault_of_a_plan_made_again_is_found(fault: dict[str, Any], told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        prove_share(**fault)
+
+
+def test_a_share_that_lacks_is_found() -> None:
+    plan = Plan(version=2, shares=(), why="", program="p")
+    with pytest.raises(PlanError, match="other shares"):
+        prove_again(plan, PROVEN, [], reader=SourceId("r0", 1, "rollout", 0), avoid=frozenset())

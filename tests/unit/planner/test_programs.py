@@ -1,0 +1,188 @@
+"""Programs are compiled once, whoever asks how often; kept within bounds; and a failure is not kept."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tensorhub_common.bus.blobs import Blobs, digest_of
+from tensorhub_common.bus.failures import BlobMissing
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
+from tensorhub_common.program import decoded
+from tensorhub_planner import programs as module
+from tensorhub_planner.compiling import SourceIndex, SourceSet
+from tensorhub_planner.layouts import Layouts
+from tensorhub_planner.programs import Programs
+
+JOB = "run-7"
+ROWS = 12
+
+
+class FakeBlobs:
+    """Blobs in a dict; what is asked for while `gate` is closed waits."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.was_asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def add(self, layout: Layout) -> str:
+        self.stored[layout_digest(layout)] = encoded(layout)
+        return layout_digest(layout)
+
+    async def get(self, job: str, digest: str) -> bytes:
+        self.asked.append(digest)
+        self.was_asked.set()
+        await self.gate.wait()
+        if digest not in self.stored:
+            raise BlobMissing("it is not there")
+        return self.stored[digest]
+
+    async def put(self, job: str, data: bytes) -> str:
+        self.stored[digest_of(data)] = data
+        return digest_of(data)
+
+
+def rows(begin: int, end: int, name: str = "w") -> Layout:
+    return layout_of([TensorEntry(name, "bfloat16", 2, (end - begin, 4), (ROWS, 4), (begin, 0))])
+
+
+@pytest.fixture
+async def blobs() -> FakeBlobs:
+    return FakeBlobs()
+
+
+@pytest.fixture
+async def sources(blobs: FakeBlobs) -> SourceSet:
+    """Two halves."""
+    halves = (blobs.add(rows(0, 6)), blobs.add(rows(6, ROWS)))
+    return SourceSet(halves, halves)
+
+
+@pytest.fixture
+async def programs(blobs: FakeBlobs) -> Programs:
+    faked = cast("Blobs", blobs)
+    return Programs(faked, Layouts(faked))
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the layouts for which something is compiled from now on."""
+    seen: list[str] = []
+    compile_program = module.compile_program
+
+    def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
+        seen.append(digest)
+        return compile_program(digest, destination, index)
+
+    monkeypatch.setattr(module, "compile_program", counting)
+    return seen
+
+
+async def test_many_who_ask_at_once_and_again_get_one_program(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+) -> None:
+    """All shards of several replicas: each layout is read once, each program compiled once."""
+    readers = [blobs.add(rows(at, at + 3)) for at in range(0, ROWS, 3)]
+    found = await asyncio.gather(*(programs.compiled(JOB, reader, sources) for _ in range(5) for reader in readers))
+    assert len({each.digest for each in found}) == len(readers)
+    assert sorted(compiled) == sorted(readers)
+    assert sorted(blobs.asked) == sorted([*readers, *sources.layouts])
+    again = await programs.compiled(JOB, readers[0], sources)
+    assert again is found[0]
+    assert decoded(blobs.stored[again.digest]) == again.execution.program, "it stands in the store when it is told of"
+
+
+async def test_who_gives_up_waiting_loses_nothing(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+) -> None:
+    """An agent waits for less than a long compilation takes, and asks again: that one is waited for, not a second."""
+    reader = blobs.add(rows(2, 9))
+    blobs.gate.clear()
+    first = asyncio.create_task(programs.compiled(JOB, reader, sources))
+    await blobs.was_asked.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(programs.compiled(JOB, reader, sources))
+    await asyncio.sleep(0)
+    blobs.gate.set()
+    assert (await second).execution.program.layout == reader
+    assert compiled == [reader]
+    assert blobs.asked.count(reader) == 1
+
+
+async def test_a_failure_is_not_kept(blobs: FakeBlobs, programs: Programs, sources: SourceSet) -> None:
+    reader = rows(0, ROWS)
+    with pytest.raises(BlobMissing):
+        await programs.compiled(JOB, layout_digest(reader), sources)
+    lacking = blobs.stored.pop(sources.layouts[0])
+    blobs.add(reader)
+    with pytest.raises(BlobMissing):
+        await programs.compiled(JOB, layout_digest(reader), sources)
+    blobs.stored[sources.layouts[0]] = lacking
+    assert len((await programs.compiled(JOB, layout_digest(reader), sources)).execution) == 2
+
+
+async def test_what_cannot_be_filled_is_said_to_everybody_who_asks(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet
+) -> None:
+    reader = blobs.add(rows(0, ROWS, name="v"))
+    asked = [programs.compiled(JOB, reader, sources) for _ in range(3)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(each) for each in answers] == [LayoutMismatch] * 3
+
+
+async def test_the_last_used_ones_are_kept(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PROGRAMS_MAX", 2)
+    one, two, three = (blobs.add(rows(0, at)) for at in (3, 4, 5))
+    for reader in (one, two, one, three, one):
+        await programs.compiled(JOB, reader, sources)
+    assert compiled == [one, two, three], "the second one was used longest ago"
+    await programs.compiled(JOB, two, sources)
+    assert compiled[-1] == two
+
+
+async def test_so_many_indexes_are_kept(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INDEXES_MAX", 1)
+    half, reader, other = sources.layouts[0], blobs.add(rows(0, 3)), blobs.add(rows(0, 4))
+    await programs.compiled(JOB, reader, sources)
+    await programs.compiled(JOB, other, sources)
+    assert blobs.asked.count(half) == 1, "all readers share the index"
+    await programs.compiled(JOB, reader, SourceSet((half,), (half,)))
+    await programs.compiled(JOB, blobs.add(rows(0, 5)), sources)
+    assert blobs.asked.count(half) == 3, "the second index took the first one's place"
+
+
+async def test_a_program_of_another_planner_is_read_once(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+) -> None:
+    faked = cast("Blobs", blobs)
+    made = await Programs(faked, Layouts(faked)).compiled(JOB, blobs.add(rows(1, 8)), sources)
+    compiled.clear()
+    known = await asyncio.gather(*(programs.known(JOB, made.digest) for _ in range(3)))
+    assert {each.digest for each in known} == {made.digest}
+    assert known[0].execution.program == made.execution.program
+    assert blobs.asked.count(made.digest) == 1
+    assert not compiled
+
+
+async def test_what_is_kept_twice_is_known_until_both_are_forgotten(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources of which one gives nothing make the same program as those without it."""
+    monkeypatch.setattr(module, "PROGRAMS_MAX", 2)
+    reader, half = blobs.add(rows(0, 3)), sources.layouts[0]
+    made = await programs.compiled(JOB, reader, sources)
+    same = await programs.compiled(JOB, reader, SourceSet((half,), (half,)))
+    assert same.digest == made.digest
+    await programs.compiled(JOB, blobs.add(rows(0, 4)), sources)
+    assert (await programs.known(JOB, made.digest)).digest == made.digest
+    assert made.digest not in blobs.asked
