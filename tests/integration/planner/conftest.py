@@ -60,6 +60,10 @@ class Job:
         nbytes = payload_bytes(layout)
         await self.say(replica, Register(model=MODEL, replica=replica, shard=0, shards=1, layout=digest, nbytes=nbytes))
 
+    async def put(self, data: bytes) -> str:
+        """Keep a blob; return its digest."""
+        return await self._blobs.put(self.name, data)
+
     async def publish(self, replica: str, version: int) -> int:
         return await self.say(replica, Ready(model=MODEL, replica=replica, shard=0, version=version, root=ROOT))
 

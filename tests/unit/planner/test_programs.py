@@ -11,7 +11,7 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
 from tensorhub_common.program import decoded
 from tensorhub_planner import programs as module
-from tensorhub_planner.compiling import SourceIndex, SourceSet
+from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.programs import Programs
 
@@ -72,8 +72,6 @@ async def programs(blobs: FakeBlobs) -> Programs:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the layouts for which something is compiled from now on."""
     seen: list[str] = []
-    compile_program = module.compile_program
-
     def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
         seen.append(digest)
         return compile_program(digest, destination, index)

@@ -1,0 +1,135 @@
+"""All shards of an engine ask at once for what a trainer of another sharding has published."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.planner.conftest import MODEL, ROOT, Job
+from tests.integration.planner.test_service import planning
+
+from tensorhub_agent.questions import PLAN_ASK_S
+from tensorhub_common import subjects
+from tensorhub_common.bus.failures import NoAnswer
+from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.wire.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
+from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Turn
+from tensorhub_planner import programs
+from tensorhub_planner.compiling import SourceIndex, compile_program
+
+TRAINERS, ENGINES, TENSORS = 8, 12, 300
+ROWS = 96
+FIRST = 2
+PATIENCE_S = 30.0
+
+
+def sharded(rank: int, ranks: int, dim: int) -> Layout:
+    """Return a rank's layout: all tensors cut along a dimension."""
+    shape, offset = [ROWS, ROWS], [0, 0]
+    shape[dim] = ROWS // ranks
+    offset[dim] = rank * shape[dim]
+    entries = [
+        TensorEntry(f"layer-{number}", "bfloat16", 2, tuple(shape), (ROWS, ROWS), tuple(offset))
+        for number in range(TENSORS)
+    ]
+    return layout_of(entries)
+
+
+async def register(world: Job, replica: str, shards: int, dim: int) -> None:
+    """Let each shard of a replica stand on an agent of its own."""
+    for shard in range(shards):
+        layout, agent = sharded(shard, shards, dim), f"{replica}-{shard}"
+        digest = layout_digest(layout)
+        assert await world.put(encoded(layout)) == digest
+        await world.say(agent, Join(host=f"host-of-{agent}", site="berlin"))
+        nbytes = payload_bytes(layout)
+        where = {"model": MODEL, "replica": replica, "shard": shard}
+        await world.say(agent, Register(**where, shards=shards, layout=digest, nbytes=nbytes))
+
+
+async def publish(world: Job, version: int) -> None:
+    """Let all trainers overwrite what they hold, if anything."""
+    for shard in range(TRAINERS):
+        about = {"model": MODEL, "replica": "trainers", "shard": shard}
+        for command in (Unpublish(**about), Drained(**about)) if version > FIRST else ():
+            await world.say(f"trainers-{shard}", command)
+    for shard in range(TRAINERS):
+        ready = Ready(model=MODEL, replica="trainers", shard=shard, version=version, root=f"{version:032x}")
+        await world.say(f"trainers-{shard}", ready)
+
+
+async def begin(world: Job, version: int) -> int:
+    """Let all shards want the version; return the round."""
+    for shard in range(ENGINES):
+        want = Want(model=MODEL, replica="engines", shard=shard, want=version)
+        number = await world.say(f"engines-{shard}", want)
+    return number
+
+
+async def finish(world: Job, number: int, version: int) -> None:
+    for shard in range(ENGINES):
+        about = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
+        await world.say(f"engines-{shard}", Granted(**about, attempt=1))
+    for shard in range(ENGINES):
+        about = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
+        await world.say(f"engines-{shard}", Filled(**about, version=version, root=ROOT))
+
+
+async def ask(world: Job, shard: int, version: int) -> Plan:
+    """Ask as an agent does: it waits for so long, and asks again."""
+    demand = Demand(
+        model=MODEL,
+        version=version,
+        replica="engines",
+        shard=shard,
+        agent=f"engines-{shard}",
+        root=None,
+        at_seq=world.last_seq,
+        turn=Turn(world.last_seq, world.last_seq),
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                question = msgspec.json.encode(demand)
+                body = await world.bus.request(subjects.ask(world.name, "plan"), question, PLAN_ASK_S)
+            except NoAnswer:
+                continue
+            answer = msgspec.json.decode(body, type=Plan | Refusal)
+            assert isinstance(answer, Plan), answer
+            return answer
+
+
+async def test_each_program_is_compiled_once_and_the_next_version_is_read_as_the_first(
+    nats_server: RunningNats, world: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits in vain asks again; every question is answered, and no reader's program is made twice."""
+    compiled: Counter[str] = Counter()
+
+    def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
+        compiled[digest] += 1
+        return compile_program(digest, destination, index)
+
+    monkeypatch.setattr(programs, "compile_program", counting)
+    await register(world, "trainers", TRAINERS, 0)
+    await register(world, "engines", ENGINES, 1)
+    await publish(world, FIRST)
+    async with planning(nats_server.url):
+        number = await begin(world, FIRST)
+        # Two questions of each shard: an agent that was stopped asks while its first question is being answered.
+        first = await asyncio.gather(*(ask(world, shard % ENGINES, FIRST) for shard in range(2 * ENGINES)))
+        assert set(compiled.values()) == {1}
+        assert len(compiled) == len({plan.program for plan in first}) == ENGINES
+        assert all(len(plan.shares) == TRAINERS for plan in first), "rows come from all who have some of a column"
+        await finish(world, number, FIRST)
+        await publish(world, FIRST + 1)
+        await begin(world, FIRST + 1)
+        second = await asyncio.gather(*(ask(world, shard, FIRST + 1) for shard in range(ENGINES)))
+        assert sum(compiled.values()) == ENGINES
+        for before, after in zip(first, second, strict=False):
+            assert after.why.startswith(f"as version {FIRST} was read: "), after.why
+            assert {share.source: share.pieces for share in after.shares} == {
+                share.source: share.pieces for share in before.shares
+            }
+            assert {share.root for share in after.shares} == {f"{FIRST + 1:032x}"}
