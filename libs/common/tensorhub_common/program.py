@@ -170,8 +170,9 @@ class Execution:
         for first, block in zip(self._first, self._blocks, strict=False):
             for number in dict.fromkeys(block.owners) if block.units else ():
                 ranges = given[number]
-                if ranges and sum(ranges[-1]) == first:
-                    ranges[-1] = (ranges[-1][0], ranges[-1][1] + block.units)
+                begin, count = ranges[-1] if ranges else (-1, 0)
+                if begin + count == first and ranges:
+                    ranges[-1] = (begin, count + block.units)
                 else:
                     ranges.append((first, block.units))
         return [tuple(ranges) for ranges in given]

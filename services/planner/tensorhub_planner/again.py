@@ -15,7 +15,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId
-from tensorhub_planner.busy import TRANSPORTS
+from tensorhub_planner.busy import TRANSPORTS, Lane
 from tensorhub_planner.coverage import prove_again
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
@@ -36,6 +36,8 @@ class _Made(NamedTuple):
     standing: bytes
     places: tuple[int, ...]
     """Of each share the place of its source among the holders."""
+    lanes: tuple[Lane, ...]
+    """What the shares are read from."""
     rates: Believed
     limits: Limits
 
@@ -67,7 +69,7 @@ class Kept:
         # It asks for everything: what it was given before is void, and no load on anybody.
         ledger.done(reader)
         ledger.at(now)
-        if not ledger.serves_only(reader, [(each.source.agent, each.transport) for each in made.plan.shares], now):
+        if not ledger.serves_only(reader, made.lanes, now):
             return None
         holders = [roll.holders.able[place] for place in made.places]
         plan = _with_roots(made.plan, demand.version, holders)
@@ -97,6 +99,7 @@ class Kept:
             found.seat.key,
             roll.standing,
             tuple(place[share.source] for share in plan.shares),
+            tuple((share.source.agent, share.transport) for share in plan.shares),
             believed(demand.rates, limits),
             limits,
         )

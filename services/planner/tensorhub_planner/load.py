@@ -106,7 +106,13 @@ class Ledger:
     def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
         own = self._own.get((reader.job, reader.model, reader.replica), {})
-        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes)
+        assigned, said = self._busy, self.said.lanes()
+        for lane in lanes:
+            # Without a word of the source what is assigned is all that is known.
+            busy = assigned.get(lane) if lane not in said else self.busy(lane, now)
+            if busy is not None and busy.readers > own.get(lane, 0):
+                return False
+        return True
 
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""

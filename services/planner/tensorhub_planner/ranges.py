@@ -118,15 +118,18 @@ def common(one: Ranges, other: Ranges) -> Ranges:
     found: list[Range] = []
     i = j = 0
     while i < len(one) and j < len(other):
-        start = max(one[i][0], other[j][0])
-        one_stop, other_stop = sum(one[i]), sum(other[j])
-        stop = min(one_stop, other_stop)
-        if start < stop:
-            found.append((start, stop - start))
+        one_start, one_count = one[i]
+        other_start, other_count = other[j]
+        one_stop, other_stop = one_start + one_count, other_start + other_count
+        start = max(one_start, other_start)
         if one_stop <= other_stop:
+            stop = one_stop
             i += 1
         else:
+            stop = other_stop
             j += 1
+        if start < stop:
+            found.append((start, stop - start))
     return tuple(found)
 
 
@@ -138,13 +141,13 @@ def without(one: Ranges, other: Ranges) -> Ranges:
     j = 0
     for first, count in one:
         start, stop = first, first + count
-        while j < len(other) and sum(other[j]) <= start:
+        while j < len(other) and other[j][0] + other[j][1] <= start:
             j += 1
         k = j
         while k < len(other) and other[k][0] < stop:
             if start < other[k][0]:
                 left.append((start, other[k][0] - start))
-            start = max(start, sum(other[k]))
+            start = max(start, other[k][0] + other[k][1])
             k += 1
         if start < stop:
             left.append((start, stop - start))

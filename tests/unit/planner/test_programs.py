@@ -72,6 +72,7 @@ async def programs(blobs: FakeBlobs) -> Programs:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the layouts for which something is compiled from now on."""
     seen: list[str] = []
+
     def counting(digest: str, destination: Layout, index: SourceIndex) -> Any:
         seen.append(digest)
         return compile_program(digest, destination, index)
