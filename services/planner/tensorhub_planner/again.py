@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Final, NamedTuple
 
-from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId
+import msgspec
+
+from tensorhub_common.wire.transfer import Demand, Plan, SourceId
 from tensorhub_planner.busy import TRANSPORTS, Lane
 from tensorhub_planner.coverage import prove_again
 from tensorhub_planner.limits import Limits
@@ -89,6 +91,9 @@ class Kept:
         roll = found.roll
         if roll is None or not roll.is_ready or not _is_plain(demand) or plan.program is None:
             return
+        # What siblings bring over to the site is shared out anew each time.
+        if any(share.crosses for share in plan.shares):
+            return
         agents = {holder.source.agent for holder in found.holders.able}
         if not ledger.serves_only(reader, product(agents, TRANSPORTS), now):
             return
@@ -115,7 +120,7 @@ class Kept:
 
 def _is_plain(demand: Demand) -> bool:
     """Tell whether a demand is the first one of a read: for everything, and nobody has failed it."""
-    return demand.pieces is None and not demand.avoid and not demand.mapped
+    return demand.pieces is None and not demand.avoid and not demand.mapped and not demand.uncrossed
 
 
 def _alike(before: Believed, now: Believed) -> bool:
@@ -126,18 +131,7 @@ def _alike(before: Believed, now: Believed) -> bool:
 
 
 def _with_roots(plan: Plan, version: int, holders: Sequence[Holder]) -> Plan:
-    shares = [
-        Share(
-            source=share.source,
-            transport=share.transport,
-            pieces=share.pieces,
-            nbytes=share.nbytes,
-            why=share.why,
-            layout=share.layout,
-            root=holder.root,
-            link=share.link,
-        )
-        for share, holder in zip(plan.shares, holders, strict=True)
-    ]
+    replace = msgspec.structs.replace
+    shares = [replace(share, root=holder.root) for share, holder in zip(plan.shares, holders, strict=True)]
     why = plan.why if plan.version == version else f"as version {plan.version} was read: {plan.why}"
-    return Plan(version=version, shares=tuple(shares), program=plan.program, why=why)
+    return replace(plan, version=version, shares=tuple(shares), why=why)

@@ -13,6 +13,7 @@ import msgspec
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.again import Kept
 from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
@@ -21,8 +22,8 @@ from tensorhub_planner.load import Ledger
 from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.ranges import Sizes, count_of, normal
 from tensorhub_planner.resharding import (
+    ProgramQuestion,
     cannot_be_filled,
-    in_units,
     nobody_has_it,
     reads_by_program,
     source_set,
@@ -70,9 +71,12 @@ class Knowledge(Protocol):
 class Answering:
     """Answers demands of one job."""
 
-    def __init__(self, job: str, knowledge: Knowledge, ledger: Ledger, limits: Limits) -> None:
-        """Decide by what is known, and count each plan in the ledger."""
+    def __init__(
+        self, job: str, knowledge: Knowledge, ledger: Ledger, limits: Limits, kept: Kept | None = None
+    ) -> None:
+        """Decide by what is known, and count each plan in the ledger. `kept` are plans that may be given again."""
         self._job, self._knowledge, self._ledger, self._limits = job, knowledge, ledger, limits
+        self._kept = Kept() if kept is None else kept
 
     async def answer(self, demand: Demand) -> PlanAnswer:
         """Return the plan, or a refusal. Raises what `Knowledge` raises."""
@@ -92,7 +96,8 @@ class Answering:
         """Look up in the log who can serve the demand; where there is a choice, have heard who reads from whom."""
         found = found_in(await self._knowledge.fold(demand.at_seq), demand, self._limits, any_layout=any_layout)
         if not isinstance(found, Refusal):
-            sources = {holder.source.agent for holder in found.holders.able}
+            roll = found.roll
+            sources = {each.source.agent for each in found.holders.able} if roll is None else roll.agents
             if len(sources) > 1:
                 await self._knowledge.heard(sources)
         return found
@@ -113,9 +118,8 @@ class Answering:
             return cannot_be_filled(demand, why, found.holders, could_be=await self._could_be(demand, found))
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
-        answer = self._decide(Question(self._job, asked, in_units(found, compiled.execution), compiled.sizes))
-        assert not isinstance(answer, LayoutsDiffer)
-        return answer
+        question = ProgramQuestion(self._job, asked, found, compiled.execution, compiled.sizes)
+        return question.decide(self._kept, self._ledger, self._limits, self._knowledge.now())
 
     async def _program(self, demand: Demand, found: Found) -> Compiled:
         if demand.program is not None:

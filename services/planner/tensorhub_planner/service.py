@@ -20,6 +20,7 @@ from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Answering, Compiled
 from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.fold import Fold
@@ -53,6 +54,7 @@ class Planner:
         self._name = name
         self.counts = AnswerCounts()
         self.ledger = Ledger(limits)
+        self._kept = Kept()
         self._tracing = Tracing()
         blobs = Blobs(bus)
         self._layouts = Layouts(blobs)
@@ -110,7 +112,7 @@ class Planner:
 
     def _answering(self, job: str) -> Answering:
         known = Known(job, self._catalogs, self._layouts, self._programs, self._hearing)
-        return Answering(job, known, self.ledger, self._limits)
+        return Answering(job, known, self.ledger, self._limits, self._kept)
 
 
 class Known:

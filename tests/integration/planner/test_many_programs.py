@@ -45,14 +45,14 @@ async def register(world: Job, replica: str, shards: int, dim: int) -> None:
         assert await world.put(encoded(layout)) == digest
         await world.say(agent, Join(host=f"host-of-{agent}", site="berlin"))
         nbytes = payload_bytes(layout)
-        where = {"model": MODEL, "replica": replica, "shard": shard}
+        where: dict[str, Any] = {"model": MODEL, "replica": replica, "shard": shard}
         await world.say(agent, Register(**where, shards=shards, layout=digest, nbytes=nbytes))
 
 
 async def publish(world: Job, version: int) -> None:
     """Let all trainers overwrite what they hold, if anything."""
     for shard in range(TRAINERS):
-        about = {"model": MODEL, "replica": "trainers", "shard": shard}
+        about: dict[str, Any] = {"model": MODEL, "replica": "trainers", "shard": shard}
         for command in (Unpublish(**about), Drained(**about)) if version > FIRST else ():
             await world.say(f"trainers-{shard}", command)
     for shard in range(TRAINERS):
@@ -70,7 +70,7 @@ async def begin(world: Job, version: int) -> int:
 
 async def finish(world: Job, number: int, version: int) -> None:
     for shard in range(ENGINES):
-        about = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
+        about: dict[str, Any] = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
         await world.say(f"engines-{shard}", Granted(**about, attempt=1))
     for shard in range(ENGINES):
         about = {"model": MODEL, "replica": "engines", "shard": shard, "round": number}
