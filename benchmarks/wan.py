@@ -3,8 +3,8 @@
 A trainer, NATS, registry and planner stand in one site, and so many replicas, each with an agent on a host of its own,
 in another one, behind a thin and long line (benchmarks/sites.py). All wait for a version when it is published. It is
 read in three ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the trainer
-by itself; and *killed*, like shared, but an agent that is in the middle of its part is killed when half of the version
-has crossed. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
+by itself; *killed*, like shared, but an agent that is in the middle of its part is killed when half of the version
+has crossed; and *delta*, where all hold a version in which one value of a hundred is another one. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
 the model. Needs root, `ip` and `ss`.
 """
 
@@ -35,7 +35,10 @@ from tensorhub.up.up import Commands, Up
 MODEL: Final = "wan"
 TRAINER: Final = "agent-0"
 MIB: Final = 1 << 20
-WAYS: Final = ("shared", "star", "killed")
+WAYS: Final = ("shared", "star", "killed", "delta")
+CHANGED: Final = 0.01
+"""The part of the values that is another one in a delta."""
+
 JOIN_S: Final = 3.0
 """All readers have joined their rounds within this, over the line."""
 
@@ -101,7 +104,7 @@ class Far:
     async def run(self, way: str) -> Took:
         """Publish to waiting readers; measure until the last one has it, and compare all bytes."""
         assert self.trainer is not None
-        await self.trainer.ask("change")
+        await self.trainer.ask("change", part=CHANGED if way == "delta" else 1.0)
         wait = {"wait_s": self._bound_s, "timeout_s": self._bound_s, "answer_s": 2 * self._bound_s}
         updates = {name: asyncio.create_task(each.ask("update", **wait)) for name, each in self.readers.items()}
         await asyncio.sleep(JOIN_S)
@@ -181,9 +184,14 @@ class Far:
 
 
 async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bound_s: float, times: int) -> list[Took]:
-    """Run these ways, which need one setting of the planner, in one hub."""
-    pipelining = "off" if "star" in ways else "on"
-    environment = {**os.environ, "TENSORHUB_PIPELINING": pipelining, PREFIX: sites.prefix}
+    """Run these ways, which need one setting of the planner and the agents, in one hub."""
+    pipelining, deltas = "off" if "star" in ways else "on", "1" if "delta" in ways else "0"
+    environment = {
+        **os.environ,
+        "TENSORHUB_PIPELINING": pipelining,
+        "TENSORHUB_DELTAS": deltas,
+        PREFIX: sites.prefix,
+    }
     found: list[Took] = []
     with (
         tempfile.TemporaryDirectory(prefix="tensorhub-wan-") as folder,
@@ -195,6 +203,10 @@ async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bo
             far = Far(sites, up.hub.agents, mib, bound_s)
             try:
                 await far.register(up.hub.nats)
+                if "delta" in ways:
+                    await far.run("shared")
+                    assert far.trainer is not None
+                    await far.trainer.ask("unpublish")
                 for number in range(times * len(ways)):
                     found.append(await far.run(ways[number // times]))
                     print(found[-1], file=sys.stderr, flush=True)
@@ -218,8 +230,8 @@ def words(found: Sequence[Took], options: argparse.Namespace) -> str:
             took.way,
             f"{took.seconds:.1f} s",
             f"{took.seconds / alone:.2f}",
-            f"{took.payload:.3f}",
-            f"{took.interface:.3f}",
+            f"{took.payload:.4f}",
+            f"{took.interface:.4f}",
             f"{min(took.crossed):.2f} to {max(took.crossed):.2f}",
             f"{took.lost:.3f}",
         )
@@ -243,7 +255,7 @@ def main() -> None:
     found: list[Took] = []
     with Sites(options.mbit, options.rtt_ms) as sites:
         enter(sites.name(NEAR))
-        for ways in ([way for way in WAYS if way != "star"], ["star"]):
+        for ways in (["shared", "killed"], ["star"], ["delta"]):
             chosen = [way for way in ways if way in options.ways]
             if chosen:
                 found += asyncio.run(measure(chosen, sites, options.mib, options.replicas, bound_s, options.times))

@@ -87,10 +87,15 @@ class Worker:
                 words[:] = np.frombuffer(random.bytes(words.nbytes), dtype=np.int16)
         return {}
 
-    def change(self) -> Answer:
-        """Train: another value in every element."""
+    def change(self, *, part: float = 1.0, seed: int = 0) -> Answer:
+        """Train: another value in every element, or in so large a part of them, anywhere."""
+        chance = torch.Generator().manual_seed(seed)
         for tensor in self._registered().tensors.values():
-            tensor.view(torch.int16).add_(1)
+            values = tensor.view(torch.int16)
+            if part == 1:
+                values.add_(1)
+            else:
+                values.add_(torch.rand(values.shape, generator=chance) < part)
         return {}
 
     def publish(self) -> Answer:
