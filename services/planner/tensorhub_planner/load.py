@@ -97,7 +97,11 @@ class Ledger:
 
     def busy(self, lane: Lane, now: float) -> Busy:
         """Return the load of a source: what is assigned, or what it said and has changed since."""
-        assigned, said = self._busy.get(lane, IDLE), self.said.at(lane, now)
+        assigned = self._busy.get(lane, IDLE)
+        if lane not in self.said.lanes():
+            # Without a word of the source what is assigned is all that is known.
+            return assigned
+        said = self.said.at(lane, now)
         if not said.readers and lane not in self._fresh:
             return assigned
         readers = said.readers + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
@@ -106,13 +110,7 @@ class Ledger:
     def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
         own = self._own.get((reader.job, reader.model, reader.replica), {})
-        assigned, said = self._busy, self.said.lanes()
-        for lane in lanes:
-            # Without a word of the source what is assigned is all that is known.
-            busy = assigned.get(lane) if lane not in said else self.busy(lane, now)
-            if busy is not None and busy.readers > own.get(lane, 0):
-                return False
-        return True
+        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes)
 
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""
