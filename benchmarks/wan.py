@@ -4,8 +4,9 @@ A trainer, NATS, registry and planner stand in one site, and so many replicas, e
 in another one, behind a thin and long line (benchmarks/sites.py). All wait for a version when it is published. It is
 read in three ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the trainer
 by itself; *killed*, like shared, but an agent that is in the middle of its part is killed when half of the version
-has crossed; and *delta*, where all hold a version in which one value of a hundred is another one. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
-the model. Needs root, `ip` and `ss`.
+has crossed; and *delta*, where all hold a version in which one value of a hundred is another one. Shown are the time
+until the last (surviving) replica has it, and what went over the line, to the bytes of the model. Needs root, `ip` and
+`ss`.
 """
 
 import argparse
