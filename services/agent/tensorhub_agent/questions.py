@@ -20,12 +20,9 @@ from tensorhub_common.program import Execution
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.events import Sibling
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal
 
 OPEN_ASK_S: Final = 5.0
-
-PLAN_ASK_S: Final = 0.9
-"""A little less than `transfer.PLAN_S_MAX`, so that the reason of a silence is known."""
 
 _log: Final = logging.getLogger(__name__)
 _opened: Final[msgspec.json.Decoder[JobOpened | Error]] = msgspec.json.Decoder(JobOpened | Error)

@@ -19,7 +19,7 @@ from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Answering, Compiled
 from tensorhub_planner.compiling import SourceSet
@@ -73,6 +73,7 @@ class Planner:
             queue=QUEUE,
             concurrent_max=ASKS_AT_ONCE_MAX,
             pending_max=ASKS_PENDING_MAX,
+            age_s_max=PLAN_ASK_S,
         )
         await answer_pings(self._bus, self._name, ROLE)
         _log.info("ready")

@@ -7,7 +7,7 @@ import msgspec
 
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal, SourceId, Turn
+from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal, SourceId, Turn
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
@@ -112,13 +112,19 @@ class Planning:
         away_s = self._fabric.control_delay_s(where)
         answers: list[PlanAnswer] = []
 
+        arrived = self._agenda.now + away_s
+
         def work() -> float:
+            if self._agenda.now - arrived > PLAN_ASK_S:
+                # Whoever asked has given up, and asks again.
+                return 0.0
             answer, takes_s = self._decide(where, demand, self._ledgers[number])
             answers.append(answer)
             return takes_s
 
         def done() -> None:
-            self._agenda.after(away_s, lambda: answered(answers[0]))
+            if answers:
+                self._agenda.after(away_s, lambda: answered(answers[0]))
 
         def arrive() -> None:
             if len(self._desks[number]) * self._share < QUESTIONS_MAX:

@@ -10,12 +10,11 @@ from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import MODEL, ROOT, Job
 from tests.integration.planner.test_service import planning
 
-from tensorhub_agent.questions import PLAN_ASK_S
 from tensorhub_common import subjects
 from tensorhub_common.bus.failures import NoAnswer
 from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
 from tensorhub_common.wire.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
-from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Turn
+from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, Plan, Refusal, Turn
 from tensorhub_planner import programs
 from tensorhub_planner.compiling import SourceIndex, compile_program
 

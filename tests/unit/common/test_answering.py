@@ -45,3 +45,33 @@ async def test_an_answer_goes_to_an_inbox_alone() -> None:
     for reply in ("", "tensorhub.v1.j.cmd.publish", "$JS.API.STREAM.DELETE.x", "_INBOX", "_INBOX.>", "_INBOXES.a"):
         answering.take(Message("ask", reply, {}, b""))
     await answering.stop()
+
+
+async def test_a_question_whose_asker_has_given_up_is_dropped_when_its_turn_comes() -> None:
+    """The work would be for nobody, and whoever gave up has asked again behind it."""
+    handled: list[str] = []
+    said: list[str] = []
+    release = asyncio.Event()
+
+    async def handle(question: Message) -> bytes:
+        handled.append(question.data.decode())
+        await release.wait()
+        return question.data
+
+    async def respond(question: Message, body: bytes, headers: Mapping[str, str]) -> None:
+        said.append(body.decode())
+
+    answering = Answering(handle, respond, concurrent_max=2, pending_max=10, age_s_max=0.05)
+    for name in ("first", "late"):
+        answering.take(Message("a.b", "_INBOX.x.y", {}, name.encode()))
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while loop.time() - begun <= 0.06:
+        await asyncio.wait([asyncio.create_task(asyncio.Event().wait())], timeout=0.01)
+    answering.take(Message("a.b", "_INBOX.x.y", {}, b"again"))
+    release.set()
+    async with asyncio.timeout(5):
+        while len(said) < 2:  # noqa: ASYNC110 (turns of the loop are what it waits for)
+            await asyncio.sleep(0)
+    assert (handled, said, answering.stale) == (["first", "again"], ["first", "again"], 1)
+    await answering.stop()

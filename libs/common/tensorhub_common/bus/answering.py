@@ -4,7 +4,9 @@ Always true: at most `concurrent_max` handlers run and at most `pending_max` que
 has at most half; what comes on top is told `Busy` at once. A subject names the job, or the agent that asks, so a flood
 from one leaves room for all others, and they take turns. Every question gets an answer (what the handler returned, or
 its error under the error's name; none past `BUSY_MAX`), and no answer goes anywhere but to an inbox: a reply subject
-comes from outside, and this process may publish where the asker may not.
+comes from outside, and this process may publish where the asker may not. Where askers are known to wait no longer than
+`age_s_max`, an older question is dropped when its turn comes: the work would be for nobody, and in a storm of questions
+it would be all that is done, since whoever gave up asks again behind it.
 """
 
 import asyncio
@@ -37,15 +39,26 @@ _log: Final = logging.getLogger(__name__)
 class Answering:
     """Questions of one subscription, on their way through a handler."""
 
-    def __init__(self, handler: Handler, respond: Respond, *, concurrent_max: int, pending_max: int) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        respond: Respond,
+        *,
+        concurrent_max: int,
+        pending_max: int,
+        age_s_max: float = HANDLER_S_MAX,
+    ) -> None:
         self._handler = handler
+        self._age_s_max = age_s_max
+        self.stale = 0
+        """Questions whose askers had given up when their turn came."""
         self._respond = respond
         self._concurrent_max = concurrent_max
         self._pending_max = pending_max
         self._running: dict[asyncio.Task[None], str] = {}
         self._running_of: Counter[str] = Counter()
-        self._pending: dict[str, deque[Message]] = {}
-        """By subject; the one whose turn is next stands first."""
+        self._pending: dict[str, deque[tuple[Message, float]]] = {}
+        """By subject, with the time of arrival; the one whose turn is next stands first."""
         self._pending_count = 0
         self._refusing: set[asyncio.Task[None]] = set()
         self._foreign_replies = 0
@@ -57,11 +70,12 @@ class Answering:
         if not is_inbox(question.reply):
             self._note_foreign(question)
             return
+        now = asyncio.get_running_loop().time()
         waiting = self._pending.get(question.subject, ())
         if not waiting and self._has_room(question.subject):
-            self._begin(question)
+            self._begin(question, now)
         elif self._pending_count < self._pending_max and len(waiting) < _share(self._pending_max):
-            self._pending.setdefault(question.subject, deque()).append(question)
+            self._pending.setdefault(question.subject, deque()).append((question, now))
             self._pending_count += 1
         elif len(self._refusing) < BUSY_MAX:
             busy = Busy(f"{question.subject} has {len(waiting)} questions waiting: ask again a little later")
@@ -78,8 +92,8 @@ class Answering:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _begin(self, question: Message) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(question))
+    def _begin(self, question: Message, arrived: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(question, arrived))
         self._running[task] = question.subject
         self._running_of[question.subject] += 1
         task.add_done_callback(self._ended)
@@ -91,12 +105,12 @@ class Answering:
             del self._running_of[subject]
         following = next((each for each in self._pending if self._has_room(each)), None)
         if following is not None:
-            self._begin(self._next_of(following))
+            self._begin(*self._next_of(following))
 
     def _has_room(self, subject: str) -> bool:
         return len(self._running) < self._concurrent_max and self._running_of[subject] < _share(self._concurrent_max)
 
-    def _next_of(self, subject: str) -> Message:
+    def _next_of(self, subject: str) -> tuple[Message, float]:
         """Take the oldest question of a subject, which has its next turn after all others."""
         waiting = self._pending.pop(subject)
         question = waiting.popleft()
@@ -114,7 +128,10 @@ class Answering:
                 question.reply,
             )
 
-    async def _answer(self, question: Message) -> None:
+    async def _answer(self, question: Message, arrived: float) -> None:
+        if asyncio.get_running_loop().time() - arrived > self._age_s_max:
+            self.stale += 1
+            return
         headers: dict[str, str] = {}
         try:
             async with asyncio.timeout(HANDLER_S_MAX):

@@ -21,7 +21,14 @@ import nats.errors
 
 from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.address import Login, addresses, login, shown
-from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering, Handler, answer_or_raise
+from tensorhub_common.bus.answering import (
+    CONCURRENT_MAX,
+    HANDLER_S_MAX,
+    PENDING_MAX,
+    Answering,
+    Handler,
+    answer_or_raise,
+)
 from tensorhub_common.bus.awaited import CHANCE_BYTES, Awaited
 from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
@@ -197,13 +204,19 @@ class Bus:
         queue: str = "",
         concurrent_max: int = CONCURRENT_MAX,
         pending_max: int = PENDING_MAX,
+        age_s_max: float = HANDLER_S_MAX,
     ) -> Service:
-        """Answer the questions on a subject with what `handler` returns, or with the error that it raises."""
+        """Answer the questions on a subject with what `handler` returns, or with the error that it raises.
+
+        Askers that wait no longer than `age_s_max` have given up a question that is older, so it is dropped.
+        """
 
         async def respond(question: Message, body: bytes, headers: Mapping[str, str]) -> None:
             await self.publish(question.reply, body, headers)
 
-        answering = Answering(handler, respond, concurrent_max=concurrent_max, pending_max=pending_max)
+        answering = Answering(
+            handler, respond, concurrent_max=concurrent_max, pending_max=pending_max, age_s_max=age_s_max
+        )
         service = Service(await self.subscribe(subject, answering.take, queue), answering)
         self._services = [each for each in self._services if not each.is_closed]
         self._services.append(service)

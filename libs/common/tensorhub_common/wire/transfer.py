@@ -12,6 +12,9 @@ import msgspec
 DIGESTS_PAGE_PIECES: Final = 16_384
 """A grant carries the digests of so many pieces at most (256 KiB); the rest is asked for by page."""
 
+PLAN_ASK_S: Final = 0.9
+"""Who asks for a plan has given up after this, a little before a read asks again: a planner drops what is older."""
+
 SHARES_MAX: Final = 1024
 """A plan reads from at most so many sources: a shard may consist of parts of as many others."""
 
