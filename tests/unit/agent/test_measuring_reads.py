@@ -1,8 +1,10 @@
 """An agent's reads and its demands: what one has got over a link, the next one's demand tells, in whichever job."""
 
+import pytest
 from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.test_op_read import pair, publish
 
+from tensorhub_agent import meter
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import AskPlan, Key, Post, Progressed, Raise
 from tensorhub_agent.limits import Limits
@@ -14,6 +16,12 @@ from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LinkRate, SourceId
 
 LINK = "host"
+
+
+@pytest.fixture(autouse=True)
+def _twelve_bytes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reads of these tests are small; how much makes a sample is shown in test_meter.py."""
+    monkeypatch.setattr(meter, "SAMPLE_BYTES_LEAST", 1)
 
 
 def begin_reading(reader: OneAgent, key: Key, link: str = LINK) -> None:
