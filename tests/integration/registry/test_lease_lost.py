@@ -22,6 +22,9 @@ from tensorhub_common.wire.events import RegistryLeads
 ASLEEP_S = 3.0
 """Longer than the lease of a second, and time enough for the other one to have it."""
 
+TIMES_MIN, TIMES_MAX = 3, 20
+"""So often the bucket is deleted: until a term has ended by it."""
+
 
 async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
@@ -30,7 +33,7 @@ async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=1)
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(2)[0]))
-    for said in commands(6)[1:4]:
+    for time, said in enumerate(commands(TIMES_MAX + 2)[1 : TIMES_MAX + 1], start=1):
         await jetstream.api(own_bus, f"STREAM.DELETE.KV_{lease.BUCKET}")
 
         async def is_back() -> bool:
@@ -47,6 +50,9 @@ async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
             return await leader_of(own_bus, job) is not None
 
         await until(leads, "a registry answers again")
+        # Whoever leads may have its lease back before anybody has missed it, and then no term ends.
+        if time >= TIMES_MIN and any(isinstance(event, RegistryLeads) for event in watched.events):
+            break
     await watched.wait_settled()
     terms = [event.term for event in watched.events if isinstance(event, RegistryLeads)]
     assert terms, "nobody has said that it leads, so the test shows nothing"
