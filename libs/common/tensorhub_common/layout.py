@@ -113,11 +113,13 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     for before, after in pairwise(tensors):
         if before.name == after.name:
             raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
+    if not _are_usual([entry.name for entry in tensors]):
+        for entry in tensors:
+            _check_name(entry)
     boxes: set[tuple[int, Shape, Shape, Shape]] = set()
     for entry in tensors:
         # A model has hundreds of thousands of tensors, and few of another form than all the others.
         box = (entry.itemsize, entry.shape, entry.global_shape, entry.offset)
-        _check_name(entry)
         if box not in boxes:
             _check_box(entry)
             boxes.add(box)
@@ -131,6 +133,12 @@ def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     if mismatch is not None:
         raise LayoutMismatch(mismatch)
     return layout
+
+
+def _are_usual(names: list[str]) -> bool:
+    """Tell at one look whether all names are some ASCII characters, and none is long."""
+    lengths = [len(name) for name in names]
+    return not names or (min(lengths) > 0 and max(lengths) <= NAME_BYTES_MAX and "".join(names).isascii())
 
 
 def _check_name(entry: TensorEntry) -> None:

@@ -152,9 +152,12 @@ class Execution:
     def runs(self) -> Iterator[tuple[list[int], int]]:
         """Yield the bytes of the units as they repeat: the units of one tensor, and how many tensors have such."""
         for block in self._blocks:
-            sizes = [
-                prod(cell.cut.sizes(unit)) * cell.cut.itemsize for cell in block.cells for unit in range(cell.cut.units)
-            ]
+            sizes: list[int] = []
+            for cell in block.cells:
+                cut = cell.cut
+                # All units of a cell but the last one are alike.
+                sizes += [prod(cut.sizes(0)) * cut.itemsize] * (cut.units - 1)
+                sizes.append(prod(cut.sizes(cut.units - 1)) * cut.itemsize)
             yield sizes, len(block.group.to)
 
     def given_by(self, layout: str) -> tuple[Range, ...]:
