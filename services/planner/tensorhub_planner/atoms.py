@@ -4,7 +4,6 @@ A registered tensor is one atom, or several where its layout names parts of it. 
 tensor, and how it lies in memory, is its *cutout*; layouts have many tensors and few cutouts, so those are numbered.
 """
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, room
@@ -29,12 +28,12 @@ class Cutout(NamedTuple):
     """What is computed of the global tensor here (`Part.cast`): `global_shape` is what it is computed of."""
 
 
-class Atom(NamedTuple):
-    """A box of the global tensor `name`; its first element stands at byte `at` of the segment."""
+class Atoms(NamedTuple):
+    """A layout's atoms by column: box i of global tensor `names[i]` begins at byte `at[i]` of the segment."""
 
-    name: str
-    at: int
-    cutout: int
+    names: list[str]
+    at: list[int]
+    cutouts: list[int]
 
 
 class Cutouts:
@@ -55,8 +54,11 @@ class Cutouts:
         """Return how many there are."""
         return len(self._known)
 
-    def atoms(self, layout: Layout, *, is_original: bool = False) -> Iterator[Atom]:
-        """Yield a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
+    def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
+        """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
+        names: list[str] = []
+        places: list[int] = []
+        cutouts: list[int] = []
         of_entry, end = self._of_entry, 0
         for entry in layout.tensors:
             place = end
@@ -65,8 +67,9 @@ class Cutouts:
                 strides = _row_major(entry.shape, entry.itemsize)
                 for part in entry.parts:
                     if part.name and 0 not in part.shape:
-                        at = place + sum(start * stride for start, stride in zip(part.start, strides, strict=True))
-                        yield Atom(part.name, at, self._number(_of_part(entry, part, strides, is_original)))
+                        names.append(part.name)
+                        places.append(place + sum(a * stride for a, stride in zip(part.start, strides, strict=True)))
+                        cutouts.append(self._number(_of_part(entry, part, strides, is_original)))
                 continue
             key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
             known = of_entry.get(key)
@@ -75,7 +78,10 @@ class Cutouts:
                 known = of_entry[key] = (number, room(entry))
             end += known[1]
             if known[0] != EMPTY:
-                yield Atom(entry.name, place, known[0])
+                names.append(entry.name)
+                places.append(place)
+                cutouts.append(known[0])
+        return Atoms(names, places, cutouts)
 
     def _number(self, cutout: Cutout) -> int:
         number = self._numbers.setdefault(cutout, len(self._known))

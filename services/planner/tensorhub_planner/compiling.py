@@ -10,7 +10,7 @@ none `LayoutMismatch` names the tensor and the region, and there is no program.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import product, repeat
 from math import prod
 from typing import Final, NamedTuple, TypeVar
 
@@ -27,21 +27,28 @@ TENSORS_TOLD_MAX: Final = 4
 CELLS_MAX: Final = 1_000_000
 """An atom is cut into so many cells at most."""
 
-OWNERS_MAX: Final = 16
-"""A cell names so many source layouts at most. What more of them have alike is for other readers, so that the load is
-spread: each takes those that follow on a place of its own."""
+OWNERS_MAX: Final = 8
+"""A cell names so many source layouts at most, since a plan looks at each. What more of them have alike is for other
+readers, so that the load is spread: each reader takes those at equal steps from a place of its own, and so some of
+every part of the cluster."""
 
-FIRST_OWNERS: Final = 4
+FIRST_OWNERS: Final = 2
 """So many of these are the first ones that there are, for every reader: whoever is ready comes first, and a cell that
 named half-filled ones alone would be of no use to a reader whose turn is earlier."""
 
 PATTERNS_MAX: Final = 100_000
 """So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
 
+GRIDS_MAX: Final = 256
+"""And so many grids, of which readers with unlike lots make their patterns."""
+
 ANY_LOT: Final = -1
 """A pattern of which every cell has all of its owners is the same for every reader."""
 
 _Item = TypeVar("_Item")
+
+_Box = tuple[int, int, int]
+"""The number of a source, where a box of a tensor begins there, and the number of its cutout."""
 
 
 class SourceSet(NamedTuple):
@@ -57,6 +64,8 @@ class _Tensor(NamedTuple):
     Where all begin at the same byte `at` has that alone (`Group.at`).
     """
 
+    kind: int
+    """Equal for tensors that are cut alike and stand in the same sources."""
     alike: int
     """The number of the list of cutouts: equal for tensors that are cut alike."""
     sources: tuple[int, ...]
@@ -68,6 +77,10 @@ class _Pattern(NamedTuple):
 
     cells: tuple[Cell, ...]
     boxes: tuple[int, ...]
+
+
+_Grid = list[tuple[Shape, Shape, list[Span]]]
+"""Boxes that an atom is cut into, where each begins and ends, and all spans that have it, in the order of sources."""
 
 
 class _Gap(NamedTuple):
@@ -89,32 +102,42 @@ class SourceIndex:
         """
         self.layouts = tuple(layouts)
         self.cutouts = Cutouts()
-        self._tensors: dict[str, _Tensor] = {}
+        self.tensors: dict[str, _Tensor] = {}
+        """What there is of each global tensor."""
         self._alike: dict[tuple[int, ...], int] = {}
         self._patterns: dict[tuple[int, int, int], _Pattern | _Gap] = {}
-        found: dict[str, tuple[list[int], list[int], list[int]]] = {}
+        self._grids: dict[tuple[int, int], _Grid | _Gap] = {}
+        boxes: dict[str, list[_Box]] = {}
         for number, (digest, layout) in enumerate(layouts.items()):
-            for name, at, cutout in self.cutouts.atoms(layout, is_original=digest in originals):
-                known = found.get(name)
+            atoms = self.cutouts.atoms(layout, is_original=digest in originals)
+            for name, box in zip(atoms.names, zip(repeat(number), atoms.at, atoms.cutouts), strict=False):
+                known = boxes.get(name)
                 if known is None:
-                    known = found[name] = ([], [], [])
-                known[0].append(number)
-                known[1].append(at)
-                known[2].append(cutout)
-        # Tensors have few different ones: each is kept once.
-        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        while found:
-            name, (sources, places, cutouts) = found.popitem()
-            owners = tuple(sources)
-            begins = (places[0],) if places.count(places[0]) == len(places) else tuple(places)
-            alike = _numbered(self._alike, tuple(cutouts))
-            own, stand = shared.setdefault(owners, owners), shared.setdefault(begins, begins)
-            self._tensors[name] = _Tensor(alike, own, stand)
+                    boxes[name] = [box]
+                else:
+                    known.append(box)
+        self._join(boxes)
         self._lists = list(self._alike)
 
-    def tensor(self, name: str) -> _Tensor | None:
-        """Return what there is of a global tensor."""
-        return self._tensors.get(name)
+    def _join(self, boxes: dict[str, list[_Box]]) -> None:
+        """Make the tensors of their boxes, which are used up. They have few different ones: each is kept once."""
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        kinds: dict[tuple[int, tuple[int, ...]], int] = {}
+        while boxes:
+            name, its = boxes.popitem()
+            if len(its) == 1:
+                # An expert stands in one place, and experts are nearly all that there is.
+                ((source, at, cutout),) = its
+                sources: tuple[int, ...] = (source,)
+                places: tuple[int, ...] = (at,)
+                cutouts: tuple[int, ...] = (cutout,)
+            else:
+                sources, places, cutouts = zip(*its, strict=True)
+                if places.count(places[0]) == len(places):
+                    places = places[:1]
+            alike = _numbered(self._alike, cutouts)
+            sources, places = shared.setdefault(sources, sources), shared.setdefault(places, places)
+            self.tensors[name] = _Tensor(_numbered(kinds, (alike, sources)), alike, sources, places)
 
     def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
@@ -123,14 +146,24 @@ class SourceIndex:
             return known
         boxes = self._lists[alike]
         # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
-        key = (cutout, alike, lot % -(-len(boxes) // OWNERS_MAX))
+        key = (cutout, alike, lot % _lots(len(boxes)))
         known = self._patterns.get(key)
         if known is None:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
-            known = _cut_up(self.cutouts[cutout], [self.cutouts[each] for each in boxes], key[2])
-            is_for_all = isinstance(known, _Gap) or all(len(cell.owners) < OWNERS_MAX for cell in known.cells)
+            grid = self._grid(cutout, alike)
+            known = grid if isinstance(grid, _Gap) else _pattern_of(self.cutouts[cutout], grid, key[2])
+            is_for_all = isinstance(grid, _Gap) or all(len(owners) <= OWNERS_MAX for *_, owners in grid)
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
+        return known
+
+    def _grid(self, cutout: int, alike: int) -> _Grid | _Gap:
+        """Return a grid that other lots may have asked for before."""
+        known = self._grids.get((cutout, alike))
+        if known is None:
+            if len(self._grids) >= GRIDS_MAX:
+                self._grids.clear()
+            known = self._grids[cutout, alike] = _cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
         return known
 
     def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
@@ -140,7 +173,7 @@ class SourceIndex:
 
     def told(self, name: str) -> str:
         """Say what there is under a name."""
-        tensor = self._tensors.get(name)
+        tensor = self.tensors.get(name)
         boxes = () if tensor is None else (self.cutouts[each] for each in self._lists[tensor.alike])
         some = dict.fromkeys(_kind_of(box) for box in boxes)
         return " and ".join(list(some)[:TENSORS_TOLD_MAX]) or "nothing of that name"
@@ -151,13 +184,12 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
 
     Raises `LayoutMismatch` that names what no source has: tensors, and the region of the first gap of each.
     """
-    lot = hash_of(digest)
-    # By cutout, list of cutouts and identity of the sources, of which the index keeps equal ones once.
-    grouped: dict[tuple[int, int, int], _Grouped] = {}
+    lot, known = hash_of(digest), sources.tensors
+    grouped: dict[tuple[int, int], _Grouped] = {}
     wrong: list[str] = []
-    for name, to, cutout in sources.cutouts.atoms(destination):
-        tensor = sources.tensor(name)
-        group = None if tensor is None else grouped.get((cutout, tensor.alike, id(tensor.sources)))
+    for name, to, cutout in zip(*sources.cutouts.atoms(destination), strict=True):
+        tensor = known.get(name)
+        group = None if tensor is None else grouped.get((cutout, tensor.kind))
         if tensor is None or group is None:
             pattern = _Gap((), ()) if tensor is None else sources.pattern(cutout, tensor.alike, lot)
             if tensor is None or isinstance(pattern, _Gap):
@@ -165,11 +197,10 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
                 continue
             owners = tuple([tensor.sources[box] for box in pattern.boxes])
             takes_all = pattern.boxes == tuple(range(len(tensor.sources)))
-            group = _Grouped(pattern, owners, [], [], takes_all)
-            grouped[cutout, tensor.alike, id(tensor.sources)] = group
-        at, boxes = tensor.at, group.pattern.boxes
+            group = grouped[cutout, tensor.kind] = _Grouped(pattern, owners, [], [], takes_all)
+        at = tensor.at
         group.to.append(to)
-        group.at.append(at if len(at) == 1 or group.takes_all else tuple([at[box] for box in boxes]))
+        group.at.append(at if group.takes_all or len(at) == 1 else tuple([at[box] for box in group.pattern.boxes]))
     if wrong:
         more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
         raise LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
@@ -232,25 +263,37 @@ def hash_of(digest: str) -> int:
     return int.from_bytes(digest[:8].encode(), "big")
 
 
-def _cut_up(atom: Cutout, boxes: Sequence[Cutout], lot: int) -> _Pattern | _Gap:
-    """Return the cells of an atom, or a region of it that no box has."""
-    able = [span for number, box in enumerate(boxes) if (span := span_of(number, box, atom)) is not None]
-    edges = [_edges(atom, able, dim) for dim in range(len(atom.start))]
+def _cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> _Grid | _Gap:
+    """Return an atom's grid, or a region of it that no box has. `boxes` are numbers of cutouts."""
+    # Ranks that hold the same have boxes of one cutout, and so spans that differ in the number alone.
+    distinct = {number: span_of(0, cutouts[number], atom) for number in dict.fromkeys(boxes)}
+    spans = [span for span in distinct.values() if span is not None]
+    edges = [_edges(atom, spans, dim) for dim in range(len(atom.start))]
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
         raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
     owned: dict[Shape, list[Span]] = {}
-    for each in able:
-        for index in product(*(_span(some, *ends) for some, *ends in zip(edges, each.start, each.stop, strict=True))):
-            owned.setdefault(index, []).append(each)
-    cells: list[Cell] = []
-    used: dict[int, int] = {}
+    for number, cutout in enumerate(boxes):
+        span = distinct[cutout]
+        if span is None:
+            continue
+        its = span._replace(box=number)
+        for index in product(*(_span(some, *ends) for some, *ends in zip(edges, span.start, span.stop, strict=True))):
+            owned.setdefault(index, []).append(its)
+    grid: _Grid = []
     for index in product(*(range(len(some) - 1) for some in edges)):
         start = tuple(some[at] for some, at in zip(edges, index, strict=True))
         stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
         owners = owned.get(index)
         if owners is None:
-            return _Gap(start, stop, is_cut_through(atom, boxes, start, stop))
-        cells += _cells(atom, start, stop, _some(owners, lot), used)
+            return _Gap(start, stop, is_cut_through(atom, [cutouts[each] for each in boxes], start, stop))
+        grid.append((start, stop, owners))
+    return grid
+
+
+def _pattern_of(atom: Cutout, grid: _Grid, lot: int) -> _Pattern:
+    """Return the cells of an atom for readers of a lot."""
+    used: dict[int, int] = {}
+    cells = [cell for start, stop, owners in grid for cell in _cells(atom, start, stop, _some(owners, lot), used)]
     return _Pattern(tuple(cells), tuple(used))
 
 
@@ -266,13 +309,17 @@ def _span(edges: Sequence[int], start: int, stop: int) -> range:
     return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
 
 
+def _lots(owners: int) -> int:
+    """Return in how many ways readers choose among so many owners."""
+    return max(1, -(-(owners - FIRST_OWNERS) // (OWNERS_MAX - FIRST_OWNERS)))
+
+
 def _some(owners: list[Span], lot: int) -> list[Span]:
     """Return at most `OWNERS_MAX` of them, in their order: the first ones, and by lot which of the others."""
     if len(owners) <= OWNERS_MAX:
         return owners
-    first, others, wanted = owners[:FIRST_OWNERS], owners[FIRST_OWNERS:], OWNERS_MAX - FIRST_OWNERS
-    begin = lot * wanted % len(others)
-    return [*first, *sorted([*others, *others][begin : begin + wanted], key=lambda span: span.box)]
+    step = _lots(len(owners))
+    return [*owners[:FIRST_OWNERS], *owners[FIRST_OWNERS + lot % step :: step]]
 
 
 def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:

@@ -9,6 +9,7 @@ def test_padding_is_no_atom() -> None:
     parts = (Part("v", (10, 3), (8, 0), (2, 3), (0, 0), (2, 3)), padding((2, 0), (2, 3)))
     layout = Layout((TensorEntry("embedding", "float32", 4, (4, 3), (4, 3), (0, 0), parts),))
     cutouts = Cutouts()
-    [atom] = cutouts.atoms(layout)
-    assert (atom.name, atom.at) == ("v", 0)
-    assert cutouts[atom.cutout] == Cutout("float32", 4, (10, 3), (8, 0), (10, 3), (12, 4))
+    atoms = cutouts.atoms(layout)
+    assert (atoms.names, atoms.at) == (["v"], [0])
+    [cutout] = atoms.cutouts
+    assert cutouts[cutout] == Cutout("float32", 4, (10, 3), (8, 0), (10, 3), (12, 4))
