@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter, lt
 from typing import Final
 
 import msgspec
@@ -105,31 +106,32 @@ class PieceTable:
 
 def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     """Sort and check entries. Raises `LayoutMismatch` that names the tensor which is not well formed."""
-    tensors = tuple(sorted(entries, key=lambda entry: entry.name))
+    tensors = tuple(entries)
+    names = [entry.name for entry in tensors]
+    if not all(map(lt, names, names[1:])):
+        # What was kept is sorted, and is read far more often than made.
+        tensors = tuple(sorted(tensors, key=attrgetter("name")))
+        names = [entry.name for entry in tensors]
     if len(tensors) > TENSORS_MAX:
         raise LayoutMismatch(
             f"a shard has {len(tensors)} tensors; at most {TENSORS_MAX} are possible, so use more shards"
         )
-    for before, after in pairwise(tensors):
-        if before.name == after.name:
-            raise LayoutMismatch(f"tensor {after.name!r} is given twice; give every tensor a name of its own")
-    if not _are_usual([entry.name for entry in tensors]):
+    for before, after in pairwise(names):
+        if before == after:
+            raise LayoutMismatch(f"tensor {after!r} is given twice; give every tensor a name of its own")
+    if not _are_usual(names):
         for entry in tensors:
             _check_name(entry)
-    boxes: set[tuple[int, Shape, Shape, Shape]] = set()
-    for entry in tensors:
-        # A model has hundreds of thousands of tensors, and few of another form than all the others.
-        box = (entry.itemsize, entry.shape, entry.global_shape, entry.offset)
-        if box not in boxes:
-            _check_box(entry)
-            boxes.add(box)
-        if entry.parts:
-            check_parts(entry.name, entry.shape, entry.parts)
-            _check_derived(entry)
+    # A model has hundreds of thousands of tensors, and few of another form than all the others.
+    boxes = {(entry.itemsize, entry.shape, entry.global_shape, entry.offset): entry for entry in reversed(tensors)}
+    for entry in boxes.values():
+        _check_box(entry)
     layout = Layout(tensors)
-    mismatch = (
-        shared_mismatch(layout, layout, "elsewhere in the shard") if any(entry.parts for entry in tensors) else None
-    )
+    composed = [entry for entry in tensors if entry.parts]
+    for entry in composed:
+        check_parts(entry.name, entry.shape, entry.parts)
+        _check_derived(entry)
+    mismatch = shared_mismatch(layout, layout, "elsewhere in the shard") if composed else None
     if mismatch is not None:
         raise LayoutMismatch(mismatch)
     return layout

@@ -247,10 +247,14 @@ def _blocks(program: Program) -> list[_Block]:
     """Divide each group's cells by who has them, and put what the same source has side by side."""
     found: list[tuple[tuple[int, ...], int, list[Cell]]] = []
     for number, group in enumerate(program.groups):
+        sources, cells = group.sources, program.patterns[group.pattern]
+        if len(sources) == 1:
+            found.append((sources, number, list(cells)))
+            continue
         by_owners: dict[tuple[int, ...], list[Cell]] = {}
-        for cell in program.patterns[group.pattern]:
-            by_owners.setdefault(tuple(group.sources[owner.box] for owner in cell.owners), []).append(cell)
-        found += [(owners, number, cells) for owners, cells in by_owners.items()]
+        for cell in cells:
+            by_owners.setdefault(tuple([sources[owner.box] for owner in cell.owners]), []).append(cell)
+        found += [(owners, number, owned) for owners, owned in by_owners.items()]
     found.sort(key=lambda each: each[:2])
     return [_Block(program.groups[number], owners, cells) for owners, number, cells in found]
 

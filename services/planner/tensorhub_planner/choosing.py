@@ -83,8 +83,14 @@ def choose(
     nbytes = sizes.of(wanted)
     ranked = _worth_it(wanted, nbytes, _ranked(offers, limits), limits)
 
+    times: dict[tuple[Distance, int, int, float | None], float] = {}
+
     def order(offer: Offer) -> tuple[float, int, int, int, tuple[str, int, str, int]]:
-        return (_seconds(offer, nbytes, limits), *_load(offer))
+        alike = (offer.distance, offer.readers, offer.depth, offer.measured_bps)
+        seconds = times.get(alike)
+        if seconds is None:
+            seconds = times[alike] = _seconds(offer, nbytes, limits)
+        return (seconds, *_load(offer))
 
     for rank in sorted({rank for rank, _ in ranked}):
         if not left:
@@ -103,8 +109,11 @@ def choose(
 
 
 def _ranked(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, Offer]]:
-    measures = [Measure(offer.distance, None if offer.measured is None else offer.measured.bps) for offer in offers]
-    return list(zip(ranks(measures, limits), offers, strict=True))
+    measures = [(offer.distance, None if offer.measured is None else offer.measured.bps) for offer in offers]
+    # Equal sources stand alike, and most are equal.
+    distinct = list(dict.fromkeys(measures))
+    rank = dict(zip(distinct, ranks([Measure(*each) for each in distinct], limits), strict=True))
+    return [(rank[measure], offer) for measure, offer in zip(measures, offers, strict=True)]
 
 
 def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:

@@ -110,7 +110,8 @@ class Ledger:
     def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
         own = self._own.get((reader.job, reader.model, reader.replica), {})
-        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes)
+        busy, said = self._busy, self.said.lanes()
+        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes if lane in busy or lane in said)
 
     def lanes(self) -> set[Lane]:
         """Return the sources that have a reader, or had one when they last spoke."""

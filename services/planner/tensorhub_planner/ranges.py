@@ -113,8 +113,11 @@ def count_of(ranges: Ranges) -> int:
 
 def common(one: Ranges, other: Ranges) -> Ranges:
     """Return the pieces that stand in both."""
-    if one == other:
-        return one
+    if one == other or not one or not other:
+        return one if other else NOTHING
+    if len(one) == 1 and one[0][0] <= other[0][0] and sum(other[-1]) <= sum(one[0]):
+        # A part of all, as most that is asked: holders have parts, and readers want everything.
+        return other
     found: list[Range] = []
     i = j = 0
     while i < len(one) and j < len(other):
