@@ -11,11 +11,12 @@ from tensorhub_common.program import encoded
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Turn
 from tensorhub_planner.answering import Answering, Compiled
-from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
+from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation

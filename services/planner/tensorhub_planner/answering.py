@@ -14,7 +14,6 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
-from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
@@ -29,6 +28,7 @@ from tensorhub_planner.resharding import (
     source_set,
     turns_to_program,
 )
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.sources import Found, registered_layouts
 
 

@@ -51,13 +51,6 @@ _Box = tuple[int, int, int]
 """The number of a source, where a box of a tensor begins there, and the number of its cutout."""
 
 
-class SourceSet(NamedTuple):
-    """The digests of source layouts, and of those of them in which the version was published."""
-
-    layouts: tuple[str, ...]
-    originals: tuple[str, ...]
-
-
 class _Tensor(NamedTuple):
     """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
 

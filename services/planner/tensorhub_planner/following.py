@@ -171,6 +171,11 @@ class Catalogs:
         await followed.reach(max(1, seq), timeout_s)
         return followed.fold
 
+    def folded(self, job: str) -> Catalog | None:
+        """Return what is folded of a job now, if it is followed."""
+        followed = self._jobs.get(job)
+        return None if followed is None else followed.fold.catalog
+
     async def stop(self) -> None:
         """Follow nothing any more."""
         tasks = [*self._tasks.values(), *([] if self._discovering is None else [self._discovering])]

@@ -20,6 +20,9 @@ LAYOUTS_MAX: Final = 4096
 PIECES_KEPT_MAX: Final = 4_000_000
 """About 150 MB at worst; a model of 10^12 two-byte parameters has half a million pieces, however it is cut."""
 PIECES_MAX: Final = 4_000_000
+AT_ONCE_BYTES_MAX: Final = 64 * 1024
+"""What is not longer is read at once: well under a millisecond. Thousands of ranks have thousands of short ones, and to
+hand each to a thread would take longer."""
 
 _decoder: Final = msgspec.msgpack.Decoder(Layout)
 
@@ -55,6 +58,8 @@ class Layouts:
     async def layout(self, job: str, digest: str) -> Layout:
         """Return a layout itself. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
         data = await self._blobs.get(job, digest)
+        if len(data) <= AT_ONCE_BYTES_MAX:
+            return decoded(data, digest)
         return await asyncio.to_thread(decoded, data, digest)
 
     async def _read(self, job: str, digest: str) -> Sizes:

@@ -9,12 +9,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.blobs import Blobs, digest_of
+from tensorhub_common.bus.together import each
+from tensorhub_common.layout import Layout
 from tensorhub_common.program import Execution, Program, decoded, encoded
 from tensorhub_planner.answering import Compiled
-from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
+from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.source_set import SourceSet
 
 PROGRAMS_MAX: Final = 4096
 NO_SOURCES: Final = SourceSet((), ())
@@ -72,9 +75,8 @@ class Programs:
         index = await self._index(job, sources)
         async with self._compiling:
             # What is cut alike is found out in tables that all readers of an index share.
-            program = await asyncio.to_thread(compile_program, layout, destination, index)
-        digest = await self._blobs.put(job, await asyncio.to_thread(encoded, program))
-        made = await asyncio.to_thread(_ready, program, digest)
+            made, data = await asyncio.to_thread(_compile, layout, destination, index)
+        assert await self._blobs.put(job, data) == made.digest
         self._keep((job, layout, sources), made)
         return made
 
@@ -89,8 +91,15 @@ class Programs:
         return await asyncio.shield(task)
 
     async def _indexed(self, job: str, sources: SourceSet) -> SourceIndex:
-        layouts = {digest: await self._layouts.layout(job, digest) for digest in sources.layouts}
-        return await asyncio.to_thread(SourceIndex, layouts, sources.originals)
+        layouts: dict[str, Layout] = {}
+
+        async def read(number: int) -> None:
+            digest = sources.layouts[number]
+            layouts[digest] = await self._layouts.layout(job, digest)
+
+        await each(range(len(sources.layouts)), read)
+        in_order = {digest: layouts[digest] for digest in sources.layouts}
+        return await asyncio.to_thread(SourceIndex, in_order, sources.originals)
 
     def _keep(self, key: _Key, made: Compiled) -> None:
         self._made[key] = self._by_digest[made.digest] = made
@@ -99,6 +108,13 @@ class Programs:
             # Other sources may have made the same program.
             if self._by_digest.get(old.digest) is old:
                 del self._by_digest[old.digest]
+
+
+def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Compiled, bytes]:
+    """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
+    program = compile_program(layout, destination, index)
+    data = encoded(program)
+    return _ready(program, digest_of(data)), data
 
 
 def _ready(program: Program, digest: str) -> Compiled:

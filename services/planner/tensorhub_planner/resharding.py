@@ -12,13 +12,13 @@ from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
-from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
 from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import absentees, why_refusal
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.sources import Found, Holders, holders_by_layout, layouts_in_order
 
 
@@ -44,7 +44,7 @@ def source_set(found: Found) -> SourceSet:
     All shards of a replica ask for the same one, so it is kept with their roll.
     """
     if found.roll is not None:
-        return SourceSet(found.roll.layouts, found.roll.original_layouts)
+        return found.roll.source_set
     layouts = layouts_in_order(found.holders.able)
     return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
 

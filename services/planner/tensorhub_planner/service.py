@@ -19,10 +19,10 @@ from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
+from tensorhub_common.wire.events import Event
 from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Answering, Compiled
-from tensorhub_planner.compiling import SourceSet
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.following import Catalogs
 from tensorhub_planner.hearing import Hearing
@@ -30,8 +30,10 @@ from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 from tensorhub_planner.metrics import AnswerCounts
+from tensorhub_planner.preparing import Preparing
 from tensorhub_planner.programs import Programs
 from tensorhub_planner.ranges import Sizes
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.tracing import Tracing
 
 ROLE: Final = "planner"
@@ -60,7 +62,8 @@ class Planner:
         self._layouts = Layouts(blobs)
         self._programs = Programs(blobs, self._layouts)
         self._hearing = Hearing(bus, self.ledger)
-        self._catalogs = Catalogs(bus, self.ledger.see)
+        self._catalogs = Catalogs(bus, self._see)
+        self._preparing = Preparing(self._programs, self._catalogs.folded)
 
     async def run(self) -> None:
         """Follow the logs, answer questions, say that we live, and go on. Raises what makes going on impossible."""
@@ -82,8 +85,13 @@ class Planner:
 
     async def close(self) -> None:
         """Follow nothing any more; the questions end with the connection."""
+        self._preparing.close()
         await self._catalogs.stop()
         self._tracing.close()
+
+    def _see(self, job: str, event: Event) -> None:
+        self.ledger.see(job, event)
+        self._preparing.see(job, event)
 
     async def answer(self, question: Message) -> bytes:
         """Return the plan, the refusal or the error for one question."""

@@ -22,6 +22,7 @@ from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavaila
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.ranges import Ranges
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.topology import Place, Topology
 
 ROLLS_MAX: Final = 32
@@ -107,15 +108,11 @@ class Roll:
         return holders_by_layout(self.holders.able)
 
     @cached_property
-    def layouts(self) -> tuple[str, ...]:
+    def source_set(self) -> SourceSet:
         """The layouts of all holders, in the order in which a program's units stand."""
-        return layouts_in_order(self.holders.able)
-
-    @cached_property
-    def original_layouts(self) -> tuple[str, ...]:
-        """Those of them in which the version was published."""
-        held = frozenset(self.layouts)
-        return tuple(each for each in self.originals if each in held)
+        layouts = layouts_in_order(self.holders.able)
+        held = frozenset(layouts)
+        return SourceSet(layouts, tuple(each for each in self.originals if each in held))
 
     @cached_property
     def places(self) -> Mapping[SourceId, int]:

@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
 
+from tensorhub_common.catalog.membership import NEIGHBOURS_MAX
 from tensorhub_common.catalog.state import SHARDS_MAX
 from tensorhub_common.wire.commands import (
     Drained,
@@ -55,6 +56,32 @@ def test_a_shard_learns_which_layouts_its_siblings_have() -> None:
     (registered,) = world.register("a", "trainer", 0, 2)
     assert isinstance(registered, ShardRegistered)
     assert registered.siblings == (Sibling(1, "L"),)
+
+
+def test_a_shard_of_many_is_compared_with_its_neighbours_and_with_some_at_powers_of_two() -> None:
+    """So the events of a replica of thousands of shards don't grow with each of them."""
+    world, shards, mine = World(), 1024, 512
+    world.join("a")
+    for index in range(shards):
+        if index != mine:
+            world.register("a", "trainer", index, shards)
+    (registered,) = world.register("a", "trainer", mine, shards)
+    assert isinstance(registered, ShardRegistered)
+    far = {abs(sibling.shard - mine) for sibling in registered.siblings}
+    assert far == {*range(1, NEIGHBOURS_MAX + 1), 64, 128, 256, 512}
+
+
+def test_what_older_incarnations_lanes_have_said_is_forgotten_when_the_agent_joins_again() -> None:
+    world = World()
+    for name in ("a", "a-b", "b"):
+        world.join(name)
+        world.register(name, name)
+    lanes = set(world.catalog.lanes)
+    assert any(lane.startswith("a/") or lane == "a" for lane in lanes)
+    world.join("a", incarnation=2)
+    assert {lane for lane, last in world.catalog.lanes.items() if last.incarnation == 1} == {
+        lane for lane in lanes if lane.partition("/")[0] != "a"
+    }
 
 
 @pytest.mark.parametrize(("shards", "spot", "layout"), [(2, False, "L"), (1, True, "L"), (1, False, "K")])

@@ -11,9 +11,10 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
 from tensorhub_common.program import decoded
 from tensorhub_planner import programs as module
-from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
+from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.programs import Programs
+from tensorhub_planner.source_set import SourceSet
 
 JOB = "run-7"
 ROWS = 12

@@ -36,7 +36,11 @@ LOOKS_MAX: Final = 5
 LOOK_AGAIN_S: Final = 0.1
 ZSTD_LEVEL: Final = 3
 
+AT_ONCE_BYTES_MAX: Final = 64 * 1024
+"""What is not longer is digested and compressed where it is."""
+
 Result = TypeVar("Result")
+Bytes = TypeVar("Bytes", bytes, memoryview)
 
 LENGTH: Final = "Tensorhub-Blob-Bytes"
 """Header on each chunk: the length of the whole blob, from which the number of chunks follows."""
@@ -92,7 +96,7 @@ class Blobs:
         """
         if len(data) > BLOB_BYTES_MAX:
             raise BlobTooLarge(f"{len(data)} bytes are more than a blob may have ({BLOB_BYTES_MAX}): split them up")
-        digest = await asyncio.to_thread(digest_of, data)
+        digest = await _worked(digest_of, data)
         if (job, digest) in self._cache or await self._chunk(job, digest, 0) is not None:
             self._keep(job, digest, data)
             return digest
@@ -127,7 +131,7 @@ class Blobs:
 
         await each(range(1, len(parts)), read)
         data = b"".join(parts)
-        if await asyncio.to_thread(digest_of, data) != digest:
+        if await _worked(digest_of, data) != digest:
             raise _spoilt(digest, "its bytes have another digest")
         self._keep(job, digest, data)
         return data
@@ -135,7 +139,7 @@ class Blobs:
     async def _write(self, job: str, digest: str, index: int, data: bytes) -> None:
         start = index * CHUNK_INFLATED_BYTES
         part = memoryview(data)[start : start + CHUNK_INFLATED_BYTES]
-        body = await asyncio.to_thread(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress, part)
+        body = await _worked(zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress, part)
         subject, headers = blob(job, digest, index), {LENGTH: str(len(data))}
         await self._insist(lambda: jetstream.store(self._bus, subject, body, headers, ATTEMPT_S), job)
 
@@ -168,6 +172,11 @@ class Blobs:
         self._cache.move_to_end((job, digest))
         while self._cache_bytes > self._cache_bytes_max:
             self._cache_bytes -= len(self._cache.popitem(last=False)[1])
+
+
+async def _worked(work: Callable[[Bytes], Result], data: Bytes) -> Result:
+    """Do it here where it takes well under a millisecond, else in a thread: to hand over thousands costs more."""
+    return work(data) if len(data) <= AT_ONCE_BYTES_MAX else await asyncio.to_thread(work, data)
 
 
 def _inflate(chunk: bytes, digest: str, length: int) -> bytes:

@@ -4,12 +4,15 @@ An agent speaks for the shards in its memory. What an older incarnation says is 
 agent only once its own is lost or has released it.
 """
 
+from typing import Final
+
 from tensorhub_common.catalog import copies, rounds
 from tensorhub_common.catalog.availability import Out, common_version, refresh, shift
 from tensorhub_common.catalog.lookup import checked_name, live_agent, owned_shard
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
     AGENTS_MAX,
+    LANES_MAX,
     MODELS_MAX,
     REPLICAS_MAX,
     SHARDS_MAX,
@@ -43,6 +46,9 @@ from tensorhub_common.wire.events import (
     Sibling,
 )
 
+NEIGHBOURS_MAX: Final = 32
+"""A shard is compared with so many before it and so many after it, and with few farther ones."""
+
 
 def join(catalog: Catalog, command: Join, out: Out) -> None:
     """Let an agent's new incarnation speak, and believe what the log can vouch for of what it says it holds."""
@@ -63,11 +69,12 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
         raise Refused(
             StaleSender, f"agent {agent.name!r} joined with incarnation {agent.incarnation} before: use a higher one"
         )
+    else:
+        _forget_lanes(catalog, agent.name, by.incarnation)
     before = dict(agent.shards)
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
     agent.rack, agent.cache_bytes = command.rack, command.cache_bytes
-    _forget_lanes(catalog, agent.name, by.incarnation)
     stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
     dropped = tuple(h for h in command.holds if (h.model, h.replica, h.shard) not in agent.shards)
     _restate(catalog, agent, before, stated, out)
@@ -93,8 +100,10 @@ def _believed(catalog: Catalog, key: tuple[str, str, int]) -> Holding:
 
 def _forget_lanes(catalog: Catalog, agent: str, incarnation: int) -> None:
     """Drop what older incarnations' lanes said: `live_agent` refuses them from now on."""
-    for lane in [name for name in catalog.lanes if name.partition("/")[0] == agent]:
-        if catalog.lanes[lane].incarnation < incarnation:
+    # By name: to look through all lanes of thousands of agents, whenever one of them joins, would take seconds.
+    for lane in (agent, *(f"{agent}/{number}" for number in range(LANES_MAX))):
+        last = catalog.lanes.get(lane)
+        if last is not None and last.incarnation < incarnation:
             del catalog.lanes[lane]
 
 
@@ -232,7 +241,7 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
     model = known or _new_model(catalog, command.model)
     replica = replica or _new_replica(model, command)
     old = replica.members.get(command.shard)
-    siblings = tuple(Sibling(s.index, s.layout) for s in replica.members.values() if s.index != command.shard)
+    siblings = _siblings(replica, command.shard)
     if old is not None and old.agent != agent.name:
         catalog.agents[old.agent].shards.pop((model.name, replica.name, old.index), None)
     if old is None or old.agent != agent.name:
@@ -250,6 +259,18 @@ def register(catalog: Catalog, command: Register, out: Out) -> None:
             siblings=siblings,
         )
     )
+
+
+def _siblings(replica: Replica, index: int) -> tuple[Sibling, ...]:
+    """Return shards that were registered before: neighbours, and those at distances that are powers of two.
+
+    All of them would be two million pairs for 2,048 shards. Tensor parallel ranks are neighbours, stages and experts
+    mostly stand at powers of two, and so whoever shares tensors is compared with somebody who does.
+    """
+    distances = [*range(1, NEIGHBOURS_MAX + 1), *(1 << bit for bit in range(replica.shards.bit_length()))]
+    places = sorted({place for far in distances for place in (index - far, index + far)})
+    members = (replica.members.get(place) for place in places)
+    return tuple(Sibling(member.index, member.layout) for member in members if member is not None)
 
 
 def _check_room(catalog: Catalog, agent: AgentRecord, command: Register) -> None:

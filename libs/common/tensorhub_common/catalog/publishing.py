@@ -61,7 +61,7 @@ def publish(catalog: Catalog, command: Publish, out: Out) -> None:
     if len(replica.members) < replica.shards:
         raise Refused(
             BadCommand,
-            f"replica {replica.name!r} lacks shards {list(replica.missing(set(replica.members)))}: "
+            f"replica {replica.name!r} lacks shards {list(replica.missing(replica.members))}: "
             "register all of them before publishing",
         )
     wished = command.version
@@ -181,8 +181,11 @@ def _target(model: Model, offers: Mapping[int, Offer]) -> int:
 def _missing(model: Model, replica: Replica) -> tuple[int, ...]:
     """Name the shards that have made no offer and don't stand ready at the offered version either."""
     version = _target(model, replica.offers)
-    present = {index for index in range(replica.shards) if holds(model, replica, index, version)}
-    return replica.missing(present | set(replica.offers))
+    missing = replica.missing(replica.offers)
+    # A version that is new stands nowhere.
+    if version not in model.versions:
+        return missing
+    return tuple(index for index in missing if not holds(model, replica, index, version))
 
 
 def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:

@@ -73,7 +73,7 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
             replica=replica.name,
             round=current.number,
             shard=shard.index,
-            missing=replica.missing(set(current.wants)),
+            missing=replica.missing(current.wants),
         )
     )
     _try_decide(model, replica, current, out)
@@ -190,7 +190,7 @@ def settle(catalog: Catalog, command: Settle, out: Out) -> None:
             replica=replica.name,
             round=current.number,
             shard=shard.index,
-            missing=replica.missing(set(current.wants)),
+            missing=replica.missing(current.wants),
         )
     )
     if current.state is RoundState.JOINING:
@@ -240,7 +240,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
     if command.attempt is not None and (waits or command.attempt != current.attempt):
         raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     if waits:
-        missing = replica.missing(set(current.wants))
+        missing = replica.missing(current.wants)
         current.leave(shard.index)
         out.append(
             RoundWithdrawn(

@@ -4,6 +4,7 @@ Nothing here may depend on anything but the commands folded so far, in their ord
 folders of one log hold equal catalogs at equal sequence numbers.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -116,9 +117,9 @@ class Replica:
     mapped: bool = False
     """It maps what a holder on its host has: it is no holder, and nobody's source or copy."""
 
-    def missing(self, present: set[int]) -> tuple[int, ...]:
+    def missing(self, present: Container[int]) -> tuple[int, ...]:
         """Name the shards that are not in `present`."""
-        return tuple(index for index in range(self.shards) if index not in present)
+        return tuple([index for index in range(self.shards) if index not in present])
 
 
 @dataclass(slots=True)

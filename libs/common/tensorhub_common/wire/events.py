@@ -115,7 +115,10 @@ class Sibling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShardRegistered(ShardEvent, frozen=True, kw_only=True, tag="shard.registered"):
-    """The shard is the agent's. The sender compares its layout with the siblings' and releases it if they clash."""
+    """The shard is the agent's. The sender compares its layout with the siblings' and releases it if they clash.
+
+    `siblings` are those near it, and a few of the others, where a replica has many shards.
+    """
 
     shards: int
     spot: bool

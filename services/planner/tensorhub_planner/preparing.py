@@ -1,0 +1,82 @@
+"""Has the programs compiled that `ahead` expects, while their readers wait for a version. I/O: it decides nothing.
+
+Always true: one look at a job is under way at a time, and at most `TRIED_MAX` programs that were tried are remembered;
+what can't be compiled is left to the read, which says why.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from tensorhub_common.bus.together import each
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.telemetry import logger
+from tensorhub_common.wire.events import Event, RoundJoined, ShardRegistered
+from tensorhub_planner.ahead import Expected, expected
+from tensorhub_planner.programs import PROGRAMS_MAX, Programs
+
+SETTLE_S: Final = 0.2
+"""A job is looked at so long after somebody joined: thousands of shards do, one after another."""
+PREPARED_MAX: Final = PROGRAMS_MAX // 2
+"""A look has so many programs compiled at most: others are not to be forgotten for those."""
+TRIED_MAX: Final = 2 * PROGRAMS_MAX
+
+_log: Final = logger(__name__)
+
+
+class Preparing:
+    """Looks at the catalogs of jobs in which somebody has joined."""
+
+    def __init__(self, programs: Programs, catalog: Callable[[str], Catalog | None]) -> None:
+        """Prepare with these programs; `catalog` returns what is folded of a job, or None."""
+        self._programs, self._catalog = programs, catalog
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+        self._tried: OrderedDict[tuple[str, Expected], None] = OrderedDict()
+
+    def see(self, job: str, event: Event) -> None:
+        """Take an event of a job's log."""
+        if not isinstance(event, RoundJoined | ShardRegistered):
+            return
+        if job in self._looks:
+            self._again.add(job)
+            return
+        self._looks[job] = asyncio.create_task(self._look(job), name=f"prepare programs of {job}")
+
+    def close(self) -> None:
+        """Prepare nothing more."""
+        for look in self._looks.values():
+            look.cancel()
+
+    async def _look(self, job: str) -> None:
+        try:
+            while True:
+                self._again.discard(job)
+                await asyncio.sleep(SETTLE_S)
+                await self._prepare(job)
+                if job not in self._again:
+                    return
+        finally:
+            del self._looks[job]
+
+    async def _prepare(self, job: str) -> None:
+        catalog = self._catalog(job)
+        found = () if catalog is None else expected(catalog)
+        wanted = list(islice((one for one in found if (job, one) not in self._tried), PREPARED_MAX))
+
+        async def prepare(number: int) -> None:
+            one = wanted[number]
+            self._tried[job, one] = None
+            try:
+                await self._programs.compiled(job, one.layout, one.sources)
+            except TensorHubError as why:
+                _log.debug("a program could not be compiled ahead", job=job, layout=one.layout, why=str(why))
+
+        await each(range(len(wanted)), prepare)
+        while len(self._tried) > TRIED_MAX:
+            self._tried.popitem(last=False)
+        if wanted:
+            _log.info("programs are compiled ahead", job=job, programs=len(wanted))
