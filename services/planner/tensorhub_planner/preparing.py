@@ -46,6 +46,11 @@ class Preparing:
             return
         self._looks[job] = asyncio.create_task(self._look(job), name=f"prepare programs of {job}")
 
+    @property
+    def looks(self) -> list[asyncio.Task[None]]:
+        """Those that are under way."""
+        return list(self._looks.values())
+
     def close(self) -> None:
         """Prepare nothing more."""
         for look in self._looks.values():

@@ -1,0 +1,118 @@
+"""Programs are compiled when somebody waits, each once, and what can't be compiled is left to the read."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from tests.unit.common.catalog_world import MODEL, World
+from tests.unit.planner.test_ahead import given, wait
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.wire.events import RoundJoined, VersionPublished
+from tensorhub_planner import preparing
+from tensorhub_planner.preparing import Preparing
+from tensorhub_planner.programs import Programs
+from tensorhub_planner.source_set import SourceSet
+
+JOB = "job"
+WAIT_S = 5.0
+JOINED = RoundJoined(model=MODEL, replica="engine", round=1, shard=0, missing=())
+
+
+class FakePrograms:
+    """Compiles nothing, and says who asked; the layout "e1" can't be filled."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.came: asyncio.Queue[str] = asyncio.Queue()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def compiled(self, _job: str, layout: str, _sources: SourceSet) -> None:
+        self.asked.append(layout)
+        self.came.put_nowait(layout)
+        await self.gate.wait()
+        if layout == "e1":
+            raise LayoutMismatch("no holder has it")
+
+
+@pytest.fixture
+async def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
+    monkeypatch.setattr(preparing, "SETTLE_S", 0.0)
+    return FakePrograms()
+
+
+def preparing_in(world: World, programs: Any) -> Preparing:
+    return Preparing(cast("Programs", programs), lambda job: world.catalog if job == JOB else None)
+
+
+async def looked(one: Preparing) -> None:
+    """Wait until nobody looks at anything."""
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*one.looks)
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    given(made, "trainer", "t0")
+    given(made, "engine", "e0", "e1", "e2")
+    wait(made, "engine", 3)
+    return made
+
+
+async def test_each_program_is_asked_for_once_also_one_that_cannot_be(world: World, programs: FakePrograms) -> None:
+    one = preparing_in(world, programs)
+    one.see(JOB, JOINED)
+    await looked(one)
+    assert sorted(programs.asked) == ["e0", "e1", "e2"]
+    one.see(JOB, JOINED)
+    await looked(one)
+    assert len(programs.asked) == 3
+
+
+async def test_who_joins_during_a_look_is_seen_by_the_next(world: World, programs: FakePrograms) -> None:
+    one = preparing_in(world, programs)
+    programs.gate.clear()
+    one.see(JOB, JOINED)
+    async with asyncio.timeout(WAIT_S):
+        for _ in range(3):
+            await programs.came.get()
+    given(world, "late", "l0")
+    wait(world, "late", 1)
+    one.see(JOB, JOINED)
+    programs.gate.set()
+    await looked(one)
+    assert programs.asked[3:] == ["l0"]
+
+
+async def test_so_many_are_compiled_in_a_look(
+    world: World, programs: FakePrograms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "PREPARED_MAX", 2)
+    one = preparing_in(world, programs)
+    one.see(JOB, JOINED)
+    await looked(one)
+    assert programs.asked == ["e0", "e1"]
+
+
+async def test_other_events_and_unknown_jobs_are_nothing_to_it(world: World, programs: FakePrograms) -> None:
+    one = preparing_in(world, programs)
+    one.see(JOB, VersionPublished(model=MODEL, version=1, replica="trainer", roots=("a",)))
+    assert not one.looks
+    one.see("other", JOINED)
+    await looked(one)
+    assert not programs.asked
+
+
+async def test_closing_ends_a_look(world: World, programs: FakePrograms) -> None:
+    one = preparing_in(world, programs)
+    programs.gate.clear()
+    one.see(JOB, JOINED)
+    async with asyncio.timeout(WAIT_S):
+        await programs.came.get()
+    looks = one.looks
+    one.close()
+    assert all(
+        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*looks, return_exceptions=True)
+    )

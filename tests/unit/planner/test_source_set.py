@@ -1,0 +1,23 @@
+"""A set of layouts, compared by its name."""
+
+from tensorhub_planner.source_set import SourceSet
+
+
+def test_equal_sets_have_one_name_and_one_hash() -> None:
+    one, same = SourceSet(("a", "b"), ("a",)), SourceSet(("a", "b"), ("a",))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert {one: 1}[same] == 1
+
+
+def test_order_and_what_was_published_count() -> None:
+    sets = [
+        SourceSet(("a", "b"), ("a",)),
+        SourceSet(("b", "a"), ("a",)),
+        SourceSet(("a", "b"), ("b",)),
+        SourceSet(("a",), ("b", "a")),
+        SourceSet(("a", "b"), ()),
+        SourceSet((), ("a", "b")),
+    ]
+    assert len(set(sets)) == len(sets)
+    assert sets[0] != "a"
