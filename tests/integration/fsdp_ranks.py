@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.integration.llama import CONFIG, Llama, Ranks, questions
+from tests.integration.llama_divided import bits, divided
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -98,9 +99,20 @@ def _trained(
 def _tensor_parallel(hub: tensorhub.Hub, rank: int, ranks: int, directory: Path, dtype: torch.dtype) -> Orders:
     with torch.device("meta"):
         model = Llama(Ranks(rank, ranks)).to(dtype)
-    divided = mapping.llama(CONFIG, "vllm", tp_rank=rank, tp_size=ranks)
-    engine = hub.register("policy", model, replica="tp", shard=rank, shards=ranks, mapping=divided)
-    return _engine(engine, model, directory / f"tp{rank}")
+    declared = mapping.llama(CONFIG, "vllm", tp_rank=rank, tp_size=ranks)
+    engine = hub.register("policy", model, replica="tp", shard=rank, shards=ranks, mapping=declared)
+
+    def load(version: int) -> None:
+        """Load another engine from what the trainer has saved, without the hub, and save what that says."""
+        whole = torch.load(directory / f"trainer-{version}.pt")["tensors"]
+        held = divided({name: bits(tensor) for name, tensor in whole.items()}, rank, ranks)
+        other = Llama(Ranks(rank, ranks)).to(dtype)
+        with torch.no_grad():
+            for name, parameter in other.named_parameters():
+                parameter.copy_(torch.from_numpy(held[name]).view(dtype))
+            torch.save(other(questions()), directory / f"tp{rank}-loaded-{version}.pt")
+
+    return {**_engine(engine, model, directory / f"tp{rank}"), "load": load}
 
 
 def _whole(hub: tensorhub.Hub, _rank: int, _ranks: int, directory: Path, dtype: torch.dtype) -> Orders:

@@ -15,56 +15,20 @@ import pytest_asyncio
 import torch
 from tests.integration.actors import Actor, actors
 from tests.integration.hubs import RunningHub, new_job, running_hub
-from tests.integration.llama import HEAD_DIM, HEADS, INTERMEDIATE, KV_HEADS, LAYERS, VOCABULARY
+from tests.integration.llama import LAYERS
+from tests.integration.llama_divided import Array, bits, divided
 from tests.integration.transports import BOTH
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(180)]
 
 PROGRAM = "from tests.integration.fsdp_ranks import main; main()"
 TRAINERS, ENGINES, VERSIONS = 4, 2, 3
-Array = np.ndarray[Any, Any]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
 async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
     async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
         yield running
-
-
-def bits(tensor: torch.Tensor) -> Array:
-    """Return the elements as whole numbers, which have no rounding and no NaN."""
-    size = {2: torch.int16, 4: torch.int32}[tensor.itemsize]
-    return tensor.contiguous().view(size).numpy()
-
-
-def divided(whole: dict[str, Array], rank: int) -> dict[str, Array]:
-    """Return what a rank of the engine must hold, by numpy alone."""
-
-    def rows(name: str, count: int) -> Array:
-        each = count // ENGINES
-        return whole[name][rank * each : (rank + 1) * each]
-
-    def columns(name: str, count: int) -> Array:
-        each = count // ENGINES
-        return whole[name][:, rank * each : (rank + 1) * each]
-
-    each = -(-VOCABULARY // ENGINES)
-    expected = {}
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        padded = np.zeros((ENGINES * each, whole[name].shape[1]), whole[name].dtype)
-        padded[:VOCABULARY] = whole[name]
-        expected[name] = padded[rank * each : (rank + 1) * each]
-    for number in range(LAYERS):
-        at = f"model.layers.{number}"
-        for kind in ("weight", "bias"):
-            heads = {"q_proj": HEADS, "k_proj": KV_HEADS, "v_proj": KV_HEADS}
-            qkv = [rows(f"{at}.self_attn.{name}.{kind}", count * HEAD_DIM) for name, count in heads.items()]
-            expected[f"{at}.self_attn.qkv_proj.{kind}"] = np.concatenate(qkv)
-        gate_up = [rows(f"{at}.mlp.{name}.weight", INTERMEDIATE) for name in ("gate_proj", "up_proj")]
-        expected[f"{at}.mlp.gate_up_proj.weight"] = np.concatenate(gate_up)
-        expected[f"{at}.self_attn.o_proj.weight"] = columns(f"{at}.self_attn.o_proj.weight", HEADS * HEAD_DIM)
-        expected[f"{at}.mlp.down_proj.weight"] = columns(f"{at}.mlp.down_proj.weight", INTERMEDIATE)
-    return {**{name: array for name, array in whole.items() if "norm" in name}, **expected}
 
 
 def assert_equal(found: dict[str, Array], expected: dict[str, Array]) -> None:
@@ -103,6 +67,7 @@ async def test_engines_hold_and_say_what_the_trainer_does(
             shapes = await all_told(trainers, "save", version)
             assert await all_told(engines, "replicate", version) == [version] * len(engines)
             await all_told(engines, "save", version)
+            await all_told(engines[:ENGINES], "load", version)
             check(tmp_path, version)
         if role == "trainer":
             assert any(0 in shape for shape in shapes[-1]), "the last rank has nothing of some tensors"
@@ -117,7 +82,10 @@ def check(directory: Path, version: int) -> None:
     assert np.array_equal(bits(said), bits(logits))
     for rank in range(ENGINES):
         tensors, said = saved(directory / f"tp{rank}-{version}.pt")
-        assert_equal(tensors, divided(whole, rank))
+        assert_equal(tensors, divided(whole, rank, ENGINES))
+        # The same engine, loaded without the hub from the trainer's own tensors, says the same to the last bit.
+        loaded = torch.load(directory / f"tp{rank}-loaded-{version}.pt")
+        assert np.array_equal(bits(said), bits(loaded))
         # A layer has two sums that ranks make each of a half. On either side such a sum is within one unit in the last
         # place of the true one, so both differ by at most two; so much for each sum may come through to the logits.
         bound = 2 * 2 * LAYERS * torch.finfo(logits.dtype).eps * logits.abs().max().item()
