@@ -28,7 +28,7 @@ import msgspec
 from tensorhub_common.catalog.table import AGENT_MOVES, ROUND_MOVES, SHARD_MOVES, VERSION_MOVES
 from tensorhub_common.wire.asyncapi import COMMANDS, EVENTS, example
 from tensorhub_common.wire.commands import OUTSIDE_VERBS, Command
-from tensorhub_common.wire.events import Event, kind_of
+from tensorhub_common.wire.events.event import Event, kind_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROTOCOL: Final = ROOT / "docs" / "protocol.md"

@@ -25,7 +25,8 @@ from tensorhub_agent.vacancy import Vacancy
 from tensorhub_common.catalog import retention
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
-from tensorhub_common.wire.events import RoundJoined, VersionPublished
+from tensorhub_common.wire.events.rounds import RoundJoined
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
 from tensorhub_simulator import bugs_layouts, bugs_trust, registry_bugs

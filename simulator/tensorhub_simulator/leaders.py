@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tensorhub_common.wire.events import AgentLost, RegistryLeads
+from tensorhub_common.wire.events.hub import AgentLost, RegistryLeads
 from tensorhub_simulator.log import Entry, ModelLog
 from tensorhub_simulator.memory import Violation
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_common.wire.codec import decode_event
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_simulator.clock import Clock, Node
 from tensorhub_simulator.shelf import Shelf
 

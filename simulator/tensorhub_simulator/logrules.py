@@ -7,22 +7,12 @@ from typing import Final
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.wire.commands import AnyCommand, Expire, Join, Sender, Unreadable
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    AnyEvent,
-    CommandRejected,
-    CommandRepeated,
-    CopyPlaced,
-    JobDeleted,
-    ModelDeleted,
-    ReplicaReady,
-    RoundDecided,
-    RoundSettled,
-    ShardFilled,
-    ShardRegistered,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, CommandRepeated, JobDeleted
+from tensorhub_common.wire.events.replicas import CopyPlaced, ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundSettled
+from tensorhub_common.wire.events.shards import ShardFilled, ShardRegistered
+from tensorhub_common.wire.events.versions import ModelDeleted, VersionPublished
 from tensorhub_common.wire.transfer import Turn
 from tensorhub_simulator.memory import Violation
 

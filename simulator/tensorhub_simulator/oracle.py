@@ -13,13 +13,10 @@ from tensorhub_common.catalog.story import line
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.codec import decode_command
 from tensorhub_common.wire.commands import NO_ROOT, Filled, Ready, Sender
-from tensorhub_common.wire.events import (
-    AnyEvent,
-    CommandRejected,
-    CommandRepeated,
-    RoundJoined,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.wire.events.rounds import RoundJoined
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_simulator.log import Entry
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Shelved, Violation

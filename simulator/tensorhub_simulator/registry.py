@@ -12,7 +12,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Expire, Lead, Sender
-from tensorhub_common.wire.events import AgentJoined, AgentLost, JobDeleted
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, JobDeleted
 from tensorhub_registry import leader as leading
 from tensorhub_registry import liveness as living
 from tensorhub_registry.claim import PROCESS, Claim

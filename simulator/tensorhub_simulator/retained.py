@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from tensorhub_common.catalog.state import Catalog, Model
 from tensorhub_common.catalog.table import ShardState, VersionState
 from tensorhub_common.wire.commands import Command, Expire, Join, Unpublish, Unreadable
-from tensorhub_common.wire.events import Event, VersionExposed
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.versions import VersionExposed
 from tensorhub_simulator.memory import Violation
 
 Copy = tuple[str, int]

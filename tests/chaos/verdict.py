@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.wire.codec import decode_event
-from tensorhub_common.wire.events import AnyEvent, ShardFilled, VersionPublished, kind_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import kind_of
+from tensorhub_common.wire.events.shards import ShardFilled
+from tensorhub_common.wire.events.versions import VersionPublished
 
 MSG_ID = "Nats-Msg-Id"
 

@@ -20,7 +20,8 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask
 from tensorhub_common.wire.codec import decode_event
-from tensorhub_common.wire.events import AnyEvent, CommandRejected
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

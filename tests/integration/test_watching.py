@@ -13,7 +13,8 @@ from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import event as subject_of
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events import ReplicaReady, VersionGone, VersionPublished
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.versions import VersionGone, VersionPublished
 
 WAIT_S = 10.0
 

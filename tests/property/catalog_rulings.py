@@ -33,7 +33,8 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events import Event, VersionExposed
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.versions import VersionExposed
 
 ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL = (
     pytest.param(False, id="once-all-was-seen"),

@@ -7,21 +7,14 @@ from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import VersionState
-from tensorhub_common.wire.events import (
-    Event,
-    JobDeleted,
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.hub import JobDeleted
+from tensorhub_common.wire.events.publications import PublishFailed, PublishJoined, PublishWithdrawn
+from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundFailed, RoundJoined, RoundSettled, RoundStarted
+from tensorhub_common.wire.events.shards import ShardDraining, ShardReleased
+from tensorhub_common.wire.events.versions import (
     ModelDeleted,
-    PublishFailed,
-    PublishJoined,
-    PublishWithdrawn,
-    ReplicaLost,
-    ReplicaReady,
-    RoundFailed,
-    RoundJoined,
-    RoundSettled,
-    RoundStarted,
-    ShardDraining,
-    ShardReleased,
     VersionAvailable,
     VersionGone,
     VersionPublished,

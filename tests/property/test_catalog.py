@@ -23,7 +23,9 @@ from tensorhub_common.catalog.table import (
     move,
 )
 from tensorhub_common.wire.commands import VERSION_MAX, Unreadable
-from tensorhub_common.wire.events import Event, ReplicaReady, VersionPublished
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.versions import VersionPublished
 
 STEPS = 60
 SEEDED_RUNS = 150

@@ -36,7 +36,8 @@ from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
 from tensorhub_common.wire.commands import Command, Delete, Pin, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import KINDS, AnyEvent, VersionRetired
+from tensorhub_common.wire.events.any_event import KINDS, AnyEvent
+from tensorhub_common.wire.events.versions import VersionRetired
 from tensorhub_common.wire.worker import Attached
 
 if TYPE_CHECKING:

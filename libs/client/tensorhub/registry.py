@@ -29,7 +29,8 @@ from tensorhub_common.names import check_name
 from tensorhub_common.wire import asks
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Command, DeleteJob
-from tensorhub_common.wire.events import AnyEvent, CommandRejected
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected
 
 ASK_S: Final = 5.0
 ATTEMPT_S: Final = 2.0

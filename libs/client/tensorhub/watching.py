@@ -18,7 +18,8 @@ from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError, gone
 from tensorhub_common.wire.codec import read_event
-from tensorhub_common.wire.events import JobDeleted, kind_of
+from tensorhub_common.wire.events.event import kind_of
+from tensorhub_common.wire.events.hub import JobDeleted
 
 VERSION_KINDS: Final = frozenset({"version.published", "version.available", "version.unavailable", "version.retired"})
 """What is watched by default: how the versions of a model come and go."""

@@ -16,7 +16,7 @@ from tensorhub_agent.effects import Answer, CallRead, CallRelease, Key, MakeCopy
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.names import cached_version
-from tensorhub_common.wire.events import CopyPlaced
+from tensorhub_common.wire.events.replicas import CopyPlaced
 
 KEEPER: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""

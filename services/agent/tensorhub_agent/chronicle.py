@@ -35,19 +35,13 @@ from tensorhub_agent.notes import Note, PlanNote, PublishNote, ReadNote, SourceN
 from tensorhub_agent.reading import Reading
 from tensorhub_common.tracecontext import PUBLISH, TraceContext, context_in
 from tensorhub_common.wire.commands import Filled, Ready, ShardCommand, Want
-from tensorhub_common.wire.events import (
-    AnyEvent,
-    CommandRejected,
-    PublishFailed,
-    PublishWished,
-    PublishWithdrawn,
-    ReplicaReady,
-    RoundDecided,
-    RoundEvent,
-    RoundJoined,
-    RoundStarted,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import RoundEvent
+from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.wire.events.publications import PublishFailed, PublishWished, PublishWithdrawn
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined, RoundStarted
+from tensorhub_common.wire.events.versions import VersionPublished
 
 PLANS_NOTED_MAX: Final = 16
 SOURCES_NOTED_MAX: Final = 64

@@ -35,15 +35,10 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.speech import SHARDS_MAX, Speech
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    AnyEvent,
-    CommandRejected,
-    CopyPlaced,
-    JobDeleted,
-    ShardReleased,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, JobDeleted
+from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
 

@@ -9,7 +9,7 @@ from tensorhub_agent.effects import ShardNews
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
-from tensorhub_common.wire.events import ShardFilled
+from tensorhub_common.wire.events.shards import ShardFilled
 
 
 class Destination:

@@ -10,7 +10,7 @@ from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.units import Completion
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
-from tensorhub_common.wire.events import Sibling
+from tensorhub_common.wire.events.shards import Sibling
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share, Turn
 from tensorhub_common.wire.worker import Encoded, ReadReport
 

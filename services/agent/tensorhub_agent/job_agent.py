@@ -69,7 +69,8 @@ from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.codec import read_event
-from tensorhub_common.wire.events import AgentJoined, Sibling
+from tensorhub_common.wire.events.hub import AgentJoined
+from tensorhub_common.wire.events.shards import Sibling
 from tensorhub_common.wire.transfer import SourceId
 
 JOIN_S_MAX: Final = 10.0

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from tensorhub_agent.effects import AnyCall, ShardNews
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 
 
 class Operation(Protocol):

@@ -17,16 +17,10 @@ from tensorhub_common.errors import (
     VersionConflict,
 )
 from tensorhub_common.wire.commands import NO_ROOT, Ready, Sender, Withdraw
-from tensorhub_common.wire.events import (
-    AnyEvent,
-    CommandRejected,
-    CommandRepeated,
-    PublishFailed,
-    PublishJoined,
-    PublishStands,
-    PublishWithdrawn,
-    ReplicaReady,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.wire.events.publications import PublishFailed, PublishJoined, PublishStands, PublishWithdrawn
+from tensorhub_common.wire.events.replicas import ReplicaReady
 
 
 class PublishOperation:

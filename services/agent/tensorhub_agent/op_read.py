@@ -29,13 +29,12 @@ from tensorhub_common.errors import (
     VersionUnavailable,
 )
 from tensorhub_common.wire.commands import NO_ROOT, Sender
-from tensorhub_common.wire.events import (
-    AnyEvent,
-    CommandRejected,
-    CommandRepeated,
-    ReplicaReady,
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import RoundEvent
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import (
     RoundDecided,
-    RoundEvent,
     RoundFailed,
     RoundJoined,
     RoundOvertaken,
@@ -43,8 +42,8 @@ from tensorhub_common.wire.events import (
     RoundSettled,
     RoundStarted,
     RoundWithdrawn,
-    ShardFilled,
 )
+from tensorhub_common.wire.events.shards import ShardFilled
 from tensorhub_common.wire.transfer import Turn
 from tensorhub_common.wire.worker import ReadReport
 

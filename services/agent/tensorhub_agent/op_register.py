@@ -7,7 +7,9 @@ from tensorhub_agent.effects import CallRegister, CheckSiblings, ShardNews, Sibl
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
 from tensorhub_common.wire.commands import Register, Release, Sender
-from tensorhub_common.wire.events import AnyEvent, CommandRejected, CommandRepeated, ShardRegistered
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.wire.events.shards import ShardRegistered
 
 
 class RegisterOperation:

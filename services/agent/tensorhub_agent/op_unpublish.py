@@ -24,15 +24,9 @@ from tensorhub_common.errors import (
     TensorHubError,
 )
 from tensorhub_common.wire.commands import Drained, Release, Sender, Stay, Unpublish
-from tensorhub_common.wire.events import (
-    AnyEvent,
-    CommandRejected,
-    CommandRepeated,
-    ShardDrained,
-    ShardDraining,
-    ShardStays,
-    UnpublishHeld,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.wire.events.shards import ShardDrained, ShardDraining, ShardStays, UnpublishHeld
 
 HELD: Final = "unpublish.held"
 

@@ -19,7 +19,7 @@ from tensorhub_common.layout import Layout, shared_mismatch
 from tensorhub_common.program import Execution
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
-from tensorhub_common.wire.events import Sibling
+from tensorhub_common.wire.events.shards import Sibling
 from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal
 
 OPEN_ASK_S: Final = 5.0

@@ -37,7 +37,10 @@ from tensorhub_common.errors import (
     TensorHubError,
 )
 from tensorhub_common.wire.commands import AnyCommand, Decline, Drained, Sender, Unpublish
-from tensorhub_common.wire.events import AnyEvent, PublishWished, ReplicaReady, ShardReleased
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.publications import PublishWished
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_common.wire.worker import ReadReport
 
 WISH_S_MAX: Final = 60.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from tensorhub_agent.effects import Key
 from tensorhub_common.wire.commands import Sender
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 
 SHARDS_MAX: Final = 1000
 """An agent holds at most so many shards of one job; each has a lane of its own in the log."""

@@ -17,7 +17,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.stories import Teller
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.tracecontext import TraceContext, context_in, finished, parse
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal
 
 NO_HEADERS: Final[Mapping[str, str]] = {}

@@ -12,7 +12,9 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.codec import decode_command
 from tensorhub_common.wire.commands import AnyCommand, Filled, Granted, Unreadable
-from tensorhub_common.wire.events import Event, RoundStarted, ShardFilled
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.rounds import RoundStarted
+from tensorhub_common.wire.events.shards import ShardFilled
 from tensorhub_planner.sources import Rolls
 
 _KIND: Final = 3

@@ -29,7 +29,7 @@ from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.telemetry import logger
-from tensorhub_common.wire.events import Event
+from tensorhub_common.wire.events.event import Event
 from tensorhub_planner.fold import Fold
 
 FOLD_S_MAX: Final = 0.7

@@ -21,15 +21,11 @@ from typing import TypeVar, overload
 import msgspec
 
 from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.events import (
-    AgentLost,
-    Event,
-    ReplicaReady,
-    RoundFailed,
-    RoundReopened,
-    ShardFilled,
-    ShardReleased,
-)
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.hub import AgentLost
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
+from tensorhub_common.wire.events.shards import ShardFilled, ShardReleased
 from tensorhub_common.wire.transfer import Plan, SourceId
 from tensorhub_planner.busy import IDLE, TRANSPORTS, Busy, Lane
 from tensorhub_planner.limits import Limits

@@ -14,7 +14,9 @@ from tensorhub_common.bus.together import each
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.telemetry import logger
-from tensorhub_common.wire.events import Event, RoundJoined, ShardRegistered
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.rounds import RoundJoined
+from tensorhub_common.wire.events.shards import ShardRegistered
 from tensorhub_planner.ahead import Expected, expected
 from tensorhub_planner.programs import PROGRAMS_MAX, Programs
 

@@ -19,7 +19,7 @@ from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
-from tensorhub_common.wire.events import Event
+from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Answering, Compiled

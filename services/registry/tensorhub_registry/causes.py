@@ -11,7 +11,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext, context_in
-from tensorhub_common.wire.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined
+from tensorhub_common.wire.events.versions import VersionPublished
 
 ONE_TRACE_S_MAX: Final = 600.0
 """A transfer that is decided later than this after the publication has a trace of its own, linked to the version's."""

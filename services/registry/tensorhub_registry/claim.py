@@ -13,7 +13,8 @@ from typing import Final
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.commands import Lead, Sender
-from tensorhub_common.wire.events import AnyEvent, RegistryLeads
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import RegistryLeads
 
 PROCESS: Final = "_registry"
 """The sender of every leader's word, in the subject and in the body."""

@@ -10,7 +10,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_registry.claim import PROCESS, Claim
 
 CLAIM_AGAIN_S: Final = 1.0

@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from tensorhub_common.wire.events import AnyEvent, CommandRejected, kind_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import kind_of
+from tensorhub_common.wire.events.hub import CommandRejected
 
 
 class CommandCounts:

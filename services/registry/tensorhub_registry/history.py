@@ -10,7 +10,7 @@ from operator import lt
 from typing import Final
 
 from tensorhub_common.wire.asks import OUTCOMES_KEPT_MAX
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 
 STORY_EVENTS_MAX: Final = 20_000
 """A story is told of so many of the job's last events; to go through them takes some ten milliseconds."""

@@ -32,7 +32,7 @@ from tensorhub_common.bus.failures import (
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.wire.events import AgentJoined, AgentLost, JobDeleted, RegistryLeads
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, JobDeleted, RegistryLeads
 from tensorhub_registry import trimming
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
 from tensorhub_registry.claiming import Claiming

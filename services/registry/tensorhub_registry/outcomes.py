@@ -25,7 +25,8 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.machine import Tick
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
-from tensorhub_common.wire.events import AnyEvent, Event, kind_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import Event, kind_of
 from tensorhub_registry.causes import Cause, Causes
 from tensorhub_registry.history import History
 from tensorhub_registry.reading import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of

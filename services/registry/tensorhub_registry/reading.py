@@ -14,7 +14,8 @@ from tensorhub_common import subjects
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.wire.codec import decode_command, read_event
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
-from tensorhub_common.wire.events import HUB_MODEL, AnyEvent, Event, kind_of, model_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import HUB_MODEL, Event, kind_of, model_of
 
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
 """W3C trace context, which goes from a command over to its events."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_registry.causes import Cause
 from tensorhub_registry.reading import LogEntry, Origin
 

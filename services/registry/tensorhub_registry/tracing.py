@@ -11,7 +11,8 @@ from typing import Final
 from tensorhub_common import telemetry
 from tensorhub_common.spanmaker import SpanMaker, SpansLater, new_span_id
 from tensorhub_common.tracecontext import SpanRecord, TraceContext, Value, finished
-from tensorhub_common.wire.events import VersionPublished, kind_of
+from tensorhub_common.wire.events.event import kind_of
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_registry.causes import Cause
 
 NS_PER_S: Final = 1_000_000_000

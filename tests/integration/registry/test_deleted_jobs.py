@@ -16,7 +16,7 @@ from tensorhub_common.bus.joblog import open_job as open_log
 from tensorhub_common.bus.snapshots import Snapshots
 from tensorhub_common.wire.asks import Error, JobForgotten, JobOpened
 from tensorhub_common.wire.commands import DeleteJob, Publish
-from tensorhub_common.wire.events import CommandRejected, JobDeleted
+from tensorhub_common.wire.events.hub import CommandRejected, JobDeleted
 
 WISH = Publish(model="policy", replica="nobody")
 KILLED_WITHIN_S = 0.06

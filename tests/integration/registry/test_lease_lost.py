@@ -17,7 +17,7 @@ from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.wire.asks import Status
-from tensorhub_common.wire.events import RegistryLeads
+from tensorhub_common.wire.events.hub import RegistryLeads
 
 ASLEEP_S = 3.0
 """Longer than the lease of a second, and time enough for the other one to have it."""

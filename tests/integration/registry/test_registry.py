@@ -14,14 +14,9 @@ from tensorhub_common.bus.failures import LogFull
 from tensorhub_common.bus.message import Message
 from tensorhub_common.wire.asks import Beat, Error, Outcome, Replicas, Status, Story, Versions
 from tensorhub_common.wire.commands import Join, Publish, Ready, Register, Sender
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    AnyEvent,
-    CommandRejected,
-    RegistryLeads,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, RegistryLeads
+from tensorhub_common.wire.events.versions import VersionPublished
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")

@@ -16,7 +16,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoBus
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events import AgentLost
+from tensorhub_common.wire.events.hub import AgentLost
 
 KILLS_MIN = 3
 

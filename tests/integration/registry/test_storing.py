@@ -11,7 +11,7 @@ from tensorhub_common.bus.failures import WrongLastSequence
 from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events import ReplicaReady
+from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_registry.reading import subject_of
 from tensorhub_registry.steps import Acknowledged, Outgoing, Publication
 from tensorhub_registry.storing import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, Storing

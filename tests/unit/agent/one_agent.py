@@ -39,7 +39,7 @@ from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.digests import piece_digest
 from tensorhub_common.wire.commands import AnyCommand, Wish
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Share, SourceId
 
 MODEL = "policy"

@@ -8,7 +8,7 @@ from tensorhub_agent.chronicle import WISHES_MAX
 from tensorhub_agent.effects import SiblingsChecked
 from tensorhub_common.tracecontext import TRACEPARENT, TraceContext
 from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events import PublishWished
+from tensorhub_common.wire.events.publications import PublishWished
 
 CLIENT = place_at(0xDDDD, 0xD1)
 

@@ -7,7 +7,7 @@ from tests.unit.span_places import place_at, place_of
 
 from tensorhub_agent.notes import ReadNote
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.wire.events import RoundDecided
+from tensorhub_common.wire.events.rounds import RoundDecided
 
 
 @pytest.mark.parametrize("garbage", ["", "nonsense", "00-0-0-00", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", "é" * 60])

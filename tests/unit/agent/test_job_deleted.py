@@ -7,7 +7,7 @@ from tensorhub_agent.limits import Limits
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import DeleteJob, Retain
-from tensorhub_common.wire.events import CommandRejected
+from tensorhub_common.wire.events.hub import CommandRejected
 
 ROOT = root_digest(digests_of("a"))
 WHY = "job 'run-7' was deleted: take another name"

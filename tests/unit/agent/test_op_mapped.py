@@ -19,7 +19,7 @@ from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.vacancy import PROBE_AGAIN_S
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, Filled, Register, ShardCommand, Unpublish
-from tensorhub_common.wire.events import kind_of
+from tensorhub_common.wire.events.event import kind_of
 from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal
 
 ROOT = root_digest(digests_of("one"))

@@ -6,7 +6,7 @@ from tensorhub_agent.effects import Answer, CallRead, CallUnpublish, Digest, Dig
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import WISH_S_MAX
 from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events import PublishDeclined
+from tensorhub_common.wire.events.publications import PublishDeclined
 
 
 def trainer(shards: int = 1) -> OneAgent:

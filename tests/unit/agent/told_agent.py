@@ -15,7 +15,8 @@ from tensorhub_agent.stories import Teller
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.tracecontext import TRACEPARENT, SpanRecord, TraceContext
 from tensorhub_common.wire.commands import Wish
-from tensorhub_common.wire.events import AnyEvent, kind_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import kind_of
 
 NS: Final = 1_000_000_000
 BEGAN: Final = 1000 * NS

@@ -8,7 +8,10 @@ from tests.chaos.verdict import LogVerdict
 
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events import AnyEvent, CommandRejected, ShardFilled, VersionPublished
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.wire.events.shards import ShardFilled
+from tensorhub_common.wire.events.versions import VersionPublished
 
 
 def command(seq: int, msg_id: str = "") -> Entry:

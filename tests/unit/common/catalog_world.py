@@ -37,7 +37,9 @@ from tensorhub_common.wire.commands import (
     Wish,
     Withdraw,
 )
-from tensorhub_common.wire.events import CommandRejected, Event, RoundDecided, RoundFailed, kind_of, model_of
+from tensorhub_common.wire.events.event import Event, kind_of, model_of
+from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundFailed
 
 JOB = "run-7"
 MODEL = "policy"

@@ -15,7 +15,7 @@ from tensorhub_common.wire import asyncapi
 from tensorhub_common.wire.asyncapi import COMMANDS, EVENTS, document, example
 from tensorhub_common.wire.codec import decode_command, decode_event, encode
 from tensorhub_common.wire.commands import OUTSIDE_VERBS, Command, Unreadable
-from tensorhub_common.wire.events import Event, kind_of, model_of
+from tensorhub_common.wire.events.event import Event, kind_of, model_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "asyncapi.json"
 BOOK = document()

@@ -7,7 +7,8 @@ from tests.unit.common.test_catalog_retention import joined, placed, retaining
 from tensorhub_common.catalog import copies
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.wire.commands import NO_ROOT, DrainAgent, Pin, Retain, Rewind
-from tensorhub_common.wire.events import CopyPlaced, VersionGone
+from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.wire.events.versions import VersionGone
 
 FULL = RetentionFull.__name__
 

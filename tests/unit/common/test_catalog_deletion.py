@@ -19,7 +19,7 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events import JobDeleted
+from tensorhub_common.wire.events.hub import JobDeleted
 
 
 def busy() -> World:

@@ -21,14 +21,11 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.wire.events import (
-    HUB_MODEL,
-    CommandRepeated,
-    PublishWished,
-    ShardDraining,
-    ShardRegistered,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.event import HUB_MODEL
+from tensorhub_common.wire.events.hub import CommandRepeated
+from tensorhub_common.wire.events.publications import PublishWished
+from tensorhub_common.wire.events.shards import ShardDraining, ShardRegistered
+from tensorhub_common.wire.events.versions import VersionPublished
 
 
 def ready_by(by: Sender, version: int | None = 12) -> Ready:

@@ -7,7 +7,7 @@ from tensorhub_common.catalog import availability, membership
 from tensorhub_common.catalog.state import SHARDS_MAX, VERSIONS_KEPT_MAX
 from tensorhub_common.catalog.table import VersionState
 from tensorhub_common.wire.commands import VERSION_MAX, Expire, Lead, Sender
-from tensorhub_common.wire.events import VersionRetired
+from tensorhub_common.wire.events.versions import VersionRetired
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from tests.unit.common.catalog_world import World, decided, failed, kinds, reade
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.commands import GiveUp, Replan, Wish
-from tensorhub_common.wire.events import Event, RoundStarted, VersionGone
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.rounds import RoundStarted
+from tensorhub_common.wire.events.versions import VersionGone
 
 GONE = VersionUnavailable.__name__
 

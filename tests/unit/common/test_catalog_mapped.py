@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.common.catalog_world import World, kinds, refused
 
-from tensorhub_common.wire.events import ReplicaReady
+from tensorhub_common.wire.events.replicas import ReplicaReady
 
 
 def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:

@@ -14,16 +14,11 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Withdraw,
 )
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    ReplicaLost,
-    RoundFailed,
-    ShardRegistered,
-    ShardReleased,
-    Sibling,
-    VersionGone,
-)
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost
+from tensorhub_common.wire.events.replicas import ReplicaLost
+from tensorhub_common.wire.events.rounds import RoundFailed
+from tensorhub_common.wire.events.shards import ShardRegistered, ShardReleased, Sibling
+from tensorhub_common.wire.events.versions import VersionGone
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

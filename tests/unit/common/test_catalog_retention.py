@@ -17,7 +17,10 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.wire.events import CopyPlaced, RoundDecided, ShardStays, VersionExposed, VersionRetired
+from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.wire.events.rounds import RoundDecided
+from tensorhub_common.wire.events.shards import ShardStays
+from tensorhub_common.wire.events.versions import VersionExposed, VersionRetired
 
 
 def joined(world: World, agent: str, cache_bytes: int, host: str = "host-1") -> None:

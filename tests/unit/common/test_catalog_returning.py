@@ -11,12 +11,9 @@ from tensorhub_common.wire.commands import (
     Rewind,
     Sender,
 )
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    ReplicaLost,
-    ReplicaReady,
-    VersionGone,
-)
+from tensorhub_common.wire.events.hub import AgentJoined
+from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
+from tensorhub_common.wire.events.versions import VersionGone
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

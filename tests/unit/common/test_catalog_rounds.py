@@ -7,11 +7,7 @@ from tensorhub_common.catalog.state import Model
 from tensorhub_common.catalog.wishes import Fail, Settled, Wait, decide
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
 from tensorhub_common.wire.commands import VERSION_MAX, Wish
-from tensorhub_common.wire.events import (
-    RoundDecided,
-    RoundJoined,
-    RoundSettled,
-)
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined, RoundSettled
 
 # --------------------------------------------------------------------------------------------------------- the decision
 

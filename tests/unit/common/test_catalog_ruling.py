@@ -7,7 +7,8 @@ from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX
 from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.errors import ReplicaConflict, RetentionFull, VersionUnavailable
 from tensorhub_common.wire.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import RoundDecided, VersionRetired
+from tensorhub_common.wire.events.rounds import RoundDecided
+from tensorhub_common.wire.events.versions import VersionRetired
 
 
 def two_lines() -> World:

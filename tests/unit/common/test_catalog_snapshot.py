@@ -23,7 +23,7 @@ from tensorhub_common.catalog.snapshot import (
     fields_of,
 )
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.events import AgentLost
+from tensorhub_common.wire.events.hub import AgentLost
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
 

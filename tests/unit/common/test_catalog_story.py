@@ -5,7 +5,8 @@ from typing import cast
 from tests.unit.common.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.story import line, story
-from tensorhub_common.wire.events import AnyEvent, CommandRejected
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import CommandRejected
 
 
 def told(world: World, version: int | None = None, model: str = MODEL) -> list[str]:

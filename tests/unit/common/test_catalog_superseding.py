@@ -5,7 +5,8 @@ from tests.unit.common.catalog_world import MODEL, World, decided, kinds, refuse
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, SUPERSEDED_MAX
 from tensorhub_common.wire.commands import Drop, Sender, Want, Wish
-from tensorhub_common.wire.events import Event, RoundOvertaken
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.rounds import RoundOvertaken
 
 
 def want(world: World, replica: str, wish: Wish = "latest", *, supersede: bool = True) -> None:

@@ -5,10 +5,8 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
 from tensorhub_common.catalog.table import ShardState, VersionState
 from tensorhub_common.wire.commands import Ready
-from tensorhub_common.wire.events import (
-    ShardDraining,
-    VersionGone,
-)
+from tensorhub_common.wire.events.shards import ShardDraining
+from tensorhub_common.wire.events.versions import VersionGone
 
 
 @pytest.fixture

@@ -21,16 +21,10 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events import (
-    HUB_MODEL,
-    AgentJoined,
-    AnyEvent,
-    CommandRejected,
-    Event,
-    VersionPublished,
-    kind_of,
-    model_of,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import HUB_MODEL, Event, kind_of, model_of
+from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
+from tensorhub_common.wire.events.versions import VersionPublished
 
 COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)

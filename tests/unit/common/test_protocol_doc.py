@@ -16,7 +16,8 @@ from tests.unit.common.catalog_world import World
 from tensorhub_common import errors, subjects
 from tensorhub_common.wire.codec import decode_command, decode_event
 from tensorhub_common.wire.commands import Publish, Unreadable
-from tensorhub_common.wire.events import CommandRejected, Event, kind_of
+from tensorhub_common.wire.events.event import Event, kind_of
+from tensorhub_common.wire.events.hub import CommandRejected
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()

@@ -11,7 +11,7 @@ from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import Join, Publish, Retain, Sender, Unreadable
-from tensorhub_common.wire.events import AgentJoined, CommandRejected
+from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold

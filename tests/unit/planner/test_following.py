@@ -16,7 +16,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import Join, Sender
-from tensorhub_common.wire.events import Event
+from tensorhub_common.wire.events.event import Event
 from tensorhub_planner import following
 from tensorhub_planner.following import Catalogs, JobUnknown, PlannerBehind
 

@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
 from tensorhub_common.wire.asks import Beat, Serving
-from tensorhub_common.wire.events import AgentLost, Event, ReplicaReady, RoundFailed, RoundReopened, ShardFilled
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.hub import AgentLost
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
+from tensorhub_common.wire.events.shards import ShardFilled
 from tensorhub_common.wire.transfer import Plan, Share, Transport
 from tensorhub_planner.busy import Busy
 from tensorhub_planner.limits import Limits

@@ -8,7 +8,8 @@ from tests.unit.common.catalog_world import MODEL, World
 from tests.unit.planner.test_ahead import given, wait
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.wire.events import RoundJoined, VersionPublished
+from tensorhub_common.wire.events.rounds import RoundJoined
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_planner import preparing
 from tensorhub_planner.preparing import Preparing
 from tensorhub_planner.programs import Programs

@@ -8,7 +8,8 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.codec import encode, read_event
 from tensorhub_common.wire.commands import Command, Unreadable
-from tensorhub_common.wire.events import AnyEvent, Event
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import Event
 from tensorhub_registry.reading import LogEntry, read
 from tensorhub_registry.steps import LastEvent, Outgoing
 

@@ -5,7 +5,9 @@ import pytest
 from tests.unit.span_places import place_at
 
 from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.wire.events import AnyEvent, RoundDecided, RoundJoined, VersionPublished
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_registry.causes import ONE_TRACE_S_MAX, ROUNDS_MAX, VERSIONS_MAX, Cause, Causes
 
 PUBLICATION = place_at(0xA, 0xA1)

@@ -3,7 +3,7 @@
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.commands import Lead, Sender
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_registry.claim import PROCESS, Claim
 
 JOB = "run-7"

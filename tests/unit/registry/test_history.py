@@ -1,6 +1,7 @@
 """The last outcomes and events, and no more of them than their limits say."""
 
-from tensorhub_common.wire.events import AnyEvent, VersionRetired
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.versions import VersionRetired
 from tensorhub_registry.history import STORY_EVENTS_MAX, History
 
 

@@ -6,7 +6,8 @@ from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Join, Publish, Register, Sender
-from tensorhub_common.wire.events import AgentJoined, CommandRejected, ShardRegistered
+from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
+from tensorhub_common.wire.events.shards import ShardRegistered
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.reading import FoldMismatch
 from tensorhub_registry.steps import (

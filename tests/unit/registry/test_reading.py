@@ -5,7 +5,8 @@ from tests.unit.registry.modelled_log import JOB, Entry
 
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Join, Publish, Sender, Unreadable
-from tensorhub_common.wire.events import CommandRejected, VersionRetired
+from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.wire.events.versions import VersionRetired
 from tensorhub_registry.reading import HEADER_CHARS_MAX, FoldMismatch, Origin, origin_of, read, subject_of
 
 PREFIX = f"tensorhub.v1.{JOB}"

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events import ShardReleased
+from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_simulator.clock import Clock, Node
 from tensorhub_simulator.log import Follower, ModelLog, WrongLast
 

@@ -6,18 +6,12 @@ from typing import Any
 import pytest
 
 from tensorhub_common.wire.commands import AnyCommand, Drained, Expire, Join, Sender
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    AnyEvent,
-    CommandRejected,
-    ReplicaReady,
-    RoundDecided,
-    ShardDrained,
-    ShardFilled,
-    ShardRegistered,
-    VersionPublished,
-)
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundDecided
+from tensorhub_common.wire.events.shards import ShardDrained, ShardFilled, ShardRegistered
+from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Violation
 

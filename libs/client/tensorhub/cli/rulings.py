@@ -13,7 +13,8 @@ from tensorhub.cli.running import registry_of, run
 from tensorhub.registry import Registry
 from tensorhub_common.names import check_name
 from tensorhub_common.wire.commands import Command, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import AnyEvent, VersionRetired
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.versions import VersionRetired
 
 Number = Annotated[int, typer.Argument(metavar="VERSION", help="The version's number.", min=0, show_default=False)]
 

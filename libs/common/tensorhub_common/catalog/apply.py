@@ -47,7 +47,8 @@ from tensorhub_common.wire.commands import (
     Want,
     Withdraw,
 )
-from tensorhub_common.wire.events import HUB_MODEL, CommandRejected, CommandRepeated, Event, kind_of
+from tensorhub_common.wire.events.event import HUB_MODEL, Event, kind_of
+from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
 
 _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Publish: publishing.publish,

@@ -23,7 +23,8 @@ from tensorhub_common.catalog.table import (
     VersionState,
     move,
 )
-from tensorhub_common.wire.events import Event, VersionAvailable, VersionGone, VersionRetired
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.versions import VersionAvailable, VersionGone, VersionRetired
 
 Out = list[Event]
 

@@ -23,7 +23,8 @@ from tensorhub_common.catalog.state import (
 from tensorhub_common.catalog.table import AgentState
 from tensorhub_common.names import cache_name
 from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.events import CopyMember, CopyPlaced, ShardReleased
+from tensorhub_common.wire.events.replicas import CopyMember, CopyPlaced
+from tensorhub_common.wire.events.shards import ShardReleased
 
 _ABSENT: Final = object()
 

@@ -14,7 +14,8 @@ from tensorhub_common.catalog.wellformed import checked_digest
 from tensorhub_common.catalog.wishes import is_overtaken
 from tensorhub_common.errors import BadCommand, IntegrityError, RetentionFull
 from tensorhub_common.wire.commands import Filled, Granted
-from tensorhub_common.wire.events import RoundHeld, RoundJoined, RoundStarted, ShardFilled
+from tensorhub_common.wire.events.rounds import RoundHeld, RoundJoined, RoundStarted
+from tensorhub_common.wire.events.shards import ShardFilled
 
 
 def granted(catalog: Catalog, command: Granted, out: Out) -> None:

@@ -35,16 +35,9 @@ from tensorhub_common.errors import (
     StaleSender,
 )
 from tensorhub_common.wire.commands import Expire, Holding, Join, Lead, Register, Release
-from tensorhub_common.wire.events import (
-    AgentJoined,
-    AgentLost,
-    RegistryLeads,
-    ReplicaLost,
-    ReplicaReady,
-    ShardRegistered,
-    ShardReleased,
-    Sibling,
-)
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, RegistryLeads
+from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
+from tensorhub_common.wire.events.shards import ShardRegistered, ShardReleased, Sibling
 
 NEIGHBOURS_MAX: Final = 32
 """A shard is compared with so many before it and so many after it, and with few farther ones."""

@@ -36,20 +36,17 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Withdraw,
 )
-from tensorhub_common.wire.events import (
+from tensorhub_common.wire.events.publications import (
     PublishDeclined,
     PublishFailed,
     PublishJoined,
     PublishStands,
     PublishWished,
     PublishWithdrawn,
-    ReplicaReady,
-    ShardDrained,
-    ShardDraining,
-    ShardStays,
-    UnpublishHeld,
-    VersionPublished,
 )
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.shards import ShardDrained, ShardDraining, ShardStays, UnpublishHeld
+from tensorhub_common.wire.events.versions import VersionPublished
 
 FIRST_VERSION = 1
 REASON_CHARS_MAX = 1000

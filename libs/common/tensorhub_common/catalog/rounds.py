@@ -30,8 +30,8 @@ from tensorhub_common.errors import (
     from_code,
 )
 from tensorhub_common.wire.commands import VERSION_MAX, GiveUp, Replan, Settle, Want
-from tensorhub_common.wire.events import (
-    ReplicaReady,
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import (
     RoundDecided,
     RoundFailed,
     RoundJoined,

@@ -29,14 +29,12 @@ from tensorhub_common.errors import (
     VersionUnavailable,
 )
 from tensorhub_common.wire.commands import Delete, DeleteJob, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.wire.events import (
-    AgentDraining,
-    JobDeleted,
-    JobQuota,
+from tensorhub_common.wire.events.hub import AgentDraining, JobDeleted, JobQuota
+from tensorhub_common.wire.events.shards import ShardReleased
+from tensorhub_common.wire.events.versions import (
     ModelDeleted,
     ModelRetention,
     ModelRewound,
-    ShardReleased,
     VersionPinned,
     VersionRetired,
     VersionUnpinned,

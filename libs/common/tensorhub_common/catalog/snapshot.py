@@ -18,7 +18,7 @@ import msgspec
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 
 FORMAT: Final = 1
 """Raised when what stands in a field means something else than before."""

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tensorhub_common.wire.events import AgentJoined, AgentLost, AnyEvent, kind_of, model_of
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import kind_of, model_of
+from tensorhub_common.wire.events.hub import AgentJoined, AgentLost
 
 _COMMON = frozenset({"cmd", "i", "k", "time", "by", "model", "kind"})
 

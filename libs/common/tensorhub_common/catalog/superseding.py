@@ -9,7 +9,7 @@ from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.catalog.wishes import is_overtaken
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.wire.commands import Drop
-from tensorhub_common.wire.events import RoundOvertaken
+from tensorhub_common.wire.events.rounds import RoundOvertaken
 
 
 def overtake(model: Model, version: int, out: Out) -> None:

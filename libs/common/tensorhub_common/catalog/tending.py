@@ -11,7 +11,9 @@ from tensorhub_common.catalog.state import Catalog, Model, Replica
 from tensorhub_common.catalog.table import RoundMove, ShardState, VersionState
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.wire.commands import AnyCommand, Delete
-from tensorhub_common.wire.events import AgentDrained, ShardStays, VersionExposed, VersionKept
+from tensorhub_common.wire.events.hub import AgentDrained
+from tensorhub_common.wire.events.shards import ShardStays
+from tensorhub_common.wire.events.versions import VersionExposed, VersionKept
 
 
 def settle(catalog: Catalog, command: AnyCommand, out: Out) -> None:

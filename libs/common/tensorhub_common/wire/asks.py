@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.wire.events import AnyEvent
+from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.transfer import Transport
 
 OUTCOMES_KEPT_MAX: Final = 65_536

@@ -13,13 +13,15 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from tensorhub_common.wire import asks, commands, events, traces, transfer
+from tensorhub_common.wire import asks, commands, traces, transfer
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import HUB_MODEL, Event
 
 Json = dict[str, Any]
 Kind = type[msgspec.Struct]
 
 COMMANDS: Final[tuple[type[commands.Command], ...]] = get_args(commands.AnyCommand)
-EVENTS: Final[tuple[type[events.Event], ...]] = get_args(events.AnyEvent)
+EVENTS: Final[tuple[type[Event], ...]] = get_args(AnyEvent)
 
 _JOB: Final = "tensorhub.v1.{job}"
 _HUB: Final = "tensorhub.v1._hub"
@@ -28,7 +30,7 @@ _MSGPACK: Final = "application/msgpack"
 
 _PARAMETERS: Final = {
     "job": "An isolated namespace: one training run.",
-    "model": f"A model of the job, or `{events.HUB_MODEL}` for what belongs to no model.",
+    "model": f"A model of the job, or `{HUB_MODEL}` for what belongs to no model.",
     "process": "The agent or registry that alone may publish here, by NATS permissions.",
     "agent": "An agent's id.",
     "asker": "The agent that asks, and alone may publish here, by NATS permissions.",
@@ -262,7 +264,7 @@ class _Book:
             )
             self.operations[f"take.{verb}.outside"] = _operation("receive", outside, said, [kind])
 
-    def event(self, kind: type[events.Event]) -> None:
+    def event(self, kind: type[Event]) -> None:
         tag = str(kind.__struct_config__.tag)
         said = (kind.__doc__ or "").strip().splitlines()[0]
         self.take([kind])

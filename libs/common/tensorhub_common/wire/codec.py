@@ -5,7 +5,8 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.wire.commands import OUTSIDE_VERBS, AnyCommand, Command, Unreadable
-from tensorhub_common.wire.events import AnyEvent, Event
+from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.wire.events.event import Event
 
 COMMAND_BYTES_MAX: Final = 256 * 1024
 """A command is small; what is larger is not even parsed."""
