@@ -42,7 +42,7 @@ PACKAGES: Final = (
 """Whose bounds are part of the protocol. The SDK's own waits stand in docs/sdk.md."""
 
 TABLES_ELSEWHERE: Final = {
-    "lease": ("tensorhub_agent.serving", "LEASE_MOVES"),
+    "lease": ("tensorhub_agent.lease", "LEASE_MOVES"),
     "leader": ("tensorhub_registry.leader", "LEADER_MOVES"),
 }
 

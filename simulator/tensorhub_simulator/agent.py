@@ -36,9 +36,9 @@ from tensorhub_agent.effects import (
     ShardNews,
     Show,
 )
+from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.memory import Held, Memory
 from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want

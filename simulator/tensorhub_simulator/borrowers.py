@@ -7,8 +7,8 @@ once. Borrowers take no part in the log; what a mapped shard says there is tried
 import random
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, SourceId
 

@@ -21,9 +21,9 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.lease_frames import Have, Promise, Stock
 from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.serving import LeaseMove
 from tensorhub_agent.units import Availability
 from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId

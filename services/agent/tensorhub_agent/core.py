@@ -24,13 +24,14 @@ from tensorhub_agent.effects import (
     Say,
     ShardNews,
 )
+from tensorhub_agent.lease import Lease, LeaseMove
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.operations import begin
-from tensorhub_agent.serving import Lease, LeaseMove, LeaseTable
+from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.speech import SHARDS_MAX, Speech
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone

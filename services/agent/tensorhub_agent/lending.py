@@ -16,8 +16,8 @@ from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import AnyEffect, Key
 from tensorhub_agent.encodings.job_deltas import JobDeltas
+from tensorhub_agent.lease import Lease, LeaseMove
 from tensorhub_agent.postponed import Postponed
-from tensorhub_agent.serving import Lease, LeaseMove
 from tensorhub_agent.shelf import Shelf, ShelfPlace
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
 from tensorhub_agent.transport import LeaseOpened

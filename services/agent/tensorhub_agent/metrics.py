@@ -12,9 +12,9 @@ from opentelemetry.metrics import Meter
 
 from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.lease import LeaseState
 from tensorhub_agent.refused import REFUSED
 from tensorhub_agent.segments import SegmentStore
-from tensorhub_agent.serving import LeaseState
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.workers import WorkerServer
 from tensorhub_common.metrics import METER, by, observe, one

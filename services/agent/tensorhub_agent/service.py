@@ -22,11 +22,12 @@ from tensorhub_agent.desk import Desk
 from tensorhub_agent.encodings.deltas import KEPT_VERSIONS, DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.segments import SegmentStore
-from tensorhub_agent.serving import LeaseMove, summed
+from tensorhub_agent.serving import summed
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused

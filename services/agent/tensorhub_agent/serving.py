@@ -13,15 +13,14 @@ for those that are promised. What is promised is what the shard itself waits for
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
-from tensorhub_agent.ranges import mark, marked, split, unmark
+from tensorhub_agent.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
+from tensorhub_agent.ranges import mark, split, unmark
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.commands import NO_ROOT
@@ -47,98 +46,6 @@ READERS_MAX: Final = 256
 
 LEASES_OF_ONE_MAX: Final = 64
 """Of which one agent has at most so many, so that one that only asks leaves room for the others."""
-
-
-class LeaseState(StrEnum):
-    """How far a lease is."""
-
-    GRANTED = "granted"
-    OPEN = "open"
-    ENDED = "ended"
-    BROKEN = "broken"
-
-
-class LeaseMove(StrEnum):
-    """What happens to a lease."""
-
-    REDEEMED = "redeemed"
-    DONE = "done"
-    READER_GONE = "reader-gone"
-    EXPIRED = "expired"
-    BROKEN = "broken"
-
-
-LEASE_MOVES: Final = {
-    (LeaseState.GRANTED, LeaseMove.REDEEMED): LeaseState.OPEN,
-    (LeaseState.GRANTED, LeaseMove.EXPIRED): LeaseState.ENDED,
-    (LeaseState.GRANTED, LeaseMove.BROKEN): LeaseState.BROKEN,
-    (LeaseState.OPEN, LeaseMove.DONE): LeaseState.ENDED,
-    (LeaseState.OPEN, LeaseMove.READER_GONE): LeaseState.ENDED,
-    (LeaseState.OPEN, LeaseMove.EXPIRED): LeaseState.BROKEN,
-    (LeaseState.OPEN, LeaseMove.BROKEN): LeaseState.BROKEN,
-}
-
-
-@dataclass(slots=True, eq=False)
-class Offered:
-    """A shard that stands ready, or will. `version` is None while its publication has not been numbered yet."""
-
-    version: int | None
-    root: str | None
-    digests: bytes
-    granting: bool = True
-    leases: "dict[str, Lease]" = field(default_factory=dict)
-    turn: Turn | None = None
-    """Of the round that fills the shard."""
-    has: bytearray | None = None
-    """Marks of the pieces that stand there, while it is being filled; None: all do."""
-    count: int = 0
-    """How many pieces it has, with or without digests."""
-    units: bool = False
-    """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
-    promised: bytearray = field(default_factory=bytearray)
-    """Marks of the pieces that are promised, while it is being filled; those that stand there may be among them."""
-    is_counted_on: bool = False
-    """Somebody had a lease that counts on promises."""
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """One reader's lease on one shard."""
-
-    name: str
-    key: Key
-    reader: str
-    ticket: str
-    deadline: float
-    offered: Offered
-    is_told: bool = False
-    """Its reader asks for nothing before it is told that it is there."""
-    is_mapped: bool = False
-    """Its reader's worker maps the memory, and may go on with that when the lease is over."""
-    transport: Transport = "local"
-    nbytes: int = 0
-    """So much its reader was planned to read."""
-    is_promised: bool = False
-    """Of what does not stand there yet its reader waits only for what is promised."""
-    state: LeaseState = LeaseState.GRANTED
-    base: str | None = None
-    """The root of what its reader holds, where a delta from there is being made."""
-    patches: Offer | None = None
-    """What its reader may have instead of pieces."""
-
-    def pieces(self) -> tuple[Range, ...] | None:
-        """Return what its reader may ask for; None: everything, and it knows."""
-        if not self.is_told:
-            return None
-        has = self.offered.has
-        whole = self.offered.count
-        return tuple(marked(has, 0, len(has))) if has is not None else ((0, whole),) if whole else ()
-
-    def promised(self) -> tuple[Range, ...]:
-        """Return what its reader may wait for, where that is not everything."""
-        marks = self.offered.promised if self.is_promised else bytearray()
-        return tuple(marked(marks, 0, len(marks)))
 
 
 class Promised(msgspec.Struct, frozen=True):

@@ -31,9 +31,9 @@ from tensorhub_agent.effects import (
     SourceClosed,
     SourceOpened,
 )
+from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.memory import Memory, Place
-from tensorhub_agent.serving import LeaseMove
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog

@@ -5,8 +5,9 @@ import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.lease import LeaseState
 from tensorhub_agent.reading import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, HOPE_S, OPEN_S_MAX
-from tensorhub_agent.serving import LeaseState, LeaseTable, Promised
+from tensorhub_agent.serving import LeaseTable, Promised
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Range, Share, SourceId, Turn

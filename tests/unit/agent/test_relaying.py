@@ -3,7 +3,8 @@
 import pytest
 
 from tensorhub_agent.effects import Key
-from tensorhub_agent.serving import LeaseMove, LeaseTable
+from tensorhub_agent.lease import LeaseMove
+from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId, Turn
 

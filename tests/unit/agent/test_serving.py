@@ -4,16 +4,8 @@ import msgspec
 import pytest
 
 from tensorhub_agent.effects import Key
-from tensorhub_agent.serving import (
-    LEASE_MOVES,
-    LEASES_OF_ONE_MAX,
-    READERS_MAX,
-    SILENCE_S_MAX,
-    TICKET_S,
-    LeaseMove,
-    LeaseState,
-    LeaseTable,
-)
+from tensorhub_agent.lease import LEASE_MOVES, LeaseMove, LeaseState
+from tensorhub_agent.serving import LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
