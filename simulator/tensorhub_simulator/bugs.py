@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_agent import serving, transfer
+from tensorhub_agent import readings, serving
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import Probed
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import ReadOperation, Stage
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_agent.proof import Proof
+from tensorhub_agent.readings import Readings
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.transfer import Transfer
 from tensorhub_agent.vacancy import Vacancy
@@ -147,7 +148,7 @@ def _window_hogged() -> list[Replacement]:
             room_bytes -= nbytes
             yield ranges, nbytes
 
-    return [(transfer, "fill", fill)]
+    return [(readings, "fill", fill)]
 
 
 def _outcome_twice() -> list[Replacement]:
@@ -209,16 +210,17 @@ def _wait_cycle() -> list[Replacement]:
 
 def _promise_kept() -> list[Replacement]:
     """A shard goes on promising what it waits for itself since its own source of it went."""
-    return [(Transfer, "awaited", lambda _self: [])]
+    return [(Readings, "awaited", lambda _self: [])]
 
 
 def _promises_all() -> list[Replacement]:
     """A shard promises whatever it reads, from whomever."""
 
-    def firm(self: Transfer) -> list[Range]:
-        return self.proof.missing()
+    def firm(self: Readings) -> list[Range]:
+        given = [run for source in self.by_number.values() for place in source.places() for run in place]
+        return [*self.loose, *given]
 
-    return [(Transfer, "firm", firm), (Transfer, "awaited", lambda _self: [])]
+    return [(Readings, "firm", firm), (Readings, "awaited", lambda _self: [])]
 
 
 def _readers_kept() -> list[Replacement]:

@@ -42,7 +42,7 @@ def units_shown_early() -> list["Replacement"]:
         source = self.sources.get(number)
         flying = source.flying.get(batch) if source is not None else None
         if flying is not None and not self.proof.verify:
-            self._todo.proven.extend(flying[0])
+            self.readings.todo.proven.extend(flying[0])
         done(self, number, batch, *rest)
 
     def stand(self: Completion, units: Iterable[Range]) -> list[Range]:

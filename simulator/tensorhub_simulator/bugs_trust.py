@@ -37,7 +37,7 @@ def lease_not_asked() -> list["Replacement"]:
             if self.proof.verify or not wanted.confirm:
                 return wanted
             numbers, wanted.confirm = wanted.confirm, []
-            self._todo = wanted
+            self.readings.todo = wanted
             for number in numbers:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import cache, pace, reading, serving, shard, sharing, superseding, transfer, trial
+from tensorhub_agent import cache, pace, reading, readings, serving, shard, sharing, superseding, trial
 from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
 from tensorhub_planner import spans
@@ -39,7 +39,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
     (spans, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
-    (transfer, "RELAYED_BYTES", 8),
+    (readings, "RELAYED_BYTES", 8),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
 """Constants of production, and what they are in a world of a few bytes and seconds."""

@@ -11,7 +11,8 @@ from random import Random
 from typing import Final
 
 from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.transfer import Phase, Todo, Transfer
+from tensorhub_agent.readings import Todo
+from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_common.digests import piece_digest, root_digest
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share, SourceId

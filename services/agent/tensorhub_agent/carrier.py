@@ -31,8 +31,9 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.lease_frames import Have, Promise, Retract, Stock
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
+from tensorhub_agent.readings import Todo
 from tensorhub_agent.shard import ShardCore
-from tensorhub_agent.transfer import Phase, Todo, Transfer
+from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.program import Execution
@@ -194,7 +195,7 @@ class Carrier:
         core = self._core
         if self.program is not None or not core.table.counts_on_promises(core.key):
             return
-        news = core.table.promise(core.key, transfer.firm(), transfer.awaited())
+        news = core.table.promise(core.key, transfer.readings.firm(), transfer.readings.awaited())
         if news is not None:
             said = [each for each in (Retract(news.broken), Promise(news.fresh)) if each.pieces]
             core.out.extend(Show(lease, each) for lease in news.leases for each in said)
@@ -248,7 +249,7 @@ class Carrier:
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
-        self._core.numbers_up_to(transfer.next_number)
+        self._core.numbers_up_to(transfer.readings.next_number)
 
     def abandon(self) -> None:
         """Close all sources of a read that is no longer wanted. It is forgotten once it is quiet."""
@@ -271,7 +272,7 @@ class Carrier:
     def _measure(self) -> None:
         """Take note of how fast each link was, also of a read that is given up: it may be for a slow one."""
         if self.transfer is not None:
-            self._core.measured.note(self.transfer.meters.take(self._driven_at), self._driven_at)
+            self._core.measured.note(self.transfer.readings.meters.take(self._driven_at), self._driven_at)
 
     def forget_if_quiet(self) -> None:
         """Forget an abandoned transfer that can write nothing any more."""
@@ -317,7 +318,7 @@ class Carrier:
             program=self._reads_by,
             rates=core.measured.told(now),
             promises=self.program is None,
-            uncrossed=tuple(transfer.uncrossed),
+            uncrossed=tuple(transfer.readings.uncrossed),
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 

@@ -110,8 +110,8 @@ class Rank:
         transfer.tick(now)
         todo = transfer.todo()
         if transfer.phase in (Phase.DONE, Phase.FAILED) or todo.plan is not None:
-            self.measured.note(transfer.meters.take(now), now)
-        self._numbers = max(self._numbers, transfer.next_number)
+            self.measured.note(transfer.readings.meters.take(now), now)
+        self._numbers = max(self._numbers, transfer.readings.next_number)
         if todo.proven:
             self._show(todo.proven)
         if todo.plan is not None:

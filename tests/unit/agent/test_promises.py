@@ -126,8 +126,8 @@ def test_what_is_promised_is_awaited() -> None:
     driven.brings(far)
     keep_alive(driven, mate, 2 * HOPE_S)
     assert driven.todo.plan is None
-    assert driven.transfer.awaited() == [*ITS]
-    assert driven.transfer.firm() == []
+    assert driven.transfer.readings.awaited() == [*ITS]
+    assert driven.transfer.readings.firm() == []
 
 
 def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
@@ -137,8 +137,8 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     keep_alive(driven, mate, HOPE_S / 2)
     assert driven.todo.plan is None
     keep_alive(driven, mate, HOPE_S)
-    assert list(driven.transfer.uncrossed) == [source_id("mate")]
-    assert driven.transfer.awaited() == [(2, 1)], "what is promised stays"
+    assert list(driven.transfer.readings.uncrossed) == [source_id("mate")]
+    assert driven.transfer.readings.awaited() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2
 
 
@@ -150,7 +150,7 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     driven.transfer.retracted(mate, ((4, 2),), driven.now)
     todo = driven.take()
     assert todo.plan == (((4, 2),), ())
-    assert list(driven.transfer.uncrossed) == [source_id("mate")]
+    assert list(driven.transfer.readings.uncrossed) == [source_id("mate")]
     assert todo.close == [], "it is good for what it has"
 
 

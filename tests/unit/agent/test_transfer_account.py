@@ -3,11 +3,12 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
 
-from tensorhub_agent import pace, transfer
+from tensorhub_agent import pace, readings
 from tensorhub_agent.asking import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
 from tensorhub_agent.reading import SourcePhase
+from tensorhub_agent.readings import SLOW_CLOSED_MAX
 from tensorhub_agent.sharing import SLOW_MIN_S
-from tensorhub_agent.transfer import SLOW_CLOSED_MAX, Phase, Transfer
+from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
@@ -230,7 +231,7 @@ def test_before_it_begins_a_read_without_sources_fails_at_once() -> None:
 @pytest.mark.parametrize(("before", "closes"), [(SLOW_CLOSED_MAX - 1, True), (SLOW_CLOSED_MAX, False)])
 def test_so_many_sources_are_closed_for_being_slow(before: int, closes: bool) -> None:  # noqa: FBT001
     driven, [fast, slow] = running(("a", ((0, 2),)), ("b", ((2, 4),)), transport="ucxx")
-    driven.transfer._slow_closed = before
+    driven.transfer.readings._slow_closed = before
     for _ in range(4):
         driven.brings(fast, 0.01)
     driven.wait(6 * SLOW_MIN_S)
@@ -253,7 +254,7 @@ def test_one_slow_source_is_closed_after_the_other() -> None:
     while driven.transfer.sources[fast].flying:
         driven.brings(fast, 0.01)
     assert driven.wait(STALL_BOUND_S) == [each for each in slow if each != number]
-    assert driven.transfer._slow_closed == 2
+    assert driven.transfer.readings._slow_closed == 2
 
 
 STALL_BOUND_S = 4.0
@@ -265,7 +266,7 @@ def test_a_doubted_source_is_asked_once_and_gets_nothing_more() -> None:
     todo = driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG)
     assert todo.confirm == [number]
     assert driven.transfer.sources[number].phase is SourcePhase.OPEN
-    assert driven.transfer.trust.has_failed(source_id("a"))
+    assert driven.transfer.readings.trust.has_failed(source_id("a"))
     while driven.transfer.sources[number].flying:
         assert driven.done(number, next(iter(driven.transfer.sources[number].flying)), WRONG).confirm == []
 
@@ -368,7 +369,7 @@ def test_a_plan_that_gives_nothing_is_not_asked_for_again_at_once() -> None:
 
 
 def test_a_read_has_so_many_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "SHARES_MAX", 2)
+    monkeypatch.setattr(readings, "SHARES_MAX", 2)
     driven = Driven()
     driven.tick()
     assert len(driven.planned(("a", ((0, 2),)), ("b", ((2, 1),)), ("c", ((3, 3),)))) == 2

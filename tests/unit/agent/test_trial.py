@@ -7,7 +7,8 @@ from tensorhub_agent import trial
 from tensorhub_agent.asking import PLAN_S_MAX
 from tensorhub_agent.ranges import count_of
 from tensorhub_agent.reading import SourcePhase
-from tensorhub_agent.transfer import Phase, Todo
+from tensorhub_agent.readings import Todo
+from tensorhub_agent.transfer import Phase
 from tensorhub_agent.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
 from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
 
@@ -54,7 +55,7 @@ class Behind(Driven):
 
     @property
     def state(self) -> TrialState:
-        return self.transfer.trial.state
+        return self.transfer.readings.trial.state
 
 
 def test_whoever_is_far_faster_is_kept_and_takes_over() -> None:
@@ -79,7 +80,7 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     behind.brings(behind.middle)
     behind.brings(ready)
     assert (behind.todo.close, behind.todo.post) == ([ready], [])
-    assert behind.transfer.trust.left_out() == ()
+    assert behind.transfer.readings.trust.left_out() == ()
     assert behind.state is TrialState.RESTING
     behind.closed(ready)
     assert behind.lives(TRIAL_S).plan is None, "the next trial comes later"
@@ -157,7 +158,7 @@ def test_trials_come_ever_later_and_end() -> None:
     for number in range(TRIALS_MAX):
         behind.transfer.sources[behind.middle].fed = behind.now
         wait_s = TRIAL_S * TRIAL_TIMES**number
-        while behind.transfer.trial.count == number:
+        while behind.transfer.readings.trial.count == number:
             began = behind.now
             assert behind.now - began < 2 * wait_s
             behind.lives(0.2)
