@@ -10,7 +10,6 @@ is not said after all.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import SystemRandom, token_hex
@@ -34,6 +33,7 @@ from tensorhub_common.bus.client import NO_HEADERS, LeanClient
 from tensorhub_common.bus.client import Handler as OnMessage
 from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message, header_bytes
+from tensorhub_common.bus.presence import Presence, Watcher
 from tensorhub_common.bus.refusals import Refusals
 from tensorhub_common.bus.server_check import check_server, why_never
 from tensorhub_common.bus.silence import PING_EVERY_S, PINGS_OUTSTANDING_MAX
@@ -46,7 +46,6 @@ REQUEST_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 2.0
 
 NO_RESPONDERS: Final = "503"
-Watcher = Callable[[bool], None]
 
 _log: Final = logging.getLogger(__name__)
 
@@ -69,13 +68,12 @@ class Bus:
         self._closing = False
         self._closer: asyncio.Task[Any] | None = None
         self._closing_late: asyncio.Task[None] | None = None
-        self._connected_since: float | None = None
-        self._connected = asyncio.Event()
+        self._presence = Presence()
+        self._presence.watch(self._on_change)
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._last_error = "no answer"
         self._subscriptions: list[Subscription] = []
         self._services: list[Service] = []
-        self._watchers: list[Watcher] = []
         self._awaited = Awaited(self.new_inbox())
         self._revival: asyncio.Task[None] | None = None
 
@@ -89,27 +87,21 @@ class Bus:
     @property
     def is_connected(self) -> bool:
         """Whether the server can be reached, as far as is known."""
-        return self._connected_since is not None
+        return self._presence.since is not None
 
     @property
     def connected_since(self) -> float | None:
         """Since when (`time.monotonic`) the connection has stood without a pause; None while there is none."""
-        return self._connected_since
+        return self._presence.since
 
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
+        return self._presence.watch(watcher)
 
     async def wait_connected(self, timeout_s: float) -> None:
         """Return once there is a connection. Raises `NoBus` when there is none within the bound."""
-        if self._connected_since is not None:
+        if self.is_connected or (not self._closing and await self._presence.wait(timeout_s)):
             return
-        if not self._closing:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._connected.wait()
-                    return
         raise NoBus(f"there is no connection to NATS at {shown(self.url)}: start it, or wait until it is back")
 
     # ---------------------------------------------------------------------------------------- messages
@@ -122,7 +114,7 @@ class Bus:
         self, subject: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS, reply: str = ""
     ) -> None:
         """Send a message and don't wait for anything. Raises `NoBus` while there is no connection."""
-        if self._connected_since is None:
+        if not self.is_connected:
             raise NoBus(f"there is no connection to NATS at {shown(self.url)}, so nothing was sent on {subject}")
         size = len(body) + header_bytes(headers)
         if size > self._client.max_payload:
@@ -297,7 +289,7 @@ class Bus:
         if self._revival is not None:
             self._revival.cancel()
         await self._end()
-        self._note(connected=False)
+        self._presence.note(connected=False)
 
     async def _end(self) -> None:
         try:
@@ -322,18 +314,9 @@ class Bus:
 
     # -------------------------------------------------------------------------- what nats-py tells us
 
-    def _note(self, *, connected: bool) -> None:
-        if connected == self.is_connected:
-            return
-        if connected:
-            self._connected_since = time.monotonic()
-            self._connected.set()
-        else:
-            self._connected_since = None
-            self._connected.clear()
+    def _on_change(self, connected: bool) -> None:  # noqa: FBT001 (as it is told to watchers)
+        if not connected:
             self._awaited.give_up()
-        for watcher in list(self._watchers):
-            watcher(connected)
 
     def _take_refusal(self, text: str) -> bool:
         """Tell whoever waits for an answer that its question was not let through; False: it is another complaint."""
@@ -350,10 +333,10 @@ class Bus:
             # It was about to come back when `close` was called, and the cancellation was lost (see `_on_error`).
             self._closing_late = asyncio.create_task(self._client.close())
         else:
-            self._note(connected=True)
+            self._presence.note(connected=True)
 
     async def _on_disconnected(self) -> None:
-        self._note(connected=False)
+        self._presence.note(connected=False)
 
     async def _on_closed(self) -> None:
         if not self._closing:

@@ -1,0 +1,49 @@
+"""Whether there is a connection, since when, and who wants to know.
+
+Always true: whoever watches hears of each change once, and of none that is no change.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+Watcher = Callable[[bool], None]
+
+
+class Presence:
+    """What one connection is, as far as is known: there, or not."""
+
+    def __init__(self) -> None:
+        """Begin without a connection."""
+        self.since: float | None = None
+        """Since when (`time.monotonic`) it has stood without a pause; None while it does not."""
+        self._there = asyncio.Event()
+        self._watchers: list[Watcher] = []
+
+    def watch(self, watcher: Watcher) -> Callable[[], None]:
+        """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
+
+    def note(self, *, connected: bool) -> None:
+        """Take note of how it is, and tell whoever watches if that is news."""
+        if connected == (self.since is not None):
+            return
+        if connected:
+            self.since = time.monotonic()
+            self._there.set()
+        else:
+            self.since = None
+            self._there.clear()
+        for watcher in list(self._watchers):
+            watcher(connected)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Return True once there is a connection, and False when there is none within the bound."""
+        if self.since is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._there.wait()
+            except TimeoutError:
+                return False
+        return True
