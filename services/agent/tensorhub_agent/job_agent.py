@@ -13,7 +13,6 @@ import msgspec
 
 from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.callers import Callers
-from tensorhub_agent.copying import Spans
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
     Answer,
@@ -25,9 +24,7 @@ from tensorhub_agent.effects import (
     CloseSource,
     Confirm,
     Digest,
-    Digested,
     Duplicate,
-    Duplicated,
     Fenced,
     Free,
     Hold,
@@ -38,7 +35,6 @@ from tensorhub_agent.effects import (
     PlanCame,
     Post,
     Probe,
-    Probed,
     Raise,
     Rejoin,
     Save,
@@ -52,7 +48,7 @@ from tensorhub_agent.lanes import Lanes
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_agent.padding import blank
+from tensorhub_agent.memory_work import MemoryWork
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.questions import Questions
@@ -112,6 +108,7 @@ class JobAgent:
             self._postponed.happened,
             is_making=around.limits.deltas > 0,
         )
+        self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
         self.sources = Sources(job, around.bus, around.transports, programs, self._news, deltas=self.deltas)
         self.lending = Lending(
             self.core,
@@ -253,7 +250,7 @@ class JobAgent:
             case Hold():
                 self._hold(effect)
             case Digest():
-                self._spawn(self._digest(effect))
+                self._spawn(self._memory.digest(effect))
             case Save():
                 self.shelf.save(effect)
                 self.deltas.saved(effect, self.shelf.places[effect.key])
@@ -262,9 +259,9 @@ class JobAgent:
                 if effect.swap:
                     self.callers.swapped(effect.key)
             case Probe():
-                self._loop.call_soon(self._probe, effect)
+                self._loop.call_soon(self._memory.probe, effect)
             case Duplicate():
-                self._spawn(self._duplicate(effect.key))
+                self._spawn(self._memory.duplicate(effect.key))
             case LetGo():
                 self.shelf.let_go(effect.key)
             case CheckSiblings():
@@ -317,18 +314,6 @@ class JobAgent:
             _log.exception("a task of job %s failed", self.job)
             self._around.fault(f"a task of job {self.job!r} failed: {why!r}")
 
-    async def _digest(self, effect: Digest) -> None:
-        place = self.shelf.places[effect.key]
-        digests = b""
-        if self.core.limits.digests:
-            segment = place.target if effect.filled else place.segment
-            if effect.filled:
-                await asyncio.to_thread(blank, segment.view, place.layout)
-            digests = await self._around.pool.digest(segment.view, Spans.of(place.table)).result()
-            if not effect.filled:
-                self.deltas.digested(effect.key, digests)
-        self._news(Digested(effect.key, effect.number, digests))
-
     def _post(self, effect: Post) -> None:
         place = self.shelf.places[effect.key]
         if place.borrowed is not None:
@@ -336,21 +321,6 @@ class JobAgent:
         else:
             base = place.segment if place.spare is not None else None
             self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
-
-    def _probe(self, effect: Probe) -> None:
-        place = self.shelf.places.get(effect.key)
-        if place is not None:
-            segment = place.spare if effect.spare and place.spare is not None else place.segment
-            self._news(Probed(effect.key, effect.spare, segment.is_lent()))
-
-    async def _duplicate(self, key: Key) -> None:
-        place = self.shelf.places[key]
-        assert place.spare is not None
-        job = self._around.pool.copy_and_digest(
-            place.spare.view, place.segment.view, Spans.of(place.table), digests=False
-        )
-        await job.result()
-        self._news(Duplicated(key))
 
     async def _make_copy(self, effect: MakeCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)

@@ -1,0 +1,52 @@
+"""What an agent does with the memory of a job's shards because its core wants it: hashed, duplicated, looked at.
+
+Always true: each work ends in one piece of news, unless its shard is gone; none of it changes what readers may have.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.effects import Digest, Digested, Duplicated, Key, Probe, Probed, ShardNews
+from tensorhub_agent.encodings.job_deltas import JobDeltas
+from tensorhub_agent.padding import blank
+from tensorhub_agent.shelf import Shelf
+
+
+class MemoryWork:
+    """The work on what stands on one job's shelf."""
+
+    def __init__(
+        self, shelf: Shelf, pool: CopyPool, deltas: JobDeltas, news: Callable[[ShardNews], None], *, digests: bool
+    ) -> None:
+        """Prepare; without `digests` nothing is hashed, and who asks is told so."""
+        self._shelf, self._pool, self._deltas, self._news = shelf, pool, deltas, news
+        self._digests = digests
+
+    async def digest(self, effect: Digest) -> None:
+        """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
+        place = self._shelf.places[effect.key]
+        digests = b""
+        if self._digests:
+            segment = place.target if effect.filled else place.segment
+            if effect.filled:
+                await asyncio.to_thread(blank, segment.view, place.layout)
+            digests = await self._pool.digest(segment.view, Spans.of(place.table)).result()
+            if not effect.filled:
+                self._deltas.digested(effect.key, digests)
+        self._news(Digested(effect.key, effect.number, digests))
+
+    def probe(self, effect: Probe) -> None:
+        """See whether anybody maps a shard's memory."""
+        place = self._shelf.places.get(effect.key)
+        if place is not None:
+            segment = place.spare if effect.spare and place.spare is not None else place.segment
+            self._news(Probed(effect.key, effect.spare, segment.is_lent()))
+
+    async def duplicate(self, key: Key) -> None:
+        """Copy what a shard holds into its other segment."""
+        place = self._shelf.places[key]
+        assert place.spare is not None
+        job = self._pool.copy_and_digest(place.spare.view, place.segment.view, Spans.of(place.table), digests=False)
+        await job.result()
+        self._news(Duplicated(key))
