@@ -23,14 +23,13 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.lease_frames import Have, Promise, Stock
-from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.units import Availability
 from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
 from tensorhub_simulator.deltas import Delta, Overwrites
-from tensorhub_simulator.memory import Segment, Violation
-from tensorhub_simulator.spans import Pieces, Spans, Units, bytes_here
+from tensorhub_simulator.memory import Segment
+from tensorhub_simulator.spans import Pieces, Spans, Units
 from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
 
 if TYPE_CHECKING:
@@ -53,22 +52,6 @@ PATCH_ODDS: Final = 0.8
 """So often a source that could has deltas."""
 
 News = SourceOpened | Available | BatchDone | SourceLost | SourceClosed
-
-
-def bytes_proven(agent: "AgentNode", key: Key, read: ReadOperation) -> set[int]:
-    """Return which bytes of a shard that is being filled stand there, as far as its own read has found out."""
-    transfer, program = read.transfer, read._carrier.program  # noqa: SLF001 (an oracle sees everything)
-    if transfer is None:
-        return set()
-    numbers = [number for number, done in enumerate(transfer.proof.done) if done]
-    if program is None:
-        pieces = Pieces(agent.shelf[key].target.table)
-        return {at for number in numbers for at in pieces.here(number)}
-    givers = [(layout, program.given_by(layout)) for layout in program.program.sources]
-    giver = {
-        unit: layout for layout, ranges in givers for first, count in ranges for unit in range(first, first + count)
-    }
-    return {at for number in numbers for at in bytes_here(program, giver[number], number)}
 
 
 class Link:
@@ -246,17 +229,6 @@ class Link:
         for later in self._early:
             self.heard(later)
         self._renew()
-
-    def check_served(self, piece: int, where: Sequence[int]) -> None:
-        """Raise `Violation` if a half-filled source gives what it has not verified, under a lease that holds."""
-        core = self.source.core
-        coming = core.table.coming.get(self.source_key) if self.source_lives else None
-        if coming is None or self.lease not in coming.leases:
-            return
-        operation = core.shards[self.source_key].operation
-        stands = bytes_proven(self.source, self.source_key, operation) if isinstance(operation, ReadOperation) else ()
-        if not set(where) <= set(stands):
-            raise Violation("served as verified", f"piece {piece} of {self.source_key} is read before it stands there")
 
     def _renew(self) -> None:
         if self.closing or not self.source_lives:

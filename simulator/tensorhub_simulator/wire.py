@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.memory import Segment, Violation
+from tensorhub_simulator.served import check_served
 
 if TYPE_CHECKING:
     from tensorhub_simulator.link import Link
@@ -154,7 +155,7 @@ class Wire:
     def _next(self) -> tuple[Half, Sequence[int], bytes | Overwrites]:
         piece, half = self.asked.popleft()
         there, here = self.link.spans.there(piece), self.link.spans.here(piece)
-        self.link.check_served(piece, there)
+        check_served(self.link, piece, there)
         middle = len(there) // 2
         part = slice(middle, None) if half else slice(None, middle)
         there, here = there[part], here[part]
