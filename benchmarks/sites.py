@@ -15,15 +15,13 @@ import socket
 import struct
 import subprocess
 import sys
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from tests.partition.namespaces import NETNS, enter
+from tests.partition.namespaces import COMMAND_S, Namespaces, enter, run
 
 from tensorhub_agent.main import main
 
 NET: Final = "10.81.0"
-COMMAND_S: Final = 60.0
 PREFIX: Final = "BENCHMARK_SITES"
 """Names the environment variable that tells an agent how the namespaces' names begin."""
 
@@ -39,45 +37,31 @@ OFFLOADS: Final = {"gro": 0x2C, "gso": 0x24, "tso": 0x1F, "scatter-gather": 0x19
 """What to switch off, by the numbers of `ethtool`. Without the last one frames would be relayed without checksums."""
 
 
-class Sites:
-    """The namespaces and the line, from entry to exit of the context."""
+class Sites(Namespaces):
+    """The namespaces and the line."""
 
     def __init__(self, mbit: float, rtt_ms: float) -> None:
         """Make a line of so many Mbit/s in each direction."""
         self._mbit, self._rtt_ms = mbit, rtt_ms
         self.prefix = f"ths-{os.getpid()}"
         self._relay: subprocess.Popen[str] | None = None
+        super().__init__(map(self.name, (NEAR, "middle", FAR)))
 
     def name(self, site: str) -> str:
         """Return the name of a site's namespace."""
         return f"{self.prefix}-{site}"
 
-    def __enter__(self) -> Self:
-        try:
-            self._make()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Remove the line and the namespaces."""
+        """Remove the line, and the namespaces."""
         if self._relay is not None:
             assert self._relay.stdin is not None
             self._relay.stdin.close()
             self._relay.wait(COMMAND_S)
-        for name in map(self.name, (NEAR, "middle", FAR)):
-            if (NETNS / name).exists():
-                _run("ip", "netns", "del", name)
+        super().close()
 
     def counters(self) -> dict[str, int]:
         """Return what has gone from near to far: by the interface that sends it, and by the relay as it came out."""
-        shown: Any = json.loads(_run("ip", "-n", self.name(NEAR), "-s", "-j", "link", "show", "dev", "wan"))
+        shown: Any = json.loads(run("ip", "-n", self.name(NEAR), "-s", "-j", "link", "show", "dev", "wan"))
         assert self._relay is not None
         assert self._relay.stdin is not None
         assert self._relay.stdout is not None
@@ -86,18 +70,16 @@ class Sites:
         there = json.loads(self._relay.stdout.readline())[0]
         return {"interface": shown[0]["stats64"]["tx"]["bytes"], **there}
 
-    def _make(self) -> None:
+    def lay(self) -> None:
+        """Lay the line."""
         middle = self.name("middle")
-        _run("ip", "netns", "add", middle)
         for number, site in enumerate((NEAR, FAR)):
             name, end = self.name(site), f"{site}wan"
-            _run("ip", "netns", "add", name)
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "link", "add", "wan", "netns", name, "type", "veth", "peer", "name", end, "netns", middle)
-            _run("ip", "-n", name, "addr", "add", f"{address(number)}/24", "dev", "wan")
+            run("ip", "link", "add", "wan", "netns", name, "type", "veth", "peer", "name", end, "netns", middle)
+            run("ip", "-n", name, "addr", "add", f"{address(number)}/24", "dev", "wan")
             for where, device in ((name, "wan"), (middle, end)):
-                _run("ip", "-n", where, "link", "set", device, "up")
-                _run(sys.executable, "-m", "benchmarks.sites", "plain", where, device)
+                run("ip", "-n", where, "link", "set", device, "up")
+                run(sys.executable, "-m", "benchmarks.sites", "plain", where, device)
         queue_kib = max(64, round(2 * self._mbit * 1e6 / 8 * self._rtt_ms / 1e3 / 1024))
         line = ("--mbit", str(self._mbit), "--delay-ms", str(self._rtt_ms / 2), "--queue-kib", str(queue_kib))
         relay = (sys.executable, "-m", "benchmarks.relay", "nearwan", "farwan", *line)
@@ -122,10 +104,6 @@ def make_plain(name: str, device: str) -> None:
             value = ctypes.create_string_buffer(struct.pack("II", number, 0))
             request = struct.pack("16sP", device.encode(), ctypes.addressof(value))
             fcntl.ioctl(any_socket, SIOCETHTOOL, request + bytes(16))
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_S).stdout
 
 
 def _be_agent() -> None:

@@ -1,4 +1,4 @@
-"""Two network namespaces with two links between them: one for messages, one for bytes. Each link can be cut silently.
+"""Network namespaces, and two of them with two links: one for messages, one for bytes. Each can be cut silently.
 
 A cut link looks like a dead switch: frames go to a hardware address that nobody has, so nothing comes back, and neither
 side is told. Needs root and `ip`.
@@ -21,7 +21,7 @@ MS_SLAVE: Final = 0x80000
 MNT_DETACH: Final = 2
 NETNS: Final = Path("/run/netns")
 NOBODY: Final = "02:00:00:00:00:ff"
-COMMAND_S: Final = 10.0
+COMMAND_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,21 @@ class Link:
 LINKS: Final = {"messages": Link("thmsg", "10.77.0", 1), "bytes": Link("thbyte", "10.78.0", 2)}
 
 
-class Net:
-    """The namespaces and links, from entry to exit of the context."""
+class Namespaces:
+    """Namespaces of these names, from entry to exit of the context; each has its loopback device, and `lay` the rest.
 
-    def __init__(self) -> None:
-        self.names = (f"th-here-{os.getpid()}", f"th-there-{os.getpid()}")
+    With a namespace goes whatever stands in it.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
 
     def __enter__(self) -> Self:
         try:
             for name in self.names:
-                _ip("netns", "add", name)
-                _ip("-n", name, "link", "set", "lo", "up")
-            for link in LINKS.values():
-                self._connect(link)
+                run("ip", "netns", "add", name)
+                run("ip", "-n", name, "link", "set", "lo", "up")
+            self.lay()
         except BaseException:
             self.close()
             raise
@@ -71,11 +73,26 @@ class Net:
     ) -> None:
         self.close()
 
+    def lay(self) -> None:
+        """Lay what is between them."""
+
     def close(self) -> None:
-        """Remove the namespaces, and with them the links."""
+        """Remove them."""
         for name in self.names:
             if (NETNS / name).exists():
-                _ip("netns", "del", name)
+                run("ip", "netns", "del", name)
+
+
+class Net(Namespaces):
+    """The two namespaces and their links."""
+
+    def __init__(self) -> None:
+        super().__init__((f"th-here-{os.getpid()}", f"th-there-{os.getpid()}"))
+
+    def lay(self) -> None:
+        """Lay the links."""
+        for link in LINKS.values():
+            self._connect(link)
 
     def cut(self, paths: Iterable[str]) -> None:
         """Let nothing through any more, in either direction."""
@@ -92,16 +109,16 @@ class Net:
     def _connect(self, link: Link) -> None:
         ends = [link.device(side) for side in (0, 1)]
         here, there = self.names
-        _ip("link", "add", ends[0], "netns", here, "type", "veth", "peer", "name", ends[1], "netns", there)
+        run("ip", "link", "add", ends[0], "netns", here, "type", "veth", "peer", "name", ends[1], "netns", there)
         for side, name in enumerate(self.names):
-            _ip("-n", name, "link", "set", ends[side], "address", link.hardware(side), "up")
-            _ip("-n", name, "addr", "add", f"{link.address(side)}/24", "dev", ends[side])
+            run("ip", "-n", name, "link", "set", ends[side], "address", link.hardware(side), "up")
+            run("ip", "-n", name, "addr", "add", f"{link.address(side)}/24", "dev", ends[side])
             self._send_to(link, side, link.hardware(1 - side))
 
     def _send_to(self, link: Link, side: int, hardware: str) -> None:
         """Say which hardware address the other end has, so that nobody need ask for it over the link."""
         neighbour = (link.address(1 - side), "lladdr", hardware, "dev", link.device(side), "nud", "permanent")
-        _ip("-n", self.names[side], "neigh", "replace", *neighbour)
+        run("ip", "-n", self.names[side], "neigh", "replace", *neighbour)
 
 
 def enter(name: str) -> None:
@@ -140,5 +157,6 @@ def why_not() -> str | None:
         return f"no network namespace can be made here: {error.stderr.strip()}"
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(("ip", *arguments), check=True, capture_output=True, text=True, timeout=COMMAND_S)  # noqa: S607 (wherever it is)
+def run(*command: str) -> str:
+    """Run a command and return what it says; raises `CalledProcessError` when it fails."""
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_S).stdout

@@ -1,5 +1,6 @@
 """A site takes each byte once: whatever its readers' places and order, and whoever falls out of their group."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -34,6 +35,17 @@ class Site:
     topology: Topology
 
     def plan(self, reader: int, ledger: Ledger, pieces: Ranges | None, avoid: tuple[SourceId, ...]) -> Plan:
+        others = [holder(each, Turn(DECIDED, each)) for each in self.readers if each != reader]
+        return self.plan_beside(others, reader, ledger, pieces, avoid)
+
+    def plan_beside(
+        self,
+        others: Sequence[Holder],
+        reader: int,
+        ledger: Ledger,
+        pieces: Ranges | None = None,
+        avoid: tuple[SourceId, ...] = (),
+    ) -> Plan:
         me = source(reader)
         demand = Demand(
             model="m",
@@ -48,7 +60,6 @@ class Site:
             pieces=pieces,
             avoid=avoid,
         )
-        others = tuple(holder(each, Turn(DECIDED, each)) for each in self.readers if each != reader)
         found = Found(
             Seat(me=me, key=KEY, layout="layout", shards=1), Holders((holder(TRAINER, None), *others)), self.topology
         )
@@ -120,21 +131,6 @@ def test_a_group_of_one_entry_and_another_of_a_later_one_share_nothing_out() -> 
     topology = Topology({"agent-0": Place("h", "berlin"), **{f"agent-{n}": Place(f"h{n}", "paris") for n in (1, 2)}})
     site = Site([1, 2], Sizes([10] * 8), Limits(), topology)
     first = holder(1, Turn(DECIDED - 1, 1))
-    me = source(2)
-    demand = Demand(
-        model="m",
-        version=1,
-        replica=me.replica,
-        shard=0,
-        agent=me.agent,
-        root="root",
-        at_seq=1,
-        turn=Turn(DECIDED, 2),
-        promises=True,
-    )
-    found = Found(Seat(me=me, key=KEY, layout="layout", shards=1), Holders((holder(TRAINER, None), first)), topology)
-    answer = Question("job", demand, found, site.sizes).decide(Ledger(site.limits), site.limits, 0.0)
-    assert isinstance(answer, Plan)
-    (share,) = answer.shares
+    (share,) = site.plan_beside([first], 2, Ledger(site.limits)).shares
     assert msgspec.structs.asdict(share)["crosses"] is False
     assert share.source == first.source

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,21 @@ class Publisher:
 
     def unpublish(self) -> None:
         self.maker.withdrawn(SHARD)
+
+    @contextmanager
+    def meddled(self, at: int) -> Iterator[None]:
+        """Within this the trainer takes its memory back, and writes, when the maker's chore of this number begins."""
+        background, numbers = self.pool.background, itertools.count(1)
+
+        async def meddling(work: Callable[[], None]) -> None:
+            if next(numbers) == at:
+                self.unpublish()
+                self.change(0.5)
+            await background(work)
+
+        self.pool.background = meddling  # type: ignore[method-assign]
+        yield
+        self.pool.background = background  # type: ignore[method-assign]
 
     def brought(self, base: str, root: str) -> tuple[int, int]:
         """Apply what is offered to the older bytes; return how many pieces had no patch, and the patches' bytes."""
@@ -138,19 +154,8 @@ async def test_what_is_taken_back_meanwhile_does_not_count_and_does_no_harm_late
     first = await publisher.publish_and_settle()
     publisher.unpublish()
     publisher.change(0.01)
-    background, calls = publisher.pool.background, 0
-
-    async def meddling(work: Callable[[], None]) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            publisher.unpublish()
-            publisher.change(0.5)
-        await background(work)
-
-    publisher.pool.background = meddling  # type: ignore[method-assign]
-    second = await publisher.publish()
-    await publisher.maker.settled()
+    with publisher.meddled(at=3):
+        second = await publisher.publish_and_settle()
     assert publisher.brought(first, second)[0] > 0
     third = await publisher.publish_and_settle()
     publisher.unpublish()
@@ -164,20 +169,8 @@ async def test_a_copy_that_was_made_of_changing_memory_is_not_trusted(publisher:
     await publisher.publish_and_settle()
     publisher.unpublish()
     publisher.change(1.0)
-    background, calls = publisher.pool.background, 0
-
-    async def meddling(work: Callable[[], None]) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            publisher.unpublish()
-            publisher.change(0.5)
-        await background(work)
-
-    publisher.pool.background = meddling  # type: ignore[method-assign]
-    second = await publisher.publish()
-    await publisher.maker.settled()
-    publisher.pool.background = background  # type: ignore[method-assign]
+    with publisher.meddled(at=2):
+        second = await publisher.publish_and_settle()
     third = await publisher.publish_and_settle()
     assert publisher.brought(second, third)[0] > 0
 
