@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.agent.lease_book import GIVE_UP_S
 
 from tensorhub_agent import box_copying
 from tensorhub_agent.boxes import packed_strides
+from tensorhub_agent.transport import SourceSession
 from tensorhub_common.regions import Form, Regions
 
 
@@ -65,6 +67,20 @@ def regions(draw: st.DrawFn, bytes_max: int = 4096) -> tuple[Regions, int, int]:
         at + draw(st.integers(0, 5)),
         there + draw(st.integers(0, 5)),
     )
+
+
+def check_gathering(runner: asyncio.Runner, session: SourceSession, source: memoryview) -> None:
+    """Let a session bring random boxes; they are numpy's, and nothing else is touched."""
+
+    @given(regions())
+    @settings(deadline=None, max_examples=50)
+    def each(drawn: tuple[Regions, int, int]) -> None:
+        boxes, nbytes, _ = drawn
+        memory = bytearray(b"\xaa" * nbytes)
+        runner.run(session.gather(memoryview(memory), boxes, digests=True))
+        assert memory == answer(b"\xaa" * nbytes, source, boxes)
+
+    each()
 
 
 def source_of(nbytes: int, seed: int = 1) -> memoryview:

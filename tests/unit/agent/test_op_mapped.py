@@ -215,8 +215,8 @@ def reading(*, staged: bool) -> tuple[OneAgent, Key]:
     return agent, key
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
+def filling(*, staged: bool) -> tuple[OneAgent, Key, int]:
+    """Return one that would fill what somebody maps, in place or beside, and is to look whether they still do."""
     agent, key = reading(staged=staged)
     if staged:
         held = agent.core.shards[key].held
@@ -226,6 +226,12 @@ def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) ->
     agent.plan(key)
     agent.opened(key, "two")
     agent.log()
+    return agent, key, call
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
+    agent, key, call = filling(staged=staged)
     probe = agent.last(Probe)
     assert probe is not None
     assert probe.spare is staged
@@ -242,15 +248,7 @@ def test_a_fill_waits_for_those_who_map_what_it_would_overwrite(staged: bool) ->
 
 @pytest.mark.parametrize("staged", [False, True])
 def test_a_fill_that_can_not_wait_longer_leaves_what_is_mapped(staged: bool) -> None:  # noqa: FBT001 (pytest's own form)
-    agent, key = reading(staged=staged)
-    if staged:
-        held = agent.core.shards[key].held
-        held.lent, held.spare_lent = False, True
-    call = agent.read(key)
-    agent.log()
-    agent.plan(key)
-    agent.opened(key, "two")
-    agent.log()
+    agent, key, call = filling(staged=staged)
     agent.probed(lent=True)
     agent.tick(10)
     agent.log()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from tests.unit.agent.box_samples import Gate, answer, regions, rows, widen
+from tests.unit.agent.box_samples import Gate, check_gathering, rows, widen
 from tests.unit.agent.local_hub import MIB, Hub, local_hub
 
 from tensorhub_agent import converting
@@ -33,16 +32,7 @@ def test_random_boxes_are_numpys_and_nothing_else_is_touched(tmp_path: Path) -> 
         hub = runner.run(stack.enter_async_context(local_hub(tmp_path)))
         segment = hub.published(MIB)
         session = runner.run(hub.open("L1", segment))
-
-        @given(regions())
-        @settings(deadline=None, max_examples=50)
-        def each(drawn: tuple[Regions, int, int]) -> None:
-            boxes, nbytes, _ = drawn
-            memory = bytearray(b"\xaa" * nbytes)
-            runner.run(session.gather(memoryview(memory), boxes, digests=True))
-            assert memory == answer(b"\xaa" * nbytes, segment.view, boxes)
-
-        each()
+        check_gathering(runner, session, segment.view)
         runner.run(session.close())
         runner.run(stack.aclose())
 

@@ -176,7 +176,8 @@ async def test_nonsense_from_the_agent_is_a_break(agent: FakeAgent, hub: AsyncHu
 # ----------------------------------------------------------------------------------------------------- interrupted
 
 
-async def test_an_interrupted_register_can_be_done_again(agent: FakeAgent, hub: AsyncHub) -> None:
+async def interrupted(agent: FakeAgent, hub: AsyncHub) -> None:
+    """Have a register cancelled while the agent is at it."""
     held = Held(agent, w.RegisterCall)
     task = asyncio.create_task(trainer(hub))
     await held.first()
@@ -184,18 +185,16 @@ async def test_an_interrupted_register_can_be_done_again(agent: FakeAgent, hub: 
     with pytest.raises(asyncio.CancelledError):
         await task
     held.let_go()
+
+
+async def test_an_interrupted_register_can_be_done_again(agent: FakeAgent, hub: AsyncHub) -> None:
+    await interrupted(agent, hub)
     assert await (await trainer(hub)).publish() == 1
     assert len(agent.calls(w.RegisterCall)) == 1
 
 
 async def test_after_an_interrupted_register_other_tensors_are_possible(agent: FakeAgent, hub: AsyncHub) -> None:
-    held = Held(agent, w.RegisterCall)
-    task = asyncio.create_task(trainer(hub))
-    await held.first()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    held.let_go()
+    await interrupted(agent, hub)
     await until(lambda: bool(hub._session._attachments._by_handle))
     assert (await trainer(hub, w=torch.ones(9))).tensors["w"].sum() == 9
 

@@ -14,7 +14,7 @@ from tensorhub_common.catalog.wellformed import checked_digest
 from tensorhub_common.catalog.wishes import is_overtaken
 from tensorhub_common.errors import BadCommand, IntegrityError, RetentionFull
 from tensorhub_common.wire.commands import Filled, Granted
-from tensorhub_common.wire.events.rounds import RoundHeld, RoundJoined, RoundStarted
+from tensorhub_common.wire.events.rounds import RoundHeld, RoundStarted
 from tensorhub_common.wire.events.shards import ShardFilled
 
 
@@ -26,15 +26,7 @@ def granted(catalog: Catalog, command: Granted, out: Out) -> None:
         raise Refused(BadCommand, f"attempt {command.attempt} of round {current.number} is over")
     current.granted.add(shard.index)
     if len(current.granted | current.filled) < replica.shards:
-        out.append(
-            RoundJoined(
-                model=model.name,
-                replica=replica.name,
-                round=current.number,
-                shard=shard.index,
-                missing=replica.missing(current.granted | current.filled),
-            )
-        )
+        out.append(rounds.joined(model, replica, shard.index, current.granted | current.filled))
         return
     begin(catalog, model, replica, current, out)
 

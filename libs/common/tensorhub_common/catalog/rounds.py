@@ -4,6 +4,8 @@ Every shard joins with what it wants; when the last has joined the fold decides 
 for "latest" by itself is the bug that this prevents. What the replica does about the decision is in `filling.py`.
 """
 
+from collections.abc import Container
+
 from tensorhub_common.catalog.availability import IN_ORDER, Out, refresh, shift
 from tensorhub_common.catalog.lookup import open_round, owned_shard
 from tensorhub_common.catalog.refusal import Refused
@@ -67,15 +69,7 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     current.patient[shard.index] = command.patient
     if command.staged:
         current.staged[shard.index] = None
-    out.append(
-        RoundJoined(
-            model=model.name,
-            replica=replica.name,
-            round=current.number,
-            shard=shard.index,
-            missing=replica.missing(current.wants),
-        )
-    )
+    out.append(joined(model, replica, shard.index, current.wants))
     _try_decide(model, replica, current, out)
 
 
@@ -179,20 +173,20 @@ def _give_up_filling(replica: Replica) -> None:
             shift(shard, ShardMove.GIVEN_UP)
 
 
+def joined(model: Model, replica: Replica, shard: int, there: Container[int]) -> RoundJoined:
+    """Say that a shard waits in the open round for those that are not there yet."""
+    assert replica.round is not None
+    return RoundJoined(
+        model=model.name, replica=replica.name, round=replica.round.number, shard=shard, missing=replica.missing(there)
+    )
+
+
 def settle(catalog: Catalog, command: Settle, out: Out) -> None:
     """End a shard's patience; if all have joined and nothing is decided, the answer is None for all."""
     model, replica, shard = owned_shard(catalog, command)
     current = open_round(replica, command.round, shard)
     current.patient[shard.index] = False
-    out.append(
-        RoundJoined(
-            model=model.name,
-            replica=replica.name,
-            round=current.number,
-            shard=shard.index,
-            missing=replica.missing(current.wants),
-        )
-    )
+    out.append(joined(model, replica, shard.index, current.wants))
     if current.state is RoundState.JOINING:
         _try_decide(model, replica, current, out)
 
