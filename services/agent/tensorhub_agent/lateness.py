@@ -1,12 +1,35 @@
-"""What a read that ran out of time tells its caller: what was missing, and what to do. Pure."""
+"""What a call that ran out of time tells its caller: who or what was missing, and what to do. Pure."""
 
 from tensorhub_agent.effects import Key
 from tensorhub_common.errors import DrainTimeout, RoundTimeout, VersionUnavailable
 from tensorhub_common.wire.commands import Wish
 
 
+class Absent:
+    """Whom the shards of a replica wait for, as one of them hears it.
+
+    All of them end at about the same bound. Whoever ends last finds the others gone, and did not wait for them.
+    """
+
+    def __init__(self) -> None:
+        """Begin before anybody has come."""
+        self._never: tuple[int, ...] | None = None
+        self._all_came = False
+
+    def heard(self, missing: tuple[int, ...]) -> None:
+        """Somebody has come, and these have not, or have left."""
+        self._all_came = self._all_came or not missing
+        self._never = missing if self._never is None else tuple(each for each in self._never if each in missing)
+
+    def of(self, missing: tuple[int, ...]) -> tuple[int, ...]:
+        """Of those who are not there at the end, return whom it was waited for; nobody where all were there once."""
+        if self._all_came:
+            return ()
+        return tuple(each for each in missing if each in (self._never or ())) or missing
+
+
 def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: bool) -> tuple[str, str]:
-    """Return the error and its message; `missing` are the shards that have not joined."""
+    """Return the error and its message; `missing` are the shards that never joined."""
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     if not is_joining:
         return RoundTimeout.__name__, f"{where} could not be filled within the bound: allow more time"
@@ -17,11 +40,11 @@ def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: b
             "replicate or update"
         )
         return RoundTimeout.__name__, message
-    wish = want if isinstance(want, str) else f"version {want}"
-    return (
-        VersionUnavailable.__name__,
-        f"{wish} of model {key.model!r} has no live holder within the bound: has a trainer published it?",
-    )
+    if isinstance(want, str):
+        why = f"no version of model {key.model!r} was to be had within the bound: has a trainer published one?"
+    else:
+        why = f"version {want} of model {key.model!r} has no live holder within the bound: has a trainer published it?"
+    return VersionUnavailable.__name__, why
 
 
 def still_mapped(key: Key) -> tuple[str, str]:

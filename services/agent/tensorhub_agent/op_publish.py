@@ -5,6 +5,7 @@ are granted at once to readers that name the same root, which they can only have
 """
 
 from tensorhub_agent.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
+from tensorhub_agent.lateness import Absent
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_common.digests import root_digest
@@ -36,6 +37,7 @@ class PublishOperation:
         self._ready_by: Sender | None = None
         self._withdraw_by: Sender | None = None
         self._missing: tuple[int, ...] = ()
+        self._absent = Absent()
         # Until the log has answered this offer, what it says of the replica is about an earlier one that was given up.
         self._counted = False
 
@@ -96,9 +98,10 @@ class PublishOperation:
                 core.fail(event.error, event.message)
             case PublishJoined() if core.is_mine(event):
                 self._missing = tuple(index for index in event.missing if index != core.key.shard)
+                self._absent.heard(event.missing)
             case PublishWithdrawn() if mine:
                 self._unoffer()
-                core.fail(RoundTimeout, self._late(event.missing))
+                core.fail(RoundTimeout, self._late(self._absent.of(event.missing)))
             case CommandRejected() if mine:
                 self._rejected(event)
             case CommandRepeated() if mine and event.error is not None:

@@ -13,7 +13,7 @@ import msgspec
 from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import CallRead, ShardNews
-from tensorhub_agent.lateness import not_in_time, still_mapped
+from tensorhub_agent.lateness import Absent, not_in_time, still_mapped
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
@@ -73,6 +73,7 @@ class ReadOperation:
         self.stage = Stage.JOINING
         self._voice, self._carrier, self._destination = Voice(core), Carrier(core), Destination(core)
         self._missing: tuple[int, ...] = ()
+        self._absent = Absent()
         self._settled = False
         self._deadline = call.deadline
         self._at_once = False
@@ -152,6 +153,7 @@ class ReadOperation:
         match event:
             case RoundJoined():
                 self._missing = event.missing
+                self._absent.heard(event.missing)
             case RoundDecided() if self.stage is not Stage.ENDING:
                 self._decided(event, now)
             case RoundStarted() if self.stage is Stage.GRANTED and event.attempt == self._voice.attempt:
@@ -348,7 +350,8 @@ class ReadOperation:
         self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
-        return not_in_time(self.core.key, self.call.want, missing, is_joining=self.stage is Stage.JOINING)
+        absent = self._absent.of(missing)
+        return not_in_time(self.core.key, self.call.want, absent, is_joining=self.stage is Stage.JOINING)
 
     def _end(self, error: str, message: str, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Answer the call as soon as nothing can be written any more. An empty error means None."""

@@ -1,7 +1,7 @@
 """What a caller is told whose read ran out of time: what was missing, and what to do."""
 
 from tensorhub_agent.effects import Key
-from tensorhub_agent.lateness import not_in_time
+from tensorhub_agent.lateness import Absent, not_in_time
 from tensorhub_common.errors import RoundTimeout, VersionUnavailable
 from tensorhub_common.wire.commands import Wish
 
@@ -23,7 +23,23 @@ def test_where_all_have_joined_the_version_is_missing() -> None:
         VersionUnavailable.__name__,
         "version 12 of model 'policy' has no live holder within the bound: has a trainer published it?",
     )
-    assert told("latest", (1,))[1].startswith("latest of model 'policy' has no live holder")
+    assert told("latest", (1,)) == (
+        VersionUnavailable.__name__,
+        "no version of model 'policy' was to be had within the bound: has a trainer published one?",
+    )
+
+
+def test_it_was_waited_for_those_who_never_came() -> None:
+    absent = Absent()
+    assert absent.of((0, 2)) == (0, 2), "nobody has said anything yet"
+    absent.heard((1, 2))
+    absent.heard((2,))
+    assert absent.of((0, 1, 2)) == (2,), "0 and 1 came, and have left"
+    absent.heard((0,))
+    assert absent.of((0,)) == (0,), "each was there once, but never all of them"
+    absent.heard(())
+    absent.heard((0,))
+    assert absent.of((0,)) == (), "who left after all were there has kept nobody waiting"
 
 
 def test_who_was_being_filled_needs_more_time() -> None:

@@ -2,7 +2,7 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, Raise
+from tensorhub_agent.effects import Answer, Raise, SiblingsChecked
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
@@ -91,6 +91,20 @@ def test_a_worker_that_dies_while_publishing_withdraws() -> None:
     agent.do(agent.core.worker_gone(7, agent.now))
     agent.log()
     assert agent.error_of(call) == "RoundTimeout"
+
+
+def test_all_shards_are_told_alike_who_never_published() -> None:
+    """Whoever ends last doesn't wait for those who have withdrawn at the same bound."""
+    agent = trainer(shards=3)
+    agent.do(agent.core.on_news(SiblingsChecked(agent.register("trainer", 1, 3), None), agent.now))
+    calls = [agent.publish(agent.key("trainer", shard), "a") for shard in range(2)]
+    agent.log()
+    agent.tick(10.0)
+    agent.log()
+    for call in calls:
+        end = agent.end_of(call)
+        assert isinstance(end, Raise)
+        assert "shards [2] did not publish within the bound" in end.message
 
 
 def test_an_agent_that_joined_anew_says_publish_again() -> None:

@@ -1,9 +1,10 @@
 """Reading as one shard of a round: writes only when all have leases, answers only when no byte may come any more."""
 
+import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
-from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, SiblingsChecked, SourceLost
+from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SiblingsChecked, SourceLost
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_agent.shard import OUTCOME_S_MAX
@@ -195,20 +196,21 @@ def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> Non
     assert reader.catalog.models["policy"].replicas["rollout"].round is None
 
 
-def two_shards(agent: OneAgent, replica: str) -> tuple[Key, Key]:
-    first, second = (agent.register(replica, shard, 2) for shard in range(2))
-    agent.do(agent.core.on_news(SiblingsChecked(second, None), agent.now))
-    return first, second
+def registered(agent: OneAgent, replica: str, shards: int = 2) -> list[Key]:
+    keys = [agent.register(replica, shard, shards) for shard in range(shards)]
+    for key in keys[1:]:
+        agent.do(agent.core.on_news(SiblingsChecked(key, None), agent.now))
+    return keys
 
 
 def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() -> None:
     """The log goes on counting the shard as ready, and may answer the next read by it: it must not be forgotten."""
     trainer = OneAgent("elsewhere")
     trainer.join()
-    sources = two_shards(trainer, "trainer")
+    sources = registered(trainer, "trainer")
     reader = OneAgent("agent-1", catalog=trainer.catalog)
     reader.join()
-    late, whole = two_shards(reader, "rollout")
+    late, whole = registered(reader, "rollout")
     for source in sources:
         trainer.publish(source, "a")
     trainer.log()
@@ -231,3 +233,52 @@ def test_what_was_filled_stands_though_a_sibling_was_not_and_the_round_failed() 
     held = reader.core.shards[whole].held
     assert (shard.state, shard.version) == (ShardState.READY, 1)
     assert (held.memory, held.version) == (Memory.READY, 1)
+
+
+def told(agent: OneAgent, call: int) -> tuple[str, str]:
+    end = agent.end_of(call)
+    assert isinstance(end, Raise)
+    return end.error, end.message
+
+
+def waiting(shards: int, came: int) -> tuple[OneAgent, list[int]]:
+    """Shards of a replica that ask for the latest of a model of which nothing is published."""
+    agent = OneAgent()
+    agent.join()
+    calls = [agent.read(key, patience=10.0) for key in registered(agent, "rollout", shards)[:came]]
+    agent.log()
+    return agent, calls
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_all_shards_are_told_alike_that_nothing_is_published(*, at_once: bool) -> None:
+    """Whoever ends last doesn't wait for those who have left at the same bound, and is not told that it did."""
+    agent, calls = waiting(shards=3, came=3)
+    agent.tick(10.0)
+    while agent.unsaid:
+        agent.log(3 if at_once else 1)
+    nothing = "no version of model 'policy' was to be had within the bound: has a trainer published one?"
+    assert [told(agent, call) for call in calls] == [("VersionUnavailable", nothing)] * 3
+
+
+def test_all_shards_are_told_alike_who_never_came() -> None:
+    agent, calls = waiting(shards=3, came=2)
+    agent.tick(10.0)
+    agent.log()
+    for shard, call in enumerate(calls):
+        error, message = told(agent, call)
+        assert error == "RoundTimeout"
+        assert message.startswith(f"shard {shard} of policy/rollout: shards [2] of the replica did not join the round")
+
+
+def test_who_left_before_the_last_one_came_is_named() -> None:
+    """They were never there together, so that nothing is published is not why."""
+    agent, (first,) = waiting(shards=2, came=1)
+    agent.tick(10.0)
+    agent.log()
+    second = agent.read(agent.key("rollout", 1))
+    agent.log()
+    agent.tick(10.0)
+    agent.log()
+    assert "shards [1] of the replica did not join" in told(agent, first)[1]
+    assert "shards [0] of the replica did not join" in told(agent, second)[1]
