@@ -15,7 +15,9 @@ from tests.unit.common.catalog_world import MODEL, World
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
+from tensorhub_common.regions import DIMS_MAX
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner import compiling
 from tensorhub_planner.answering import Answering
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
@@ -200,3 +202,27 @@ def test_what_was_emptied_just_now_is_waited_for_and_what_was_released_is_not() 
     assert isinstance(answer, Refusal)
     assert answer.error == LayoutMismatch.__name__
     assert "no holder has [1:8, 0:6] of 'embedding'" in answer.reason
+
+
+def many_dims(rank: int) -> tuple[Layout, Layout]:
+    """Return a tensor of so many dimensions, and the half of it in each of them that lies apart."""
+    source = TensorEntry("deep", "uint8", 1, (3,) * rank, (3,) * rank, (0,) * rank)
+    reader = TensorEntry("deep", "uint8", 1, (2,) * rank, (3,) * rank, (1,) * rank)
+    return layout_of([source]), layout_of([reader])
+
+
+def test_boxes_of_more_dimensions_than_anybody_carries_are_refused_by_the_tensor_s_name() -> None:
+    source, reader = many_dims(DIMS_MAX)
+    assert isinstance(Cluster([source], reader).answer(), Plan)
+    source, reader = many_dims(DIMS_MAX + 1)
+    told = refused([source], reader=reader)
+    assert f"tensor 'deep' lies in boxes of {DIMS_MAX + 1} dimensions that can't be joined" in told
+    # Whole, it is one run of bytes.
+    assert isinstance(Cluster([source], source).answer(), Plan)
+
+
+def test_a_tensor_that_would_be_cut_too_often_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "CELLS_MAX", 3)
+    columns = [layout_of([box("embedding", (0, at), (8, at + 1))]) for at in range(6)]
+    reader = layout_of([whole("embedding")])
+    assert "tensor 'embedding' would be cut into more than 3 boxes" in refused(columns, reader=reader)

@@ -145,6 +145,10 @@ class Execution:
         """Return the number of units."""
         return self._first[-1]
 
+    def fills(self, layout: str) -> bool:
+        """Tell whether it is shards of this layout that it fills."""
+        return self.program.layout == layout
+
     def nbytes(self) -> list[int]:
         """Return the bytes of each unit in the destination."""
         return [size for sizes, times in self.runs() for size in sizes * times]
@@ -282,15 +286,26 @@ def _is_whole(group: Group, program: Program) -> bool:
         return False
     if any(not 0 <= source < len(program.sources) for source in group.sources):
         return False
-    if any(len(row) not in (1, boxes) for row in group.at):
+    if any(len(row) not in (1, boxes) or min(row, default=0) < 0 for row in group.at) or min(group.to, default=0) < 0:
         return False
     return all(_is_cut(cell, boxes) for cell in program.patterns[group.pattern])
 
 
 def _is_cut(cell: Cell, boxes: int) -> bool:
     cut, rank = cell.cut, len(cell.cut.shape)
-    if len(cut.to_strides) != rank or not 0 <= cut.dim < max(rank, 1) or min((*cut.shape, cut.rows, cut.units)) < 1:
+    if len(cut.to_strides) != rank or not 0 <= cut.dim < max(rank, 1):
+        return False
+    if min((*cut.shape, cut.rows, cut.units, cut.itemsize)) < 1 or min((*cut.to_strides, cell.to)) < 0:
         return False
     if cut.units != (-(-cut.shape[cut.dim] // cut.rows) if rank else 1):
         return False
-    return bool(cell.owners) and all(0 <= owner.box < boxes and len(owner.strides) == rank for owner in cell.owners)
+    return bool(cell.owners) and all(_is_box(owner, rank, boxes) for owner in cell.owners)
+
+
+def _is_box(owner: Owner, rank: int, boxes: int) -> bool:
+    if not 0 <= owner.box < boxes or len(owner.strides) != rank:
+        return False
+    if min((owner.itemsize, owner.step)) < 1 or min((*owner.strides, owner.ahead)) < 0:
+        return False
+    blocks = owner.blocks
+    return blocks is None or len(blocks.shape) == len(blocks.skip) == rank

@@ -8,12 +8,18 @@ size is at least 1; strides are in bytes, and not negative. Elements of differen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 Sizes = tuple[int, ...]
+Dim = tuple[int, int, int]
+"""A dimension: how many elements, and how far they lie apart in the destination and in the source."""
+
+DIMS_MAX: Final = 16
+"""A box has so many dimensions at most once those are joined that can be; tensors have five or six."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +94,18 @@ class Regions:
     to: Sequence[int]
     origin: Sequence[int]
     form: Sequence[Form]
+
+
+def joined(dims: Iterable[Dim]) -> list[Dim]:
+    """Return dimensions with those joined that continue each other at both ends, and without those of one element."""
+    found: list[Dim] = []
+    for size, to, origin in dims:
+        if size == 1:
+            continue
+        if found and found[-1][1] == size * to and found[-1][2] == size * origin:
+            size *= found.pop()[0]  # noqa: PLW2901 (the two are one dimension)
+        found.append((size, to, origin))
+    return found
 
 
 def _is_packed(shape: Sizes, strides: Sizes, itemsize: int) -> bool:

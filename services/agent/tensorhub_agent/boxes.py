@@ -16,10 +16,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.block_boxes import block_parts, wrong
-from tensorhub_common.regions import Form, Regions, Sizes
-
-DIMS_MAX: Final = 16
-"""A form has so many dimensions at most once it is normal; tensors have five or six."""
+from tensorhub_common.regions import DIMS_MAX, Form, Regions, Sizes, joined
 
 
 class BadForm(ValueError):
@@ -85,13 +82,7 @@ def normal(form: Form) -> Form:
     if not form.cast:
         dims.append((itemsize, 1, 1))
         itemsize = to_itemsize = 1
-    merged: list[tuple[int, int, int]] = []
-    for size, to, origin in dims:
-        if size == 1:
-            continue
-        if merged and merged[-1][1] == size * to and merged[-1][2] == size * origin:
-            size *= merged.pop()[0]  # noqa: PLW2901 (the two are one dimension)
-        merged.append((size, to, origin))
+    merged = joined(dims)
     _check_dims(len(merged))
     shape, to_strides, origin_strides = zip(*merged, strict=True) if merged else ((), (), ())
     return Form(shape, to_strides, origin_strides, itemsize, to_itemsize, form.cast)

@@ -143,7 +143,10 @@ class Carrier:
         """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
         transfer, answer = self.transfer, news.answer
         assert transfer is not None
-        if news.program is not None and self.program is None and transfer.has_nothing:
+        if news.program is not None and not news.program.fills(self._core.place.layout):
+            # Its boxes are places in other memory than this, and whatever came would be hashed as if it belonged here.
+            answer = Refusal(error=VersionUnavailable.__name__, reason="the plan's program fills another layout")
+        elif news.program is not None and self.program is None and transfer.has_nothing:
             self.program, self._completion = news.program, news.completion
             before = transfer
             transfer = self._new(before.version, before.root, news.program.nbytes(), verify=False, now=now)

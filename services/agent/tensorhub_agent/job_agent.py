@@ -51,12 +51,11 @@ from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.memory_work import MemoryWork
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.programs import Programs
-from tensorhub_agent.questions import Questions
+from tensorhub_agent.questions import Questions, Target
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
-from tensorhub_agent.units import Completion
 from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
@@ -338,10 +337,10 @@ class JobAgent:
         self._news(SiblingsChecked(key, mismatch))
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
-        answer, program = await self._questions.plan(effect.demand, headers_of(cause))
         place = self.shelf.places.get(effect.key)
-        completion = Completion(program, place.table) if program is not None and place is not None else None
-        self._news(PlanCame(effect.key, effect.number, answer, program, completion))
+        target = None if place is None else Target(place.digest, place.table)
+        found = await self._questions.plan(effect.demand, headers_of(cause), target)
+        self._news(PlanCame(effect.key, effect.number, *found))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""

@@ -6,16 +6,17 @@ Always true: nothing waits longer than its bound, and a planner's silence is an 
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.programs import Programs
+from tensorhub_agent.units import Completion
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError, from_code
-from tensorhub_common.layout import Layout, shared_mismatch
+from tensorhub_common.layout import Layout, PieceTable, shared_mismatch
 from tensorhub_common.program import Execution
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
@@ -27,6 +28,22 @@ OPEN_ASK_S: Final = 5.0
 _log: Final = logging.getLogger(__name__)
 _opened: Final[msgspec.json.Decoder[JobOpened | Error]] = msgspec.json.Decoder(JobOpened | Error)
 _plans: Final[msgspec.json.Decoder[PlanAnswer | Error]] = msgspec.json.Decoder(PlanAnswer | Error)
+
+
+class Target(NamedTuple):
+    """The shard that is to be filled: the digest of its layout, and its pieces."""
+
+    layout: str
+    table: PieceTable
+
+
+class Planned(NamedTuple):
+    """A planner's answer, with what it names."""
+
+    answer: PlanAnswer
+    program: Execution | None = None
+    completion: Completion | None = None
+    """For a read that is to turn to the program: what its units make of the shard's own pieces."""
 
 
 class Questions:
@@ -42,15 +59,20 @@ class Questions:
         if isinstance(answer, Error):
             raise from_code(answer.error, answer.message)
 
-    async def plan(self, demand: Demand, headers: Mapping[str, str]) -> tuple[PlanAnswer, Execution | None]:
-        """Ask a planner who brings which piece; return its answer, and the program if a plan names one."""
+    async def plan(self, demand: Demand, headers: Mapping[str, str], target: Target | None) -> Planned:
+        """Ask a planner who brings which piece of a shard; get the program if the plan names one."""
         answer = await self._plan(demand, headers)
         if not isinstance(answer, Plan) or answer.program is None:
-            return answer, None
+            return Planned(answer)
         try:
-            return answer, await self._programs.get(answer.program)
+            program = await self._programs.get(answer.program)
+            if demand.program is not None or target is None or not program.fills(target.layout):
+                # The read has its completion, or has no use for one.
+                return Planned(answer, program)
+            # Of 160,000 units this takes half a second, in which leases have to be renewed.
+            return Planned(answer, program, await asyncio.to_thread(Completion, program, target.table))
         except TensorHubError as why:
-            return Refusal(error=NO_ANSWER, reason=f"the transfer program can't be had: {why}"), None
+            return Planned(Refusal(error=NO_ANSWER, reason=f"the transfer program can't be had: {why}"))
 
     async def _plan(self, demand: Demand, headers: Mapping[str, str]) -> PlanAnswer:
         question = msgspec.json.encode(demand)

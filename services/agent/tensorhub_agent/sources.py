@@ -295,7 +295,8 @@ class Sources:
             await session.gather(
                 segment.view, regions, digests=digests, progress=lambda came: self._progressed(effect, came)
             )
-        except TensorHubError as why:
+        except (TensorHubError, ValueError) as why:
+            # ValueError: boxes that don't fit into memory, or that nobody can bring.
             self._lost(effect.key, effect.source, str(why))
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from tensorhub_agent.ranges import mark, marked, merged
+from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Range
@@ -24,14 +25,18 @@ class Completion:
     """
 
     def __init__(self, program: Execution, table: PieceTable) -> None:
-        """Begin with nothing."""
+        """Begin with nothing. Raises `LayoutMismatch` for a program whose boxes are not all in the table's tensors."""
         self._program, self._table = program, table
         self._missing = list(table.nbytes)
         """Of each piece, the bytes that no contiguous box has brought."""
         self._left: dict[int, int] = {}
         """Of each tensor, the bytes that are to come."""
+        ends = {tensor: at + nbytes for tensor, at, nbytes in zip(table.tensor, table.at, table.nbytes, strict=True)}
         for place in program.places([(0, len(program))]):
-            tensor = table.tensor[table.piece_at(place.to)]
+            piece = table.piece_at(place.to)
+            tensor = table.tensor[piece] if piece >= 0 else -1
+            if place.to + place.nbytes > ends.get(tensor, 0):
+                raise LayoutMismatch("the transfer program has a box that lies in no tensor of the shard")
             self._left[tensor] = self._left.get(tensor, 0) + place.nbytes
         self._stands = bytearray(len(table))
 
@@ -72,30 +77,38 @@ class Completion:
 
 
 class Availability:
-    """Which units of a program a half-filled source of some layout can give, by the pieces that stand there."""
+    """Which units of a program a half-filled source of some layout can give, by the pieces that stand there.
+
+    A unit waits for one piece at a time, the first that lacks, so that a word of the source costs what it says and not
+    how many units there are.
+    """
 
     def __init__(self, program: Execution, layout: str, table: PieceTable) -> None:
         """Begin with none. `table` is that of the source's layout."""
         self._has = bytearray(len(table))
-        self._waiting: list[tuple[int, int, int]] = []
-        """Units that can't be had yet: (unit, first piece, behind the last piece)."""
+        self._waiting: dict[int, list[tuple[int, int]]] = {}
+        """By the piece that a unit waits for: the unit, and the first piece behind all of its pieces."""
         for first, count in program.given_by(layout):
             regions = program.regions(layout, [(first, count)])
             for unit, origin, form in zip(range(first, first + count), regions.origin, regions.form, strict=True):
                 last = origin + form.origin_span_bytes - 1
-                self._waiting.append((unit, table.piece_at(origin), table.piece_at(last) + 1))
+                self._wait(table.piece_at(origin), unit, table.piece_at(last) + 1)
+
+    def _wait(self, piece: int, unit: int, stop: int) -> None:
+        self._waiting.setdefault(piece, []).append((unit, stop))
 
     def units(self, pieces: Iterable[Range]) -> tuple[Range, ...]:
         """Take note of pieces that stand there; return the units that can be had by that, and could not before."""
         size = len(self._has)
-        mark(self._has, [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first])
+        news = [(first, count) for first, count in pieces if first >= 0 and 0 < count <= size - first]
+        mark(self._has, news)
         there: list[Range] = []
-        waiting: list[tuple[int, int, int]] = []
-        for each in self._waiting:
-            unit, first, stop = each
-            if self._has.find(0, first, stop) == -1:
-                there.append((unit, 1))
-            else:
-                waiting.append(each)
-        self._waiting = waiting
+        for first, count in news:
+            for piece in range(first, first + count):
+                for unit, stop in self._waiting.pop(piece, ()):
+                    lacking = self._has.find(0, piece, stop)
+                    if lacking == -1:
+                        there.append((unit, 1))
+                    else:
+                        self._wait(lacking, unit, stop)
         return tuple(merged(there))

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.errors import BadCommand, LayoutMismatch
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
@@ -79,7 +79,9 @@ class Answering:
         self._kept = Kept() if kept is None else kept
 
     async def answer(self, demand: Demand) -> PlanAnswer:
-        """Return the plan, or a refusal. Raises what `Knowledge` raises."""
+        """Return the plan, or a refusal. Raises what `Knowledge` raises, and `BadCommand`."""
+        if demand.mapped and demand.program is not None:
+            raise BadCommand("what is mapped is not filled, so a demand for it names no program")
         found = await self._found(demand, any_layout=False)
         if isinstance(found, Refusal):
             return found
@@ -122,9 +124,15 @@ class Answering:
         return question.decide(self._kept, self._ledger, self._limits, self._knowledge.now())
 
     async def _program(self, demand: Demand, found: Found) -> Compiled:
-        if demand.program is not None:
-            return await self._knowledge.program(demand.program)
-        return await self._knowledge.compiled(found.seat.layout, source_set(found))
+        if demand.program is None:
+            return await self._knowledge.compiled(found.seat.layout, source_set(found))
+        try:
+            named = await self._knowledge.program(demand.program)
+        except LayoutMismatch as why:
+            raise BadCommand(f"the demand names a program that is none: {why}") from None
+        if not named.execution.fills(found.seat.layout):
+            raise BadCommand(f"program {demand.program[:12]} of the demand fills another layout than the reader's")
+        return named
 
     async def _could_be(self, demand: Demand, found: Found) -> bool:
         """Tell whether all shards that are registered, also those that are lost or empty now, could fill the reader."""

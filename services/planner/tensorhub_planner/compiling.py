@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, TypeVar
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, Shape
-from tensorhub_common.program import Cell, Group, Program
+from tensorhub_common.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.regions import DIMS_MAX, joined
 from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.spans import Span, converts, distance, is_cut_through, owner_of, pieces_of, span_of
 
@@ -184,7 +185,7 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
         tensor = known.get(name)
         group = None if tensor is None else grouped.get((cutout, tensor.kind))
         if tensor is None or group is None:
-            pattern = _Gap((), ()) if tensor is None else sources.pattern(cutout, tensor.alike, lot)
+            pattern = _Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
             if tensor is None or isinstance(pattern, _Gap):
                 wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
                 continue
@@ -198,6 +199,13 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
         more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
         raise LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
     return _program(digest, sources, list(grouped.values()))
+
+
+def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot: int) -> _Pattern | _Gap:
+    try:
+        return sources.pattern(cutout, tensor.alike, lot)
+    except LayoutMismatch as why:
+        raise LayoutMismatch(f"tensor {name!r} {why}") from None
 
 
 class _Grouped(NamedTuple):
@@ -263,7 +271,7 @@ def _cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> _Grid | _Ga
     spans = [span for span in distinct.values() if span is not None]
     edges = [_edges(atom, spans, dim) for dim in range(len(atom.start))]
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
-        raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
+        raise LayoutMismatch(f"would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
     owned: dict[Shape, list[Span]] = {}
     for number, cutout in enumerate(boxes):
         span = distinct[cutout]
@@ -319,7 +327,27 @@ def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used
     """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
     for piece in pieces_of(atom, start, stop):
         there = tuple(owner_of(span, _numbered(used, span.box), atom, piece) for span in owners)
+        if len(start) >= DIMS_MAX:
+            _check_dims(piece.cut, there)
         yield Cell(distance(piece.start, atom.start, atom.strides), piece.cut, there)
+
+
+def _check_dims(cut: Cut, owners: Sequence[Owner]) -> None:
+    """Raise `LayoutMismatch` for boxes that nobody could carry: whoever does would find out too late."""
+    # Where nothing is converted the bytes of an element are a dimension too.
+    counts = [
+        len(
+            joined(
+                [*zip(cut.shape, cut.to_strides, owner.strides, strict=True), (1 if owner.cast else cut.itemsize, 1, 1)]
+            )
+        )
+        for owner in owners
+    ]
+    if max(counts) > DIMS_MAX:
+        raise LayoutMismatch(
+            f"lies in boxes of {max(counts)} dimensions that can't be joined, and {DIMS_MAX} are possible: cut it "
+            "along fewer dimensions, or register it with fewer"
+        )
 
 
 def region(start: Shape, stop: Shape) -> str:

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_agent.block_boxes import block_parts
-from tensorhub_agent.boxes import DIMS_MAX, BadForm, as_received, as_sent, check, normal, packed_strides
+from tensorhub_agent.boxes import BadForm, as_received, as_sent, check, normal, packed_strides
 from tensorhub_agent.converting import CastUnknown, converter
 from tensorhub_agent.gather_frames import COMPUTED_BYTES_MAX
 from tensorhub_agent.ucxx_boxes import lots_of
 from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED
-from tensorhub_common.regions import Blocks, Form, Regions, Sizes
+from tensorhub_common.regions import DIMS_MAX, Blocks, Form, Regions, Sizes
 
 VALUES, SCALES = "bfloat16>fp8-block-128:values", "bfloat16>fp8-block-128:scales"
 

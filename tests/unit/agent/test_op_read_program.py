@@ -37,9 +37,10 @@ def layout(*more: str) -> Layout:
     return layout_of([*entries, *(TensorEntry(name, "uint8", 1, (1,), (1,), (0,)) for name in more)])
 
 
-def program_for(reader: OneAgent, key: Key) -> PlanCame:
+def program_for(reader: OneAgent, key: Key, fills: str | None = None) -> PlanCame:
     """Answer the last question with a plan by a program, all from a source of another layout."""
-    execution = Execution(compile_program("mine", layout(), SourceIndex({"theirs": layout("a")})), "program")
+    mine = reader.core.shards[key].place.layout
+    execution = Execution(compile_program(fills or mine, layout(), SourceIndex({"theirs": layout("a")})), "program")
     asked = reader.last(AskPlan)
     assert asked is not None
     share = Share(
@@ -98,6 +99,20 @@ def test_a_program_that_comes_before_the_first_byte_is_read_by() -> None:
     (opening,) = opened(reader)
     assert opening.program is not None
     assert opening.root == "their root"
+
+
+def test_a_program_that_fills_another_layout_is_no_plan() -> None:
+    """Its boxes would be places in other memory, and what came hashed as this shard's own."""
+    reader, key = begun()
+    told(reader, program_for(reader, key, fills="another"))
+    assert not opened(reader)
+    assert not any(isinstance(effect, Raise) for effect in reader.seen), "the log decides anew"
+    reader.log()
+    reader.tick(REPLAN_S)
+    reader.log()
+    told(reader, program_for(reader, key))
+    (opening,) = opened(reader)
+    assert opening.program is not None
 
 
 @pytest.mark.parametrize("writes", [False, True])

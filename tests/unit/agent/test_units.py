@@ -3,14 +3,16 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.shardings import cuttings, models
 
 from tensorhub_agent.units import Availability, Completion
 from tensorhub_common import layout as layouts
+from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
-from tensorhub_common.program import Execution
+from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
 from tensorhub_common.regions import Form
 from tensorhub_planner import spans
 from tensorhub_planner.compiling import SourceIndex, compile_program
@@ -94,6 +96,43 @@ def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
     availability = Availability(execution, digest, pieces(layout))
     assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1)]) == ()
     assert availability.units([(0, 1)]) == ((0, 1),)
+
+
+@pytest.mark.parametrize(("to", "rows"), [(0, 3), (2, 4), (256, 1), (10**9, 1)])
+def test_a_program_whose_box_lies_in_no_tensor_is_refused_before_it_is_read_by(to: int, rows: int) -> None:
+    """Else it would be found out in the middle of a read, by an agent that can't go on."""
+    entry = layouts.TensorEntry("w", "int8", 1, (3,), (3,), (0,))
+    cell = Cell(to, Cut((rows,), (1,), 1, 0, rows, 1), (Owner(0, 0, (1,), 1, ""),))
+    program = Program("reader", ("source",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),))
+    if (to, rows) == (0, 3):
+        assert Completion(Execution(program), pieces(layouts.layout_of([entry]))).stand([(0, 1)]) == [(0, 1)]
+        return
+    with pytest.raises(LayoutMismatch, match="lies in no tensor of the shard"):
+        Completion(Execution(program), pieces(layouts.layout_of([entry])))
+
+
+def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
+    """Each unit is looked at once for each piece that it waits for in vain, whatever the order of the words."""
+    rows = 64
+    source = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 4), (rows, 4), (0, 0))])
+    reader = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 1), (rows, 4), (0, 2))])
+    digest = layout_digest(source)
+    with mock.patch.object(spans, "PIECE_BYTES_MAX", 2):
+        execution = Execution(compile_program("reader", reader, SourceIndex({digest: source})))
+    with mock.patch.object(layouts, "PIECE_BYTES_MAX", 4):
+        table = pieces(source)
+    availability = Availability(execution, digest, table)
+    looks: list[int] = []
+    wait = availability._wait
+
+    def waits(piece: int, unit: int, stop: int) -> None:
+        looks.append(unit)
+        wait(piece, unit, stop)
+
+    with mock.patch.object(availability, "_wait", waits):
+        for piece in range(rows):
+            availability.units([(piece, 1)])
+    assert len(looks) == rows // 2, "two rows are a unit here, and each waits once more"
 
 
 def _gives(execution: Execution, layout: str, unit: int) -> bool:

@@ -5,6 +5,7 @@ import pytest
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Place, Program, decoded, encoded
+from tensorhub_common.regions import Blocks
 
 CUT = Cut((5, 4), (8, 2), 2, dim=0, rows=2, units=3)
 """A box of 5 rows of 4 elements of two bytes, two rows at a time."""
@@ -69,6 +70,16 @@ def test_a_program_comes_back_as_it_was_kept() -> None:
         {"patterns": ((Cell(0, msgspec.structs.replace(CUT, shape=(5, 0)), BOTH[0].owners),), BOTH)},
         {"patterns": ((Cell(0, msgspec.structs.replace(CUT, to_strides=(8,)), BOTH[0].owners),), BOTH)},
         {"patterns": ((Cell(0, CUT, (Owner(0, 0, (2,), 2, ""),)),), BOTH)},
+        {"patterns": ((Cell(-1, CUT, BOTH[0].owners),), BOTH)},
+        {"patterns": ((Cell(0, msgspec.structs.replace(CUT, itemsize=0), BOTH[0].owners),), BOTH)},
+        {"patterns": ((Cell(0, msgspec.structs.replace(CUT, to_strides=(8, -2)), BOTH[0].owners),), BOTH)},
+        {"patterns": ((Cell(0, CUT, (Owner(0, -1, (4, 2), 2, ""),)),), BOTH)},
+        {"patterns": ((Cell(0, CUT, (Owner(0, 0, (4, -2), 2, ""),)),), BOTH)},
+        {"patterns": ((Cell(0, CUT, (Owner(0, 0, (4, 2), 0, ""),)),), BOTH)},
+        {"patterns": ((Cell(0, CUT, (Owner(0, 0, (4, 2), 2, "", None, 0),)),), BOTH)},
+        {"patterns": ((Cell(0, CUT, (Owner(0, 0, (4, 2), 2, "", Blocks((5,), (0, 0))),)),), BOTH)},
+        {"groups": (Group(0, (0, 2), (-1,), ((0, 0),)),)},
+        {"groups": (Group(0, (0, 2), (0,), ((0, -1),)),)},
     ],
 )
 def test_what_names_more_than_it_has_is_no_program(wrong: dict[str, object]) -> None:

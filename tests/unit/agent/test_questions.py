@@ -1,0 +1,72 @@
+"""What an agent makes of a planner's answer: the program that it names comes with it, or it stands for no answer."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tensorhub_agent.asking import NO_ANSWER
+from tensorhub_agent.questions import Questions, Target
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import TensorEntry, layout_of, pieces
+from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
+from tensorhub_common.wire.transfer import Demand, Plan, Refusal
+
+DEMAND = Demand(model="m", version=1, replica="engine", shard=0, agent="a", root=None, at_seq=0)
+LAYOUT = layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))])
+MINE = Target("mine", pieces(LAYOUT))
+
+
+class Bus:
+    """Answers with one plan."""
+
+    async def request(self, *_: object) -> bytes:
+        return msgspec.json.encode(Plan(version=1, shares=(), why="", program="program"))
+
+
+class Programs:
+    """Has one program, which fills a layout from byte `to` on."""
+
+    def __init__(self, fills: str = "mine", to: int = 0) -> None:
+        cell = Cell(to, Cut((4,), (1,), 1, 0, 4, 1), (Owner(0, 0, (1,), 1, ""),))
+        program = Program(fills, ("theirs",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),))
+        self.execution = Execution(program, "program")
+
+    async def get(self, digest: str) -> Execution:
+        if digest != "program":
+            raise LayoutMismatch("is none")
+        return self.execution
+
+
+def questions(programs: Programs) -> Questions:
+    bus: Any = Bus()
+    known: Any = programs
+    return Questions("job", bus, bus, known)
+
+
+async def test_a_read_that_turns_to_a_program_gets_what_its_units_complete() -> None:
+    found = await questions(Programs()).plan(DEMAND, {}, MINE)
+    assert found.program is not None
+    assert found.completion is not None
+    assert found.completion.stand([(0, 1)]) == [(0, 1)]
+
+
+async def test_who_reads_by_the_program_already_gets_no_other_completion() -> None:
+    found = await questions(Programs()).plan(msgspec.structs.replace(DEMAND, program="program"), {}, MINE)
+    assert found.program is not None
+    assert found.completion is None
+
+
+@pytest.mark.parametrize("target", [None, Target("another", MINE.table)])
+async def test_of_a_shard_that_it_does_not_fill_nothing_is_worked_out(target: Target | None) -> None:
+    found = await questions(Programs(to=10**9)).plan(DEMAND, {}, target)
+    assert (found.program is not None, found.completion) == (True, None)
+
+
+async def test_a_program_that_can_not_be_carried_out_is_as_good_as_no_answer() -> None:
+    """The agent goes on, and asks again."""
+    found = await questions(Programs(to=10**9)).plan(DEMAND, {}, MINE)
+    assert isinstance(found.answer, Refusal)
+    assert found.answer.error == NO_ANSWER
+    assert "lies in no tensor" in found.answer.reason
+    assert found.program is None

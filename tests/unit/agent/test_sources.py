@@ -1,0 +1,72 @@
+"""Boxes from a source that nobody can bring: the read hears of it at once, and looks for another source."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tensorhub_agent.boxes import BadForm
+from tensorhub_agent.effects import Key, OpenSource, Post, ShardNews, SourceLost, SourceOpened
+from tensorhub_agent.sources import Sources
+from tensorhub_agent.transport import TransportLost
+from tensorhub_common.layout import TensorEntry, layout_of, pieces
+from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
+from tensorhub_common.wire.transfer import LeaseGrant, Share, SourceId
+
+KEY = Key("m", "engine", 0)
+THEIRS = SourceId("there", 1, "trainer", 0)
+HEARD_S = 5.0
+
+
+class Bus:
+    """Grants every lease."""
+
+    async def request(self, *_: object) -> bytes:
+        grant = LeaseGrant(lease="l", ticket="t", ticket_s=1.0, endpoint="e", pieces=1, digests=b"")
+        return msgspec.msgpack.encode(grant)
+
+
+class Session:
+    """Brings nothing, for one reason."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+
+    async def gather(self, *_: object, **__: object) -> None:
+        raise self.why
+
+    async def close(self) -> None:
+        pass
+
+
+class Transports:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    async def open(self, *_: object, **__: object) -> Session:
+        return self.session
+
+
+@pytest.mark.parametrize(
+    "why",
+    [BadForm("a box has 17 dimensions"), ValueError("the destination can't be written"), TransportLost("it went")],
+)
+async def test_boxes_that_can_not_be_brought_are_a_source_lost(why: Exception) -> None:
+    said: asyncio.Queue[ShardNews] = asyncio.Queue()
+    given: Any = SimpleNamespace(bus=Bus(), transports=Transports(Session(why)), deltas=None)
+    sources = Sources("job", given.bus, given.transports, given.deltas, said.put_nowait, deltas=given.deltas)
+    cell = Cell(0, Cut((4,), (1,), 1, 0, 4, 1), (Owner(0, 0, (1,), 1, ""),))
+    execution = Execution(Program("mine", ("theirs",), ((cell,),), (Group(0, (0,), (0,), ((0,),)),)), "program")
+    share = Share(source=THEIRS, transport="local", pieces=((0, 1),), nbytes=4, why="", layout="theirs")
+    sources.open(OpenSource(KEY, 7, share, 1, None, program=execution), SourceId("here", 1, "engine", 0))
+    async with asyncio.timeout(HEARD_S):
+        assert isinstance(await said.get(), SourceOpened)
+        table = pieces(layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))]))
+        segment: Any = SimpleNamespace(view=memoryview(bytearray(256)))
+        sources.post(Post(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
+        lost = await said.get()
+    assert isinstance(lost, SourceLost)
+    assert (lost.source, lost.reason) == (7, str(why))
+    await sources.stop()
