@@ -19,12 +19,14 @@ from tests.integration.cuts import (
     specs,
     whole,
 )
-from tests.integration.hubs import RunningHub, running_hub
+from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.programs import fork_program
 from tests.integration.transports import BOTH
 
 from tensorhub import AsyncShard, TensorSpec
 from tensorhub.specs import DTYPES
 from tensorhub_common.errors import LayoutMismatch, RoundTimeout, VersionUnavailable
+from tensorhub_common.regions import DIMS_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -187,6 +189,45 @@ async def test_all_shards_are_told_alike_that_nothing_is_published_yet(hub: Runn
         }
 
 
+GONE = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch, tensorhub
+from tests.integration.cuts import rows, specs
+
+hub = tensorhub.connect(sys.argv[1])
+tensors = {"w": torch.arange(96.0).view(12, 8)}
+shards = [hub.register("m", specs(tensors, rows, n, 4), replica="trainer", shard=n, shards=4) for n in range(4)]
+for n, shard in enumerate(shards):
+    shard.tensors["w"].copy_(tensors["w"][3 * n : 3 * n + 3])
+with ThreadPoolExecutor(4) as threads:
+    assert list(threads.map(lambda shard: shard.publish(1), shards)) == [1] * 4
+os._exit(0)
+"""
+
+
+async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
+    """Its old shards can't become the new ones, and it is told what to do; readers have both versions."""
+    tensors, job = {"w": torch.arange(96.0).view(12, 8)}, new_job()
+    code, _, said = await asyncio.to_thread(fork_program, hub, GONE, job)
+    assert code == 0, said
+    async with hub.connected(job) as hubs:
+        with pytest.raises(LayoutMismatch, match="give the same, or take another replica name"):
+            await registered(hubs[:1], "trainer", rows, 3, tensors)
+        trainer = await registered(hubs, "trainer-of-3", rows, 3, tensors)
+        assert await published(trainer, rows, {"w": tensors["w"] + 1}) == 2
+        reader = await registered(hubs, "reader", columns, 2, tensors)
+        for version in (1, 2):
+            await replicated(reader, version)
+            assert_holds(reader, columns, {"w": tensors["w"] + version - 1})
+        old = await registered(hubs[:1], "trainer", rows, 4, tensors)
+        assert [shard.version for shard in old] == [1] * 4
+        for shard in old:
+            await shard.release()
+        assert "trainer" not in {replica.replica for replica in await hubs[0].replicas("m")}
+        await registered(hubs[:1], "trainer", rows, 3, tensors)
+
+
 async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: RunningHub) -> None:
     """Whatever version a reader is given, it is that one in every byte."""
     versions = 12
@@ -249,3 +290,15 @@ async def test_unpublished_in_the_middle(hub: RunningHub) -> None:
                 assert all(isinstance(one, VersionUnavailable) for one in got), got
                 ends.add("said no")
     assert ends <= {"read", "said no"}
+
+
+async def test_boxes_of_more_dimensions_than_can_be_carried(hub: RunningHub) -> None:
+    """The tensor is named at once, and nothing waits for the call's bound."""
+    rank = DIMS_MAX + 1
+    async with hub.connected() as hubs:
+        trainer = await hubs[0].register("m", {"deep": TensorSpec((3,) * rank, "uint8")}, replica="trainer")
+        assert await trainer.publish() == 1
+        corner = {"deep": TensorSpec((2,) * rank, "uint8", (3,) * rank, (1,) * rank)}
+        reader = await hubs[1].register("m", corner, replica="reader")
+        with pytest.raises(LayoutMismatch, match=f"'deep' lies in boxes of {rank} dimensions"):
+            await reader.replicate(1)

@@ -41,6 +41,10 @@ DTYPES: Final[dict[str, int]] = {
 """Torch's dense dtypes of whole bytes, by name, with the bytes of one element."""
 
 
+_SHAPES: Final = ("global_shape", "offset", "extent", "start", "shape")
+"""What a part has in numbers."""
+
+
 def dtype_name(what: str, dtype: object) -> str:
     """Return torch's name of the dtype (a torch.dtype, or its name with or without "torch.") of `what`.
 
@@ -76,17 +80,15 @@ class TensorSpec:
         parts: Iterable[Part] = (),
     ) -> None:
         """Check the values and bring them to one form."""
-        local = _shape("shape", shape)
-        whole = local if global_shape is None else _shape("global_shape", global_shape)
-        begin = (0,) * len(local) if offset is None else _shape("offset", offset)
+        local = _shape("the shape of a TensorSpec", shape)
+        whole = local if global_shape is None else _shape("the global_shape of a TensorSpec", global_shape)
+        begin = (0,) * len(local) if offset is None else _shape("the offset of a TensorSpec", offset)
         if not len(local) == len(whole) == len(begin):
             raise LayoutMismatch(
                 f"a TensorSpec of shape {local}, global_shape {whole} and offset {begin} must have the same number "
                 "of dimensions in each"
             )
-        consists = tuple(parts)
-        if not all(isinstance(part, Part) for part in consists):
-            raise LayoutMismatch("the parts of a TensorSpec are tensorhub.Part")
+        consists = tuple(_part(number, part) for number, part in enumerate(parts))
         # A frozen dataclass is written through object.__setattr__, as its own generated __init__ does.
         object.__setattr__(self, "shape", local)
         object.__setattr__(self, "dtype", dtype_name("a TensorSpec", dtype))
@@ -99,6 +101,18 @@ class TensorSpec:
         return TensorEntry(name, self.dtype, DTYPES[self.dtype], self.shape, self.global_shape, self.offset, self.parts)
 
 
+def _part(number: int, part: object) -> Part:
+    """Return a part with its sizes in one form, whatever whole numbers they were."""
+    if not isinstance(part, Part):
+        raise LayoutMismatch(f"the parts of a TensorSpec are tensorhub.Part; part {number} is {part!r:.80}")
+    told = f"of part {number} ({part.name!r:.80}) of a TensorSpec"
+    for field in ("name", "cast"):
+        if not isinstance(getattr(part, field), str):
+            raise LayoutMismatch(f"the {field} {told} is {getattr(part, field)!r:.80}; give a string")
+    shapes = {field: _shape(f"the {field} {told}", getattr(part, field)) for field in _SHAPES}
+    return Part(name=part.name, cast=part.cast, **shapes)
+
+
 def _shape(what: str, sizes: object) -> Shape:
     if isinstance(sizes, Iterable) and not isinstance(sizes, str | bytes):
         found = tuple(sizes)
@@ -106,4 +120,4 @@ def _shape(what: str, sizes: object) -> Shape:
             whole = tuple(size.__index__() for size in found)
             if all(size >= 0 for size in whole):
                 return whole
-    raise LayoutMismatch(f"the {what} of a TensorSpec is {sizes!r:.80}; give a tuple of whole numbers, none negative")
+    raise LayoutMismatch(f"{what} is {sizes!r:.80}; give a tuple of whole numbers, none negative")

@@ -49,6 +49,11 @@ HANDLES_MAX: Final = 1000
 REGISTERING_MAX: Final = 64
 """And so many of them may be on their way in."""
 
+OTHERWISE: Final = (
+    "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
+)
+"""What whoever comes back otherwise than he went may do: a release is its worker's, and that one may be gone."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -210,14 +215,11 @@ class Desk:
         where = f"shard {key.shard} of {key.model}/{key.replica}"
         place = job.shelf.places[key]
         if place.digest != layout_digest(layout):
-            raise LayoutMismatch(
-                f"{where} stands with other tensors: {difference(place.layout, layout)}; give the same, or "
-                "release it first"
-            )
+            raise LayoutMismatch(f"{where} stands with other tensors: {difference(place.layout, layout)}; {OTHERWISE}")
         if (core.place.shards, core.place.spot, core.place.install) != (frame.shards, frame.spot, frame.install):
             raise LayoutMismatch(
                 f"{where} was registered with shards={core.place.shards}, spot={core.place.spot}, "
-                f"install={core.place.install!r}: give the same, or release it first"
+                f"install={core.place.install!r}; {OTHERWISE}"
             )
         # Its own worker asks again where it gave up waiting for an answer, which came to nobody.
         if core.session not in (None, session.worker.number):

@@ -59,8 +59,8 @@ class PublishOperation:
         elif held.partial:
             core.fail(
                 NotFilled,
-                f"{core.where} holds only a part of a version, since its last fill failed: replicate again, or "
-                "register it anew with values",
+                f"{core.where} holds only a part of a version, since its last fill failed, or its agent was restarted "
+                "and could not vouch for it: replicate again; or write every tensor and call mark_loaded()",
             )
         else:
             self._digesting = core.number()

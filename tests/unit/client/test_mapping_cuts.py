@@ -1,5 +1,9 @@
 """Cuts of one dimension: what falls to which rank, and what can't be divided."""
 
+from typing import Any
+
+import msgspec
+import numpy as np
 import pytest
 
 from tensorhub.mapping.cuts import Cut, Padded, chunk, share
@@ -29,4 +33,19 @@ def test_a_cut_lies_within_its_dimension(start: int, stop: int) -> None:
 def test_a_rank_is_one_of_its_group(rank: int, ranks: int) -> None:
     for make in (lambda: share(4, rank, ranks), lambda: chunk(4, rank, ranks), lambda: Padded(4, rank, ranks)):
         with pytest.raises(ValueError, match=f"rank is {rank} of {ranks}"):
+            make()
+
+
+def test_numbers_of_numpy_s_become_plain_ones() -> None:
+    """A layout is encoded, and nobody but numpy could encode its numbers."""
+    numbers: Any = map(np.int64, (8, 1, 2))
+    size, rank, ranks = numbers
+    for cut in (share(size, rank, ranks), chunk(size, rank, ranks), Padded(size, rank, ranks), Cut(size, rank, size)):
+        assert {type(value) for value in msgspec.structs.asdict(cut).values()} == {int}
+
+
+@pytest.mark.parametrize("wrong", [2.0, "2", None])
+def test_what_is_no_whole_number_is_told(wrong: Any) -> None:
+    for make in (lambda: Cut(4, 0, wrong), lambda: Padded(4, wrong, 8)):
+        with pytest.raises(ValueError, match=f"is {wrong!r}; it is a whole number"):
             make()

@@ -161,6 +161,14 @@ def test_a_stage_refuses_layers_of_another_and_may_count_from_zero() -> None:
         counted.entry(entry(norm.format(3), 32))
 
 
+def test_a_stage_may_have_no_layer() -> None:
+    """Only the embedding, or only the head; an empty range is not none at all."""
+    names = mapping.llama({**SMALL, "num_hidden_layers": 5}, layers=range(0))
+    with pytest.raises(LayoutMismatch, match="is of layer 0, and this rank has none"):
+        names.entry(TensorEntry("model.layers.0.input_layernorm.weight", "float32", 4, (32,), (32,), (0,)))
+    assert names.entry(TensorEntry("model.norm.weight", "float32", 4, (32,), (32,), (0,))) is not None
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
 def test_each_layer_is_of_one_stage(stages: int) -> None:
     takes: list[int] = []

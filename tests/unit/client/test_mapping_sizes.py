@@ -31,6 +31,9 @@ def test_experts_go_by_several_names(name: str) -> None:
     config = {name: 8, "moe_intermediate_size": 16}
     assert experts_sizes_of(config.get) == Experts(count=8, intermediate=16)
     assert experts_sizes_of({**config, "n_shared_experts": 2}.get).shared_intermediate == 32
+    assert experts_sizes_of({**config, "n_shared_experts": 0}.get).shared_intermediate == 0
+    with pytest.raises(ValueError, match="n_shared_experts is -1"):
+        experts_sizes_of({**config, "n_shared_experts": -1}.get)
 
 
 def test_latent_attention_may_have_a_query_of_full_rank() -> None:

@@ -1,9 +1,11 @@
 """`describe` and `bind` with mappings: what is accepted, what is refused by name, and bytes that arrive unchanged."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -318,6 +320,31 @@ def test_parts_may_come_with_a_spec_and_are_checked() -> None:
         describe({"qk": TensorSpec((3, 2), "int8", parts=halves[:1])})
     with pytest.raises(LayoutMismatch, match="the parts of a TensorSpec are"):
         TensorSpec((3, 2), "int8", parts=[(0, 1)])  # type: ignore[list-item]
+
+
+def test_parts_are_of_whole_numbers_whosever_they_are() -> None:
+    numbers = np.array([4]), [np.int64(0)], torch.Size((2,)), (0,), (2,)
+    given = TensorSpec((2,), "int8", parts=[Part("q", *numbers)])  # type: ignore[arg-type]
+    assert given.parts == (Part("q", (4,), (0,), (2,), (0,), (2,)),)
+    assert {type(size) for size in (*given.parts[0].global_shape, *given.parts[0].offset)} == {int}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"global_shape": "4"}, "the global_shape of part 0 ('q') of a TensorSpec is '4'"),
+        ({"offset": (0.0,)}, "the offset of part 0 ('q') of a TensorSpec is (0.0,)"),
+        ({"extent": (-2,)}, "the extent of part 0 ('q') of a TensorSpec is (-2,)"),
+        ({"start": None}, "the start of part 0 ('q') of a TensorSpec is None"),
+        ({"shape": 2}, "the shape of part 0 ('q') of a TensorSpec is 2"),
+        ({"name": 7}, "the name of part 0 (7) of a TensorSpec is 7"),
+        ({"cast": None}, "the cast of part 0 ('q') of a TensorSpec is None"),
+    ],
+)
+def test_a_part_that_is_none_is_told_by_its_name(wrong: dict[str, Any], said: str) -> None:
+    part = msgspec.structs.replace(Part("q", (4,), (0,), (2,), (0,), (2,)), **wrong)
+    with pytest.raises(LayoutMismatch, match=re.escape(said)):
+        TensorSpec((2,), "int8", parts=[part])
 
 
 def test_a_shard_of_a_fused_dtensor_has_the_parts_of_its_box(mesh: Any) -> None:

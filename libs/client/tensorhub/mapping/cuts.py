@@ -4,6 +4,8 @@ Always true: a cut lies within its dimension, and the cuts of all ranks of `shar
 dimension once, in the order of the ranks.
 """
 
+from operator import index
+
 import msgspec
 
 
@@ -15,7 +17,8 @@ class Cut(msgspec.Struct, frozen=True):
     stop: int
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` when it does not lie within the dimension."""
+        """Raise `ValueError` when it does not lie within the dimension, or is not of whole numbers."""
+        to_whole_numbers(self)
         if not 0 <= self.start <= self.stop <= self.size:
             raise ValueError(f"elements {self.start} to {self.stop} are no cut of a dimension of {self.size}")
 
@@ -37,7 +40,8 @@ class Padded(msgspec.Struct, frozen=True):
     ranks: int
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` when the rank is none of `ranks`."""
+        """Raise `ValueError` when the rank is none of `ranks`, or it is not of whole numbers."""
+        to_whole_numbers(self)
         check_rank("rank", self.rank, self.ranks)
 
 
@@ -61,3 +65,13 @@ def check_rank(what: str, rank: int, ranks: int) -> None:
     """Raise `ValueError` when there is no such rank."""
     if not 0 <= rank < ranks:
         raise ValueError(f"{what} is {rank} of {ranks}; ranks count from 0")
+
+
+def to_whole_numbers(struct: msgspec.Struct) -> None:
+    """Make whole numbers of a new struct's fields, which may be numpy's. Raises `ValueError` for anything else."""
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        try:
+            msgspec.structs.force_setattr(struct, name, index(value))
+        except TypeError:
+            raise ValueError(f"{name} of a {type(struct).__name__} is {value!r:.80}; it is a whole number") from None

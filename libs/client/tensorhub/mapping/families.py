@@ -113,7 +113,9 @@ class _Model:
     def mapping(self, *layers: Rule) -> Mapping:
         """Return the mapping of these rules for layers, and of those for all that is around them."""
         all_layers = range(self.sizes.layers)
-        mine = self.options.get("layers") or stage(self.sizes.layers, self.ranks.pp_rank, self.ranks.pp_size)
+        mine = self.options.get("layers")
+        if mine is None:
+            mine = stage(self.sizes.layers, self.ranks.pp_rank, self.ranks.pp_size)
         if mine.step != 1 or not set(mine) <= set(all_layers):
             raise ValueError(f"layers are {mine}; they follow one another, from 0 to {self.sizes.layers - 1}")
         shift = mine.start if self.options.get("layers_from_zero", False) else 0

@@ -61,9 +61,9 @@ class Numbers(msgspec.Struct, frozen=True):
             raise Misfit(f"has {number!r} for {{{self.placeholder}}}, which is a number")
         found = int(number) + self.shift
         if not self.start <= found < self.stop:
+            mine = f"{self.start} to {self.stop - 1}" if self.start < self.stop else "none"
             raise Misfit(
-                f"is of {self.placeholder} {found}, and this rank has {self.start} to {self.stop - 1}: are the ranks "
-                "those of this process?"
+                f"is of {self.placeholder} {found}, and this rank has {mine}: are the ranks those of this process?"
             )
         return found
 

@@ -66,7 +66,8 @@ def experts_sizes_of(lookup: Lookup) -> Experts:
     return Experts(
         count=_size(lookup, "num_experts", "n_routed_experts", "num_local_experts"),
         intermediate=intermediate,
-        shared_intermediate=intermediate * (_optional(lookup, "n_shared_experts") or 0),
+        # Where there are none some configurations say 0, and others nothing.
+        shared_intermediate=intermediate * _size(lookup, "n_shared_experts") if lookup("n_shared_experts") else 0,
     )
 
 
