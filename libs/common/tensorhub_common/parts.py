@@ -9,7 +9,7 @@ empty, each lies within the tensor and within its global tensor, and has the sam
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final
 
 import msgspec
@@ -23,6 +23,10 @@ SIZE_MAX: Final = 2**63 - 1
 
 PARTS_MAX: Final = 65_536
 """A tensor has at most so many parts; 256 experts with two matrices each have 512."""
+
+TILED_DIMS_MAX: Final = 6
+"""Parts that divide so many dimensions at most are checked by their corners, of which each has two to that power; all
+others are compared with one another."""
 
 Shape = tuple[int, ...]
 Bounds = tuple[Shape, Shape]
@@ -88,6 +92,8 @@ def check_parts(tensor: str, shape: Shape, parts: Sequence[Part]) -> None:
         wrong = _wrong_here(part, shape) or _wrong_there(part)
         if wrong:
             raise LayoutMismatch(f"tensor {tensor!r}: {named(number, part)} {wrong}")
+    if _is_tiled(parts, shape):
+        return
     found = _overlap(parts)
     if found is not None:
         one, other = found
@@ -151,6 +157,28 @@ def without_leading_ones(shape: Shape) -> Shape:
         if size != 1:
             return shape[dim:]
     return ()
+
+
+def _is_tiled(parts: Sequence[Part], shape: Shape) -> bool:
+    """Tell whether each element of the tensor is in exactly one part; of many dimensions that divide it, always False.
+
+    How often each element is covered follows from the corners of the boxes, each with the sign of its number of ends:
+    integrated along every dimension they give that. So the boxes cover it once if and only if their corners add up to
+    the tensor's own.
+    """
+    dims = [dim for dim, size in enumerate(shape) if any(part.shape[dim] != size for part in parts)]
+    if len(dims) > TILED_DIMS_MAX:
+        return False
+    ends = [(choice, -1 if sum(choice) % 2 else 1) for choice in product((0, 1), repeat=len(dims))]
+    whole = [(0, shape[dim]) for dim in dims]
+    corners = {tuple(whole[at][end] for at, end in enumerate(choice)): -sign for choice, sign in ends}
+    for part in parts:
+        start, stop = part.start, part.stop
+        edges = [(start[dim], stop[dim]) for dim in dims]
+        for choice, sign in ends:
+            corner = tuple([edge[end] for edge, end in zip(edges, choice, strict=True)])
+            corners[corner] = corners.get(corner, 0) + sign
+    return not any(corners.values())
 
 
 def _overlap(parts: Sequence[Part]) -> tuple[int, int] | None:

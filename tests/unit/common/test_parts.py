@@ -2,11 +2,13 @@
 
 import math
 from itertools import product
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorhub_common import parts as parts_module
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import (
     Layout,
@@ -174,3 +176,40 @@ def test_any_cut_into_boxes_passes_and_no_planted_fault_does(cut: tuple[Shape, l
 def _bounds(text: str) -> tuple[str, str]:
     first = text.split("from (", 1)[1]
     return first.split(")", 1)[0].rstrip(","), first.split("to (", 1)[1].split(")", 1)[0].rstrip(",")
+
+
+@st.composite
+def _boxes(draw: st.DrawFn) -> tuple[Shape, list[Part]]:
+    """Draw boxes of a tensor that may overlap, or leave something out, or do both and have the right volume in all."""
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    boxes = []
+    for _ in range(draw(st.integers(1, 5))):
+        begin = tuple(draw(st.integers(0, size - 1)) for size in shape)
+        extent = tuple(draw(st.integers(1, size - at)) for size, at in zip(shape, begin, strict=True))
+        boxes.append(padding(begin, extent))
+    return shape, boxes
+
+
+@given(_boxes(), st.sampled_from([0, parts_module.TILED_DIMS_MAX]))
+def test_parts_pass_when_each_element_is_painted_once_and_else_never(
+    drawn: tuple[Shape, list[Part]], dims_max: int
+) -> None:
+    """By their corners, and compared with one another."""
+    shape, parts = drawn
+    painted = dict.fromkeys(product(*map(range, shape)), 0)
+    for part in parts:
+        for index in product(*map(range, part.start, part.stop)):
+            painted[index] += 1
+    with mock.patch.object(parts_module, "TILED_DIMS_MAX", dims_max):
+        if set(painted.values()) == {1}:
+            check_parts("w", shape, parts)
+        else:
+            with pytest.raises(LayoutMismatch, match="overlap" if max(painted.values()) > 1 else "no part has"):
+                check_parts("w", shape, parts)
+
+
+def test_good_parts_are_not_compared_with_one_another() -> None:
+    """A grid of parts is as many comparisons as it has parts, times those in a row of it."""
+    grid = [Part("w", (64, 64), (2 * i, 2 * j), (1, 1), (i, j), (1, 1)) for i in range(32) for j in range(32)]
+    with mock.patch.object(parts_module, "_overlap", side_effect=AssertionError):
+        check_parts("w", (32, 32), grid)
