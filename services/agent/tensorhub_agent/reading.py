@@ -71,6 +71,9 @@ class Reading:
     fed: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
+    """What is under way by batch, and its bytes."""
+    flying_bytes: int = 0
+    """All of that."""
     unconfirmed: list[Range] = field(default_factory=list)
     unconfirmed_bytes: int = 0
     early_bytes: int = 0
@@ -122,11 +125,6 @@ class Reading:
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
         return count_of(self.queue) + count_of(self.parked)
-
-    @property
-    def flying_bytes(self) -> int:
-        """How much is under way."""
-        return sum(nbytes for _, nbytes in self.flying.values())
 
     def due(self, stall_s: float) -> float:
         """Return until when it may go on as it does, without progress or without anything new."""
@@ -260,6 +258,7 @@ class Reading:
             self.since, self.early_bytes = now, 0
             self.meter.begins(now)
         self.flying[batch] = (ranges, nbytes)
+        self.flying_bytes += nbytes
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
@@ -273,6 +272,7 @@ class Reading:
     def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
         """Take a batch out of what is under way; returns its pieces and bytes."""
         ranges, nbytes = self.flying.pop(batch)
+        self.flying_bytes -= nbytes
         late_bytes = max(nbytes - self.early_bytes, 0)
         self.pace.came(late_bytes, now - self.since)
         self.meter.came(late_bytes)
@@ -330,6 +330,6 @@ class Reading:
             asked += count_of(batch)
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
         self.flying.clear()
-        self.unconfirmed, self.unconfirmed_bytes, self.early_bytes = [], 0, 0
+        self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
         self.checking = 0
         return ranges

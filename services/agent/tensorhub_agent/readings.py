@@ -110,6 +110,8 @@ class Readings:
     def check(self, done: bytearray) -> None:
         """Raise AssertionError unless each piece that is not done is in exactly one place."""
         check(done, self.loose, self.by_number.values())
+        for source in self.by_number.values():
+            assert source.flying_bytes == sum(nbytes for _, nbytes in source.flying.values()), source.number
 
     def check_fed(self) -> None:
         """Raise AssertionError when a source has nothing under way though it could."""
@@ -176,6 +178,8 @@ class Readings:
             in_vain.lost = NO_FASTER
             self.close(in_vain)
         feed(sources, self.loose)
+        if not any(source.queue or source.unconfirmed for source in sources):
+            return
         busy = sum(1 for source in sources if source.phase is SourcePhase.OPEN and (source.queue or source.flying))
         share_bytes = self._window_bytes // max(busy, 1)
         room_bytes = self._window_bytes - sum(source.flying_bytes for source in sources)

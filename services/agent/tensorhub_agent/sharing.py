@@ -62,8 +62,11 @@ def feed(sources: Sequence[Reading], loose: list[Range]) -> None:
                 there, loose[:] = split(source.has, loose)
                 source.give(there)
         return
-    for source in idle:
-        take_over(source, sources)
+    # Mostly nobody has anything waiting, and a read of many sources must not compare each with each for that.
+    givers = [source for source in sources if source.queue or source.parked]
+    for source in idle if givers else ():
+        if take_over(source, givers):
+            givers = [each for each in sources if each.queue or each.parked]
 
 
 def _leaves_to_others(source: Reading, sources: Iterable[Reading]) -> bool:
@@ -88,17 +91,21 @@ def fill(
         yield ranges, nbytes
 
 
-def take_over(taker: Reading, others: Iterable[Reading]) -> None:
-    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
+def take_over(taker: Reading, others: Iterable[Reading]) -> bool:
+    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time.
+
+    Returns whether there was anything to take.
+    """
     if taker.able is not None:
         # Most sources of other layouts have each their own, so only those of one layout are compared.
         others = [other for other in others if other.share.layout == taker.share.layout]
     able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))
     busiest = max(able, key=lambda other: other.waiting, default=None)
     if busiest is None or not busiest.waiting:
-        return
+        return False
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
     taker.give(busiest.let_go(wanted, taker.able if taker.has is None else taker.has))
+    return True
 
 
 def _part(waiting: int, taker: float | None, giver: float | None) -> int:

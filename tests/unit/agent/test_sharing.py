@@ -1,7 +1,10 @@
 """Who gives whose pieces: parts by rate, parts of the window, and which source is too slow."""
 
+from collections.abc import Iterable
+
 import pytest
 
+from tensorhub_agent import sharing
 from tensorhub_agent.pace import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, Pace
 from tensorhub_agent.ranges import take_first
 from tensorhub_agent.reading import Reading, SourcePhase
@@ -33,7 +36,7 @@ def source(
     if rate:
         reading.pace.came(round(rate), 1.0)
     if flying:
-        reading.flying[1] = (((100, 1),), flying)
+        reading.flying[1], reading.flying_bytes = (((100, 1),), flying), flying
     return reading
 
 
@@ -263,5 +266,23 @@ def test_whoever_is_late_is_kept_where_nobody_idle_is_known_to_be_faster() -> No
 def test_the_room_is_for_what_is_asked_for_now() -> None:
     under_way = source(1, rate=1000.0 * MIB, queue=((0, 100),))
     for batch in (1, 2):
-        under_way.flying[batch] = (((100 + batch, 1),), 8 * MIB)
+        under_way.asked(batch, ((100 + batch, 1),), 8 * MIB, 0.0)
     assert filled(under_way, 32 * MIB, 20 * MIB) == [8, 8]
+
+
+def test_sources_are_not_compared_where_nobody_has_anything_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read may have a thousand sources that each bring a piece, and nothing else happens as often."""
+    looks: list[int] = []
+
+    def looked(taker: Reading, others: "Iterable[Reading]") -> bool:
+        looks.append(len(list(others)))
+        return take_over(taker, others)
+
+    monkeypatch.setattr(sharing, "take_over", looked)
+    sources = [source(number) for number in range(50)]
+    feed(sources, [])
+    assert not looks
+    sources[7].queue.append((0, 3))
+    feed(sources, [])
+    assert sum(looks) < 3 * len(sources), "of all others the few that have something are looked at"
+    assert sorted(run for each in sources for run in each.queue) == [(0, 1), (1, 1), (2, 1)]
