@@ -18,6 +18,9 @@ BATCH_PIECES_MAX: Final = 4096
 OPEN_S_MAX: Final = 2.0
 """A source that has not granted a lease and opened a transport within this is left out."""
 
+OPENING_MAX: Final = 64
+"""So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
+
 CROSSER_OPEN_S_MAX: Final = 10.0
 """Nor one of the reader's group within this: it has to open a source in another site first."""
 
@@ -68,6 +71,8 @@ class Reading:
     """Until then pieces are parked that it has not promised."""
     stream: int = 0
     """Which of the sessions that carry one share."""
+    is_asked: bool = True
+    """Whether it is being opened, or was. It waits for its turn before that."""
     fed: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
@@ -135,6 +140,8 @@ class Reading:
 
     def _patience_s(self, stall_s: float) -> float:
         if self.phase is SourcePhase.OPENING:
+            if not self.is_asked:
+                return FOREVER
             return CROSSER_OPEN_S_MAX if self.share.crosses else OPEN_S_MAX
         if self.phase is not SourcePhase.OPEN:
             return FOREVER

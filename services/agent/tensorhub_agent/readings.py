@@ -10,7 +10,7 @@ from typing import Final
 
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.ranges import count_of, take_first
-from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.reading import OPENING_MAX, Reading, SourcePhase
 from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
 from tensorhub_agent.trial import NO_FASTER, Trial
 from tensorhub_agent.trust import Trust
@@ -57,6 +57,8 @@ class Readings:
         self.by_number: dict[int, Reading] = {}
         self.loose = missing
         """What is missing, and no source is to bring."""
+        self._to_open: list[Reading] = []
+        """Sources that wait for their turn to be opened, and some that were given up meanwhile."""
         self.todo = Todo()
         self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
         self.uncrossed: dict[SourceId, None] = {}
@@ -151,8 +153,27 @@ class Readings:
         source.meter = self.meters.of(share)
         self.next_number += 1
         self.by_number[source.number] = source
-        self.todo.open.append((source.number, share))
+        source.is_asked = False
+        self._to_open.append(source)
         return source
+
+    def open(self, now: float) -> None:
+        """Open sources whose turn it is."""
+        if not self._to_open:
+            return
+        opening = [each for each in self.by_number.values() if each.phase is SourcePhase.OPENING and each.is_asked]
+        # One that crosses may be late for reasons of its own, so nobody waits behind it.
+        room = OPENING_MAX - sum(1 for each in opening if not each.share.crosses)
+        waiting, self._to_open = self._to_open, []
+        for source in waiting:
+            if source.phase is not SourcePhase.OPENING:
+                continue
+            if room <= 0 and not source.share.crosses:
+                self._to_open.append(source)
+                continue
+            source.is_asked, source.since, source.fed = True, now, now
+            self.todo.open.append((source.number, source.share))
+            room -= not source.share.crosses
 
     def share_out(self) -> bool:
         """Give what is loose to those that there are; tells whether they take all of it."""
@@ -247,10 +268,11 @@ class Readings:
 
     def close(self, source: Reading) -> None:
         """Want a source closed; what waits at it others may bring at once."""
-        source.phase = SourcePhase.CLOSING
+        source.phase = SourcePhase.CLOSING if source.is_asked else SourcePhase.CLOSED
         source.confirming = False
         self.loose.extend(source.let_all_go())
-        self.todo.close.append(source.number)
+        if source.is_asked:
+            self.todo.close.append(source.number)
 
     def close_all(self) -> None:
         """Want every source closed that is not yet."""

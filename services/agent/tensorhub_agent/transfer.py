@@ -347,6 +347,7 @@ class Transfer:
     def _advance(self, now: float) -> None:
         if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
             return
+        self.readings.open(now)
         if self.phase is Phase.RUNNING:
             self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.is_relayed)
             if self.proof.whole:
