@@ -18,7 +18,7 @@ BATCH_PIECES_MAX: Final = 4096
 OPEN_S_MAX: Final = 2.0
 """A source that has not granted a lease and opened a transport within this is left out."""
 
-OPENING_MAX: Final = 64
+OPENING_MAX: Final = 32
 """So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
 
 CROSSER_OPEN_S_MAX: Final = 10.0
