@@ -277,8 +277,8 @@ class UcxxSession:
         self.unanswered = False
         try:
             match from_source(data):
-                case Welcome() if not self._welcomed.done():
-                    self._welcomed.set_result(None)
+                case Welcome() if self._welcomed.cancelled() or not self._welcomed.done():
+                    self._let_in()
                 case No(reason):
                     self.lose(f"the source refused: {reason}")
                 case Holds() as holds:
@@ -298,6 +298,13 @@ class UcxxSession:
         except (TensorHubError, msgspec.MsgspecError) as why:
             _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
             self.lose(f"the source sent what can't be read: {why}")
+
+    def _let_in(self) -> None:
+        if self._welcomed.cancelled():
+            # Whoever waited for it has given up, and closes: it is late, and makes sense all the same.
+            self.lose("the source let us in too late")
+        else:
+            self._welcomed.set_result(None)
 
     def lose(self, reason: str) -> None:
         """The source is of no more use: end all waiting, and tell the owner."""

@@ -9,9 +9,12 @@ from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
 from tensorhub_agent import ucxx_serving
+from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.lease_frames import Done, Frame, Hello, Welcome
-from tensorhub_agent.ucxx_frames import FRAME_BYTES_MAX, Want, encode
+from tensorhub_agent.transport import unheard
+from tensorhub_agent.ucxx_frames import COUNT_BITS, FRAME_BYTES_MAX, Want, encode
 from tensorhub_agent.ucxx_link import Link
+from tensorhub_agent.ucxx_session import UcxxSession
 from tensorhub_common.wire.commands import PROTOCOL
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
@@ -119,4 +122,20 @@ async def test_a_source_that_says_nonsense_is_lost(hub: Hub, frame: Frame | byte
     (served,) = hub.source._served
     served._link.send(frame if isinstance(frame, bytes) else encode(frame))
     assert "can't be read" in await lost.wait()
+    await session.close()
+
+
+async def test_a_welcome_that_nobody_waits_for_any_more_is_no_nonsense(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a busy machine handshakes are late, and what is late is no fault of the source's."""
+    address, _, port = hub.source.endpoint.rpartition(":")
+    link = hub.reader._engine.connect(address, int(port))
+    lost: list[str] = []
+    session = UcxxSession(link, 1 << COUNT_BITS, hub.reader._pool, SlotStore(), lost.append, unheard, lambda _: None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(session.welcomed(), 0.01)
+    session._took(encode(Welcome("late", 5)))
+    assert lost == ["the source let us in too late"]
+    assert not caplog.records
     await session.close()
