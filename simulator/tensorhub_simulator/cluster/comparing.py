@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tensorhub_simulator.cluster import baselines
-from tensorhub_simulator.cluster.fabric import GBIT, GBYTE
+from tensorhub_simulator.cluster.bound import Bound
+from tensorhub_simulator.cluster.fabric import GBYTE
 from tensorhub_simulator.cluster.result import Result, Update
 from tensorhub_simulator.cluster.running import run
 from tensorhub_simulator.cluster.spec import Cluster, ClusterError, check, converted
@@ -71,9 +72,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Ours and the baseline's one by one, where they were asked for."""
 
     @property
-    def factor(self) -> float:
-        """Return how much longer the baseline stalls a GPU; 0 where ours has no end."""
-        return 0.0 if self.stuck else self.baseline.stall_s.mean / self.ours.stall_s.mean
+    def factor(self) -> float | None:
+        """Return how much longer the baseline stalls a GPU; 0 where ours has no end, None where nobody is filled."""
+        if self.stuck:
+            return 0.0
+        if not self.ours.updates or not self.baseline.updates:
+            return None
+        return self.baseline.stall_s.mean / self.ours.stall_s.mean
 
 
 def pair(
@@ -89,7 +94,7 @@ def pair(
         gpus=gpus_of(cluster),
         ours=_side(cluster, result),
         baseline=_side(cluster, other),
-        bound_s=bound_s(cluster),
+        bound_s=bound_s(cluster, result),
         questions=result.questions,
         failed=result.failed,
         stuck=result.stuck,
@@ -102,27 +107,27 @@ def gpus_of(cluster: Cluster) -> int:
     return cluster.model.shards * sum(each.count for each in cluster.replicas.values() if not each.memory_host)
 
 
-def bound_s(cluster: Cluster) -> float:
-    """Return the least time that a reader's bytes can take, in closed form."""
-    shard = cluster.model.gbytes * GBYTE / cluster.model.shards
-    sites = [cluster.sites[each.site] for kind, each in cluster.replicas.items() if kind != cluster.trainer]
-    card = max(
-        shard / (site.nic_gbit_s * GBIT * site.efficiency * site.nics_per_host / site.gpus_per_host) for site in sites
-    )
-    if cluster.update == "behind-a-seed":
-        return card
-    home = cluster.replicas[cluster.trainer].site
-    lines = [
-        cluster.model.gbytes * GBYTE / (line.gbit_s * GBIT * line.efficiency)
-        for line in cluster.links
-        if home in line.between
-    ]
-    return max([card, *lines])
+def bound_s(cluster: Cluster, result: Result | None = None) -> float:
+    """Return the least time that a reader's bytes can take, in closed form: on average over the updates of a run.
+
+    Without one, or where it has none, over readers that ask at the publication.
+    """
+    bound, kinds = Bound(cluster), _generating(cluster)
+    ended = result.ended(kinds) if result is not None else []
+    if result is not None and ended:
+        least = [bound.of(each, result.published_s[each.version - 1]) for each in ended]
+    else:
+        least = [bound.least_s((kind, 0)) for kind in kinds]
+    return sum(least) / len(least)
+
+
+def _generating(cluster: Cluster) -> tuple[str, ...]:
+    """Return the kinds of replicas that lose time while they are filled."""
+    return tuple(k for k, each in cluster.replicas.items() if k != cluster.trainer and not each.memory_host)
 
 
 def _side(cluster: Cluster, result: Result) -> Side:
-    kinds = tuple(k for k, each in cluster.replicas.items() if k != cluster.trainer and not each.memory_host)
-    ended = result.ended(kinds)
+    ended = result.ended(_generating(cluster))
     published = result.published_s
     late = cluster.spot is not None
     first = [each.ready_s or 0.0 for each in ended if each.version == 1 and not (late and each.asked_s > published[0])]
@@ -141,9 +146,15 @@ def _side(cluster: Cluster, result: Result) -> Side:
 def grown(cluster: Cluster, gpus: int) -> Cluster:
     """Return the cluster with so many GPUs in all; the trainer keeps its size, but for at most half of them."""
     assert cluster.grow is not None
-    copies = gpus // cluster.model.shards
+    others = (cluster.trainer, cluster.grow.kind)
+    beside = sum(each.count for kind, each in cluster.replicas.items() if kind not in others and not each.memory_host)
+    copies = gpus // cluster.model.shards - beside
     if copies < GPUS_MIN:
-        raise ClusterError(f"{gpus} GPUs are too few for a trainer and a reader of {cluster.model.shards} GPUs each")
+        needed = (beside + GPUS_MIN) * cluster.model.shards
+        raise ClusterError(
+            f"{cluster.name} can't have {gpus} GPUs: a trainer, a reader and all others of {cluster.model.shards} GPUs "
+            f"each take {needed} at least (grow.gpus)"
+        )
     trainers = min(cluster.replicas[cluster.trainer].count, copies // 2)
     shard_mib = cluster.model.gbytes * GBYTE / cluster.model.shards / (1 << 20)
     coarse_mib = shard_mib / max(PIECES_READ // copies, PIECES_MIN)
@@ -169,8 +180,9 @@ def changed(cluster: Cluster, values: dict[str, Any]) -> Cluster:
             at[last] = value
         except (KeyError, IndexError, ValueError, TypeError):
             raise ClusterError(f"{cluster.name}: nothing stands at {path!r}: name a field as in the file") from None
-    made = converted(tree, f"{cluster.name} with {values}")
-    check(made, cluster.name)
+    name = f"{cluster.name} with {values}"
+    made = converted(tree, name)
+    check(made, name)
     return made
 
 

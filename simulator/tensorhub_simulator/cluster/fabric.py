@@ -7,6 +7,7 @@ Of the `shards` GPUs of a copy `rails` are modelled (`spec.Cluster.rails`); of w
 """
 
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Final
 
 from tensorhub_simulator.cluster.network import UNBOUND, Connection, Link
@@ -81,15 +82,17 @@ class Fabric:
             return self.cluster.sites[home].rtt_us / 2e6
         return self.lines[home, seat.site][0].rtt_ms / 2e3
 
-    def connect(self, source: Seat, reader: Seat) -> Connection:
-        """Return a connection over which a reader reads from a source."""
+    def connect(self, source: Seat, reader: Seat, streams: int = 1) -> Connection:
+        """Return a connection over which a reader reads from a source; to another site in so many times its streams."""
         if source.host == reader.host:
             return Connection((reader.local,))
         memory = tuple(link for link in (source.memory, reader.memory) if link is not None)
         if source.site == reader.site:
             return Connection((source.out, *memory, reader.into))
         line, link = self.lines[source.site, reader.site]
-        ceiling = line.streams * stream_bytes_s(int(line.window_mib * (1 << 20)), line.rtt_ms / 1e3, line.loss)
+        ceiling = (
+            streams * line.streams * stream_bytes_s(int(line.window_mib * (1 << 20)), line.rtt_ms / 1e3, line.loss)
+        )
         return Connection((source.out, *memory, link, reader.into), ceiling=min(ceiling, UNBOUND))
 
 
@@ -105,10 +108,12 @@ def build(cluster: Cluster) -> Fabric:
             fabric.lines[one, other] = (line, Link(f"{one} to {other}", nbytes, tier=f"{one} to {other}"))
     for name in cluster.sites:
         _seat_all(fabric, name)
-    home = cluster.replicas[cluster.trainer].site
-    for kind in cluster.replicas.values():
-        if kind.site != home and (home, kind.site) not in fabric.lines:
-            raise ClusterError(f"no link between sites {home!r} and {kind.site!r}: name it under 'links'")
+    for one, other in combinations(dict.fromkeys(kind.site for kind in cluster.replicas.values()), 2):
+        if (one, other) not in fabric.lines:
+            raise ClusterError(
+                f"no link between sites {one!r} and {other!r}, whose replicas may read from each other: "
+                "name it under 'links'"
+            )
     return fabric
 
 

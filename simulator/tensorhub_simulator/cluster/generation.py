@@ -9,8 +9,10 @@ from tensorhub_simulator.cluster.spec import Cluster, Generation
 _P99 = NormalDist().inv_cdf(0.99)
 
 
-def next_boundary_s(cluster: Cluster, kind: str, replica: int, version: int) -> float:
-    """Return the same for one replica and version of a cluster: the same for us and for the baseline."""
+def stops_after_s(cluster: Cluster, kind: str, replica: int, version: int) -> float:
+    """Return how long after a publication a replica stops for it: the same for us and for every baseline."""
+    if cluster.update != "at-boundary" or cluster.replicas[kind].memory_host:
+        return 0.0
     return boundary_s(cluster.generation, random.Random(f"{cluster.seed}/{kind}/{replica}/{version}"))
 
 

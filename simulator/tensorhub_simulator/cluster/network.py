@@ -100,8 +100,9 @@ class Network:
             return
         connection.closed = True
         self._advance(connection)
-        if connection.messages:
-            connection.messages.clear()
+        connection.messages.clear()
+        # Also when its last message has just come and nobody has been told yet: its part of the links is free.
+        if connection.rate:
             self._change(connection, begins=False)
 
     def look(self, connection: Connection) -> float:

@@ -145,14 +145,15 @@ def _growth(canvas: Canvas, pairs: Sequence[Pair]) -> None:
     """Draw the factor over the number of GPUs, both in powers."""
     top, high = canvas.y + 22, 130
     canvas.text(LEFT, top - 6, "factor by the number of GPUs")
-    most = max(1.0, *(pair.factor for pair in pairs))
+    factors = {pair.gpus: pair.factor or 0.0 for pair in pairs}
+    most = max(1.0, *factors.values())
     ordered = sorted(pairs, key=lambda pair: pair.gpus)
     points = []
     for number, pair in enumerate(ordered):
         x = LEFT + (WIDE - LEFT - RIGHT) * (number + 0.5) / len(ordered)
-        y = top + 14 + (high - 14) * (1 - pair.factor / most)
+        y = top + 14 + (high - 14) * (1 - factors[pair.gpus] / most)
         points.append((x, y))
-        canvas.text(x, y - 5, f"{pair.factor:.1f}", size=11, anchor="middle")
+        canvas.text(x, y - 5, f"{factors[pair.gpus]:.1f}", size=11, anchor="middle")
         canvas.text(x, top + high + 16, f"{pair.gpus}", size=10, anchor="middle")
     canvas.line(points, OURS, 2.0)
     canvas.line([(LEFT, top + high + 2), (WIDE - RIGHT, top + high + 2)], INK, 0.6)

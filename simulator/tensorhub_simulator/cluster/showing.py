@@ -14,6 +14,9 @@ from tensorhub_simulator.cluster.spec import Cluster
 TIERS_MAX: Final = 12
 """So many tiers of links are shown, those that carried most."""
 
+NOBODY: Final = "nobody"
+"""In place of a factor, where one of both had nobody to fill, or nobody who stayed for it."""
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One scenario with everything that was run of it."""
@@ -67,6 +70,8 @@ def _stalls(pairs: Sequence[Pair]) -> Table:
 
 
 def _factor(pair: Pair) -> str:
+    if pair.factor is None:
+        return NOBODY
     return f"{pair.stuck} stuck" if pair.stuck else f"{pair.factor:.2f}"
 
 
@@ -88,7 +93,7 @@ def _variations(pairs: Sequence[Pair]) -> Table:
     table = Table(title="if instead", title_justify="left", box=box.SIMPLE)
     for head in ("", "ours, s", "baseline, s", "bytes / link, s", "factor"):
         table.add_column(head, justify="right" if head else "left")
-    for pair in sorted(pairs, key=lambda each: -each.factor):
+    for pair in sorted(pairs, key=lambda each: -(each.factor or 0.0)):
         cells = (pair.ours.stall_s.mean, pair.baseline.stall_s.mean, pair.bound_s)
         table.add_row(pair.what, *map(seconds, cells), _factor(pair))
     return table
@@ -96,9 +101,9 @@ def _variations(pairs: Sequence[Pair]) -> Table:
 
 def summary(finding: Finding) -> str:
     """Return the factor, its range, and what was wanted of it, in a sentence."""
-    pair, wanted = finding.itself, WANTED[finding.cluster.baseline]
-    text = f"factor {pair.factor:.1f} with {pair.gpus} GPUs (the paper measured {wanted:g} on its own)"
-    others = [each.factor for each in finding.of("variation")]
+    wanted = WANTED[finding.cluster.baseline]
+    text = _itself(finding.itself, wanted)
+    others = [each.factor for each in finding.of("variation") if each.factor is not None]
     if not others:
         return f"{text}."
     reached = sum(1 for each in others if each >= wanted)
@@ -106,6 +111,17 @@ def summary(finding: Finding) -> str:
         f"{text}; {min(others):.2f} to {max(others):.0f} where something is assumed otherwise, "
         f"{reached} of {len(others)} times at least {wanted:g}."
     )
+
+
+def _itself(pair: Pair, wanted: float) -> str:
+    if pair.stuck:
+        return (
+            f"no factor with {pair.gpus} GPUs: {pair.stuck} of our updates have no end, for no piece comes within a "
+            "read's patience (a link is too slow, or model.piece_mib too large)"
+        )
+    if pair.factor is None:
+        return f"no factor with {pair.gpus} GPUs: on one of the two sides nobody was filled who stayed for it"
+    return f"factor {pair.factor:.1f} with {pair.gpus} GPUs (the paper measured {wanted:g} on its own)"
 
 
 def calibrated(found: Sequence[Compared]) -> str:

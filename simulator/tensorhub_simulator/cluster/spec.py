@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from tensorhub_common.errors import TensorHubError
+from tensorhub_simulator.cluster import plain_yaml
 from tensorhub_simulator.cluster.tcp import WIRE
 from tensorhub_simulator.cluster.wrongs import wrongs
 
@@ -152,6 +153,9 @@ class Cluster(_Spec, frozen=True, kw_only=True):
     """The kind of replicas that publish; all of them hold each version."""
     baseline: Literal["global-stage", "star", "far-star"]
     """What others do instead (docs/simulate.md)."""
+    star_readers_max: int | None = None
+    """In a star so many readers at a time pull from one trainer copy, and the others wait for their turn. Left out, all
+    pull at once."""
     update: Literal["at-once", "at-boundary", "behind-a-seed"] = "at-once"
     """When rollouts fetch: when a version is published, when they reach a boundary after that, or once a copy stands
     in their own site."""
@@ -172,7 +176,7 @@ class Cluster(_Spec, frozen=True, kw_only=True):
 def decode(text: str | bytes, name: str) -> Cluster:
     """Read a file's text. Raises `ClusterError` that names the file, the field and what is wrong."""
     try:
-        tree = msgspec.yaml.decode(text)
+        tree = plain_yaml.load(text)
     except Exception as why:  # noqa: BLE001 (the YAML library has errors of its own, of many kinds)
         raise ClusterError(f"{name} is no YAML: {' '.join(str(why).split())}") from None
     cluster = converted(tree, name)

@@ -21,8 +21,8 @@ HORIZON_S = 600.0
 
 
 def horizon_s(cluster: Cluster) -> float:
-    """Return until when a trace is drawn."""
-    return cluster.versions * cluster.every_s + HORIZON_S
+    """Return until when instances come and go: all that a recorded trace has happens."""
+    return max(cluster.versions * cluster.every_s + HORIZON_S, last_event_s(cluster))
 
 
 def last_event_s(cluster: Cluster) -> float:

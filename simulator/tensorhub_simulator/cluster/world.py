@@ -158,11 +158,12 @@ class World:
     def _on_version(self, replica: Replica) -> None:
         """One replica hears of a version."""
         match self.cluster.update:
-            case "at-boundary":
+            case "at-boundary" if not self._is_seed(replica):
                 assert self.latest is not None
-                boundary_s = generation.next_boundary_s(self.cluster, replica.kind, replica.number, self.latest)
-                self.agenda.after(boundary_s, lambda: self.want(replica, self.agenda.now))
-            case "behind-a-seed" if not self._is_seed(replica):
+                stops_s = generation.stops_after_s(self.cluster, replica.kind, replica.number, self.latest)
+                life = replica.life
+                self.agenda.after(stops_s, lambda: self.want(replica, self.agenda.now, life))
+            case "behind-a-seed" if self._has_seed(replica):
                 pass
             case _:
                 self._decide(replica, self._decisions, self.agenda.now)
@@ -170,14 +171,22 @@ class World:
     def _is_seed(self, replica: Replica) -> bool:
         return self.cluster.replicas[replica.kind].memory_host
 
+    def _has_seed(self, replica: Replica) -> bool:
+        """Tell whether a replica waits for a copy in its site; where no seed stands it reads at once."""
+        site = self.cluster.replicas[replica.kind].site
+        seeds = (each for each in self.cluster.replicas.values() if each.memory_host)
+        return not self._is_seed(replica) and any(each.site == site for each in seeds)
+
     def again(self, replica: Replica, asked_s: float) -> None:
         """A replica's round has failed: it asks again."""
-        self.agenda.after(AGAIN_S, lambda: self.want(replica, asked_s))
-
-    def want(self, replica: Replica, asked_s: float) -> None:
-        """A replica asks for the latest version; all its shards do."""
-        joins = [len(replica.ranks)]
         life = replica.life
+        self.agenda.after(AGAIN_S, lambda: self.want(replica, asked_s, life))
+
+    def want(self, replica: Replica, asked_s: float, life: int) -> None:
+        """A replica asks for the latest version; all its shards do. One that has vanished since asks for nothing."""
+        if life != replica.life:
+            return
+        joins = [len(replica.ranks)]
 
         def joined() -> None:
             joins[0] -= 1
@@ -230,7 +239,7 @@ class World:
         for rank in replica.ranks:
             self.planning.gone(rank.seat)
         if self.latest is not None:
-            self.want(replica, self.agenda.now)
+            self.want(replica, self.agenda.now, replica.life)
 
 
 def pieces_of(cluster: Cluster) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """What can't be in a cluster's description, though each field has its type. Pure."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
 
 RANKS_MAX: Final = 65_536
 """A cluster has at most so many GPUs with weights: more take hours."""
+
+NUMBER_MAX: Final = 1e12
+"""No number is larger: nothing that is built has so many of anything, in the units of a file."""
+
+VERSIONS_MAX: Final = 10_000
+RESPONSES_MAX: Final = 65_536
+"""More versions, or responses at once, would be drawn for hours."""
 
 PIECES_MAX: Final = 4_096
 """A shard is cut into at most so many pieces: they are as large as that needs."""
@@ -26,6 +34,7 @@ def wrongs(cluster: "Cluster") -> Iterator[str]:
     """Yield what is wrong, in sentences."""
     yield from _numbers(msgspec.to_builtins(cluster), "")
     yield from _places(cluster)
+    yield from _links(cluster)
     yield from _sizes(cluster)
     yield from _spot(cluster)
 
@@ -43,6 +52,8 @@ def _numbers(tree: object, path: str) -> Iterator[str]:
         least_is_zero = path.rpartition(".")[2] in MAY_BE_ZERO
         if not math.isfinite(tree) or tree < 0 or (tree == 0 and not least_is_zero):
             yield f"{path} is {tree:g}, and must be {'at least' if least_is_zero else 'more than'} 0"
+        elif tree > NUMBER_MAX and path != "seed":
+            yield f"{path} is {tree:g}, and at most {NUMBER_MAX:g} is simulated"
 
 
 def _places(cluster: "Cluster") -> Iterator[str]:
@@ -50,17 +61,30 @@ def _places(cluster: "Cluster") -> Iterator[str]:
     for name, kind in cluster.replicas.items():
         if kind.site not in cluster.sites:
             yield f"replicas {name!r} stand in site {kind.site!r}, and the sites are {known}"
+    for name, site in cluster.sites.items():
+        if site.efficiency > 1:
+            yield f"sites.{name}.efficiency is {site.efficiency:g}, and is a part of 1"
+    yield from _trainer(cluster)
+
+
+def _links(cluster: "Cluster") -> Iterator[str]:
+    known = ", ".join(map(repr, cluster.sites)) or "none"
     for line in cluster.links:
         one, other = line.between
         for end in line.between:
             if end not in cluster.sites:
                 yield f"a link ends in site {end!r}, and the sites are {known}"
+        if one == other:
+            yield f"a link leads from site {one!r} to itself: inside a site there are network cards alone"
         if line.loss >= 1:
             yield f"the link between {one!r} and {other!r} loses every packet: loss is a part of 1"
-    for name, site in cluster.sites.items():
-        if site.efficiency > 1:
-            yield f"sites.{name}.efficiency is {site.efficiency:g}, and is a part of 1"
-    yield from _trainer(cluster)
+        if line.efficiency > 1:
+            yield f"the link between {one!r} and {other!r} has efficiency {line.efficiency:g}, which is a part of 1"
+    ends = Counter(frozenset(line.between) for line in cluster.links)
+    for between, count in ends.items():
+        if count > 1:
+            names = " and ".join(map(repr, sorted(between)))
+            yield f"there are {count} links between {names}: name one, with all that they carry together"
 
 
 def _trainer(cluster: "Cluster") -> Iterator[str]:
@@ -78,13 +102,28 @@ def _sizes(cluster: "Cluster") -> Iterator[str]:
         yield f"{ranks} shards are more than {RANKS_MAX}: name fewer replicas"
     if cluster.grow is not None and cluster.grow.kind not in cluster.replicas:
         yield f"it grows by replicas {cluster.grow.kind!r}, and there are none of that name"
-    if cluster.model.piece_bytes is not None and len(cluster.model.piece_bytes) > PIECES_MAX:
-        yield f"a shard has {len(cluster.model.piece_bytes)} pieces, and at most {PIECES_MAX} are simulated"
+    elif cluster.grow is not None and cluster.grow.kind == cluster.trainer:
+        yield f"it grows by replicas {cluster.grow.kind!r}, which are the trainer's: name those that read"
+    yield from _pieces(cluster)
+    if cluster.versions > VERSIONS_MAX:
+        yield f"{cluster.versions} versions are more than {VERSIONS_MAX}"
+    if cluster.generation.responses > RESPONSES_MAX:
+        yield f"generation.responses is {cluster.generation.responses}, and at most {RESPONSES_MAX} are drawn"
     if cluster.versions > 1 and not cluster.every_s:
         yield f"{cluster.versions} versions need a time from one to the next: set every_s"
     seeds = any(kind.memory_host for kind in cluster.replicas.values())
     if cluster.update == "behind-a-seed" and not seeds:
         yield "rollouts wait for a seed, and no replicas stand in a host's memory (memory_host: true)"
+
+
+def _pieces(cluster: "Cluster") -> Iterator[str]:
+    pieces, shard = cluster.model.piece_bytes, cluster.model.gbytes * 1e9 / cluster.model.shards
+    if pieces is None:
+        return
+    if len(pieces) > PIECES_MAX:
+        yield f"a shard has {len(pieces)} pieces, and at most {PIECES_MAX} are simulated"
+    if not math.isclose(sum(pieces), shard, rel_tol=0.01):
+        yield f"model.piece_bytes come to {sum(pieces)} bytes, and a shard of model.gbytes has {shard:.0f}"
 
 
 def _spot(cluster: "Cluster") -> Iterator[str]:
@@ -94,10 +133,16 @@ def _spot(cluster: "Cluster") -> Iterator[str]:
     if spot.kind not in cluster.replicas or spot.kind == cluster.trainer:
         yield f"spot instances are {spot.kind!r}, and there are no such replicas beside the trainer"
         return
+    if cluster.baseline == "global-stage":
+        yield "a global stage has no answer to spot instances, which come and go within it: compare with a star"
     if spot.away_share > 1:
         yield f"spot.away_share is {spot.away_share:g}, and is a part of 1"
     if (spot.stays_s is None) != (spot.away_s is None):
         yield "spot.stays_s and spot.away_s go together: name both, or a trace in spot.events"
     for at_s, _, number in spot.events:
-        if at_s < 0 or not 0 <= number < cluster.replicas[spot.kind].count:
-            yield f"spot.events names replica {number} at second {at_s:g}: they are counted from 0, and time is too"
+        count = cluster.replicas[spot.kind].count
+        if not 0 <= at_s <= NUMBER_MAX or not 0 <= number < count:
+            yield (
+                f"spot.events names replica {number} at second {at_s:g}: of {count} {spot.kind!r} the first is 0 and "
+                f"the last {count - 1}, and time begins at 0"
+            )

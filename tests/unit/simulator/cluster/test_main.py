@@ -75,6 +75,19 @@ def test_a_picture_is_an_svg_file_with_both_sides_and_the_links(file: str, tmp_p
     assert path.read_bytes() == first
 
 
+def test_what_has_no_factor_says_why(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody stays to be filled; and cards so slow that no piece comes within a read's patience."""
+    path = Path(file)
+    path.write_text(FILE + "spot: {kind: rollout, away_share: 1.0}\n")
+    assert main([file, "--alone", "--processes", "1"]) == 0
+    assert "no factor with 8 GPUs: on one of the two sides nobody was filled" in capsys.readouterr().out
+    assert main([file, "--alone", "--json", "--processes", "1"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["factor"] is None
+    path.write_text(FILE.replace("nics_per_host: 1", "nics_per_host: 1, nic_gbit_s: 0.01"))
+    assert main([file, "--alone", "--processes", "1"]) == 0
+    assert "7 of our updates have no end, for no piece comes within a read's patience" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

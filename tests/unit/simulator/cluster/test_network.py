@@ -68,6 +68,28 @@ def test_messages_of_a_connection_come_in_order() -> None:
     assert [at_s for _, at_s in ends] == pytest.approx([10.0, 15.0])
 
 
+def test_who_closes_as_soon_as_all_has_come_frees_the_link() -> None:
+    agenda, link, ends = Agenda(), Link("line", 100), list[float]()
+    network = Network(agenda)
+
+    def send_next() -> None:
+        connection = Connection((link,))
+
+        def came() -> None:
+            ends.append(agenda.now)
+            network.close(connection)
+            if len(ends) < 3:
+                send_next()
+
+        network.send(connection, 1000, came)
+
+    send_next()
+    while agenda.step():
+        check([link])
+    assert ends == [pytest.approx(10.0 * n) for n in (1, 2, 3)]
+    assert not link.active
+
+
 def test_what_is_closed_brings_nothing_more_and_frees_the_link() -> None:
     agenda = Agenda()
     network = Network(agenda)

@@ -9,7 +9,7 @@ from tensorhub_simulator.cluster import baselines
 from tensorhub_simulator.cluster.comparing import changed, pair
 from tensorhub_simulator.cluster.result import Result
 from tensorhub_simulator.cluster.running import run
-from tensorhub_simulator.cluster.spec import Cluster, Control, Model, Replicas, Site, Spot
+from tensorhub_simulator.cluster.spec import Cluster, Control, Generation, Model, Replicas, Site, Spot
 from tensorhub_simulator.cluster.spec import Link as Line
 from tensorhub_simulator.cluster.world import World
 
@@ -83,6 +83,25 @@ def test_both_see_the_same_boundaries() -> None:
     assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
 
 
+def test_a_star_stops_where_ours_does() -> None:
+    """At its own boundaries when readers come at those, and at the publication when they come at once."""
+    generation = Generation(tokens_median=1000, responses=4, token_s=0.01)
+    for update in ("at-boundary", "at-once"):
+        for baseline in ("star", "global-stage"):
+            cluster = star(5, baseline=baseline, update=update, generation=generation)
+            ours = sorted(each.asked_s for each in run(World(cluster)).updates)
+            assert ours == pytest.approx(sorted(each.asked_s for each in baselines.run(cluster).updates))
+            assert (ours[-1] > 0) == (update == "at-boundary")
+
+
+def test_in_a_star_readers_may_take_turns() -> None:
+    """One after the other each has the whole card: the last ends as late, and on average half the time is saved."""
+    result = baselines.run(star(4, star_readers_max=1))
+    assert took(result) == [pytest.approx(n * SECONDS, rel=1e-6) for n in (1, 2, 3, 4)]
+    started = [each.started_s for each in result.updates]
+    assert started == [pytest.approx(n * SECONDS, rel=1e-6) for n in (0, 1, 2, 3)]
+
+
 def far(readers: int, **line: Any) -> Cluster:
     replicas = {"trainer": Replicas(site="here", count=1), "rollout": Replicas(site="far", count=readers)}
     cluster = star(readers, replicas=replicas, baseline="far-star")
@@ -101,11 +120,38 @@ def test_a_far_star_shares_the_line_and_ours_crosses_once() -> None:
     assert max(took(ours)) <= 1.2 * 8.0
 
 
+def test_a_pull_of_the_baseline_has_as_many_streams_as_one_of_ours() -> None:
+    """One far replica has nobody to share with: both cross once, over as many streams, and take as long."""
+    cluster = far(1, gbit_s=100, rtt_ms=40, window_mib=4)
+    (ours,), (other,) = took(run(World(cluster))), took(baselines.run(cluster))
+    assert other <= ours <= 1.2 * other
+
+
+def test_a_global_stage_crosses_a_line_no_faster_than_it_is() -> None:
+    cluster = msgspec.structs.replace(far(6, gbit_s=8, rtt_ms=10), baseline="global-stage")
+    result = baselines.run(cluster)
+    assert took(result) == [pytest.approx(8.0, rel=0.01)] * 6
+    assert result.link_bytes["here to far"] == pytest.approx(8e9)
+    assert result.link_bytes["rollout in"] == pytest.approx(6 * 8e9)
+
+
+def test_nobody_waits_for_a_seed_where_none_stands() -> None:
+    cluster = far(4, gbit_s=8, rtt_ms=10)
+    replicas = {
+        **cluster.replicas,
+        "near": Replicas(site="here", count=2),
+        "seed": Replicas(site="far", count=1, memory_host=True),
+    }
+    result = run(World(msgspec.structs.replace(cluster, replicas=replicas, update="behind-a-seed")))
+    assert sorted(each.kind for each in result.ended()) == ["near"] * 2 + ["rollout"] * 4 + ["seed"]
+
+
 def test_a_stream_has_its_ceiling_and_several_have_more() -> None:
     one = changed(far(1, gbit_s=100, rtt_ms=40, window_mib=4), {"links.0.streams": 1})
-    ceiling = 4 * (1 << 20) / 0.04
-    assert took(baselines.run(one))[0] == pytest.approx(8e9 / ceiling, rel=0.01)
-    assert took(baselines.run(changed(one, {"links.0.streams": 4})))[0] == pytest.approx(8e9 / ceiling / 4, rel=0.01)
+    ceiling, opens_s = baselines.STREAMS * 4 * (1 << 20) / 0.04, 2 * 0.04
+    assert took(baselines.run(one))[0] == pytest.approx(opens_s + 8e9 / ceiling, rel=0.01)
+    four = changed(one, {"links.0.streams": 4})
+    assert took(baselines.run(four))[0] == pytest.approx(opens_s + 8e9 / ceiling / 4, rel=0.01)
 
 
 def test_one_file_gives_one_run_and_another_seed_another() -> None:
@@ -140,6 +186,39 @@ def test_spot_instances_come_go_and_the_rest_goes_on() -> None:
     stars = baselines.run(cluster)
     assert sorted(each.replica for each in stars.ended()) == [0, 1, 2, 3, 4]
     assert [each.replica for each in stars.updates if each.ready_s is None] == [1]
+
+
+def test_who_vanishes_before_its_boundary_asks_for_nothing() -> None:
+    generation = Generation(tokens_median=1000, tokens_max=1000, responses=1, token_s=0.01)
+    spot = Spot(kind="rollout", events=((0.0, "goes", 1), (30.0, "comes", 1)))
+    cluster = star(3, spot=spot, update="at-boundary", generation=generation)
+    for result in (run(World(cluster)), baselines.run(cluster)):
+        assert not result.stuck
+        assert [each.asked_s for each in result.updates if each.replica == 1] == [pytest.approx(30.0, abs=0.1)]
+        assert sorted(each.replica for each in result.ended()) == [0, 1, 2]
+
+
+def test_all_of_a_recorded_trace_happens() -> None:
+    spot = Spot(kind="rollout", events=((50.0, "goes", 1), (5000.0, "comes", 1)))
+    for result in (run(World(star(2, spot=spot))), baselines.run(star(2, spot=spot))):
+        assert [each.asked_s >= 5000.0 for each in result.updates if each.replica == 1] == [False, True]
+
+
+def test_a_trace_that_takes_everybody_away_ends_without_a_factor() -> None:
+    spot = Spot(kind="rollout", events=((0.1, "goes", 0), (0.1, "goes", 1), (0.1, "goes", 2)))
+    found = pair(star(3, spot=spot))
+    assert (found.factor, found.stuck, found.ours.updates, found.baseline.updates) == (None, 0, 0, 0)
+    assert found.bound_s == pytest.approx(SECONDS)
+    nobody = pair(star(3, spot=Spot(kind="rollout", away_share=1.0)))
+    assert (nobody.factor, nobody.stuck) == (None, 0)
+
+
+def test_a_trainer_copy_is_free_of_a_reader_that_has_vanished() -> None:
+    """Two vanish at the first copy; whoever comes then is the first one's, and not crowded at the other."""
+    replicas = {"trainer": Replicas(site="here", count=2), "rollout": Replicas(site="here", count=4)}
+    spot = Spot(kind="rollout", events=((0.05, "goes", 0), (0.05, "goes", 2), (0.06, "comes", 0), (0.07, "comes", 2)))
+    other = baselines.run(star(4, replicas=replicas, spot=spot))
+    assert max(took(other)) <= 2 * SECONDS
 
 
 def test_a_trainer_waits_for_its_readers_before_it_overwrites() -> None:

@@ -1,0 +1,113 @@
+"""Modelled clusters of all kinds: nobody is faster than bytes over wires, and no byte comes out of nowhere.
+
+Ours and each baseline alike, with several sites, replicas that share a host, spot instances and several versions.
+"""
+
+from typing import Any, Final
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from tensorhub_simulator.cluster import baselines
+from tensorhub_simulator.cluster.bound import Bound
+from tensorhub_simulator.cluster.fabric import build
+from tensorhub_simulator.cluster.result import Result
+from tensorhub_simulator.cluster.running import run
+from tensorhub_simulator.cluster.spec import Cluster, Generation, Link, Model, Replicas, Site, Spot, check
+from tensorhub_simulator.cluster.world import World
+
+ROUNDING: Final = 1e-6
+SITES: Final = ("here", "there", "yonder")
+
+sites = st.builds(
+    Site,
+    gpus_per_host=st.sampled_from([1, 2, 8]),
+    nics_per_host=st.sampled_from([1, 4]),
+    nic_gbit_s=st.sampled_from([10.0, 100.0, 400.0]),
+    efficiency=st.sampled_from([0.5, 1.0]),
+    memory_gbyte_s=st.sampled_from([None, 20.0]),
+)
+
+
+def lines(one: str, other: str) -> st.SearchStrategy[Link]:
+    return st.builds(
+        Link,
+        between=st.just((one, other)),
+        gbit_s=st.sampled_from([5.0, 100.0]),
+        rtt_ms=st.sampled_from([0.0, 1.0, 30.0]),
+        loss=st.sampled_from([0.0, 1e-6]),
+        streams=st.sampled_from([1, 4]),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    names = SITES[: draw(st.integers(1, 3))]
+    where = st.sampled_from(names)
+    replicas = {
+        "trainer": Replicas(site="here", count=draw(st.integers(1, 3))),
+        "rollout": Replicas(site=draw(where), count=draw(st.integers(1, 5))),
+    }
+    if draw(st.booleans()):
+        replicas["other"] = Replicas(site=draw(where), count=draw(st.integers(1, 3)))
+    if draw(st.booleans()):
+        replicas["seed"] = Replicas(site=draw(where), count=1, memory_host=True)
+    baseline: Any = draw(st.sampled_from(["global-stage", "star", "far-star"]))
+    moves = st.tuples(
+        st.floats(0, 20), st.sampled_from(["goes", "comes"]), st.integers(0, replicas["rollout"].count - 1)
+    )
+    spot = None
+    if baseline != "global-stage" and draw(st.booleans()):
+        events: Any = tuple(draw(st.lists(moves, max_size=5)))
+        spot = Spot(kind="rollout", away_share=draw(st.sampled_from([0.0, 0.5, 1.0])), events=events)
+    updates = ["at-once", "at-boundary", *(["behind-a-seed"] if "seed" in replicas else [])]
+    cluster = Cluster(
+        name="any",
+        model=Model(gbytes=draw(st.sampled_from([0.1, 1.0])), shards=draw(st.sampled_from([1, 2])), piece_mib=16),
+        sites={name: draw(sites) for name in names},
+        links=tuple(draw(lines(one, other)) for number, one in enumerate(names) for other in names[number + 1 :]),
+        replicas=replicas,
+        baseline=baseline,
+        star_readers_max=draw(st.sampled_from([None, 1, 2])),
+        update=draw(st.sampled_from(updates)),
+        versions=draw(st.integers(1, 3)),
+        every_s=draw(st.sampled_from([0.5, 10.0])),
+        generation=Generation(tokens_median=100, tokens_max=500, responses=4, token_s=0.02),
+        spot=spot,
+        rails=draw(st.sampled_from([None, 1])),
+        seed=draw(st.integers(0, 9)),
+    )
+    check(cluster, "any")
+    return cluster
+
+
+def assert_possible(cluster: Cluster, result: Result) -> None:
+    """No update was faster than its bytes, and links carried at least what came."""
+    bound = Bound(cluster)
+    came: dict[str, set[int]] = {}
+    whole = cluster.model.gbytes * 1e9
+    ended = result.ended()
+    for each in ended:
+        assert each.took_s >= bound.of(each, result.published_s[each.version - 1]) * (1 - ROUNDING), each
+        came.setdefault(cluster.replicas[each.kind].site, set()).add(each.version)
+    into = sum(nbytes for tier, nbytes in result.link_bytes.items() if tier.endswith(" in") or "inside" in tier)
+    assert into >= whole * len(ended) * (1 - ROUNDING)
+    home = cluster.replicas[cluster.trainer].site
+    for site, versions in came.items():
+        crossed = sum(nbytes for tier, nbytes in result.link_bytes.items() if tier.endswith(f" to {site}"))
+        assert site == home or crossed >= whole * len(versions) * (1 - ROUNDING)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cluster=clusters())
+def test_nobody_is_faster_than_bytes_over_wires(cluster: Cluster) -> None:
+    build(cluster)
+    ours, other = run(World(cluster)), baselines.run(cluster)
+    assert not ours.stuck
+    for result in (ours, other):
+        assert_possible(cluster, result)
+    event(f"{cluster.baseline}, {cluster.update}, spot {cluster.spot is not None}")
+    if cluster.spot is None:
+        last = {(each.kind, each.replica) for each in ours.ended() if each.version == cluster.versions}
+        readers = {who for who in build(cluster).seats if who[0] != cluster.trainer}
+        assert last == readers
