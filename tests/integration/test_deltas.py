@@ -30,7 +30,10 @@ SPECS: Final = {
     "steps": TensorSpec((), torch.int64),
 }
 SHARE_MAX: Final = 0.03
+FEW: Final = 0.003
+"""Of the values so many change where a patch is to be sooner there than the piece, over a loopback too."""
 READ_S: Final = 60.0
+MADE_S: Final = 5.0
 BEGINNINGS_MAX: Final = 20
 
 
@@ -67,8 +70,25 @@ class Stage:
             reports = [await self.update(reader) for reader in range(len(self.readers))]
             if all(map(by_delta, reports)):
                 return
-            await self.publish(0.01)
+            made = self._made()
+            await self.publish(FEW)
+            with contextlib.suppress(TimeoutError):
+                await self._wait_for_delta(made)
         pytest.fail("no delta was made")
+
+    async def publish_with_delta(self, share: float) -> None:
+        """Publish, and wait until the delta is made: over a fast link nobody else would wait for it."""
+        made = self._made()
+        await self.publish(share)
+        await self._wait_for_delta(made)
+
+    def _made(self) -> int:
+        return (self.hub.directory / "logs" / "agent-0.log").read_text().count("a delta of ")
+
+    async def _wait_for_delta(self, made: int) -> None:
+        async with asyncio.timeout(MADE_S):
+            while self._made() == made:  # noqa: ASYNC110 (only the log tells)
+                await asyncio.sleep(0.02)
 
     async def update(self, reader: int) -> ReadReport:
         """Bring one reader to the last version; its bytes are the trainer's."""
@@ -112,7 +132,7 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(deltas_hub: Ru
     async with stage(deltas_hub, install) as it:
         await it.begin()
         for _ in range(2):
-            await it.publish(0.01)
+            await it.publish_with_delta(FEW)
             report = await it.update(0)
             assert by_delta(report)
             assert wire_share(report) <= SHARE_MAX, report
@@ -124,8 +144,7 @@ async def test_a_chain_leads_over_versions_that_the_reader_skipped(deltas_hub: R
         await it.begin()
         before = it.version
         for _ in range(3):
-            await it.publish(0.01)
-            # A reader that comes at once waits for the delta, so it is whole before the trainer goes on.
+            await it.publish_with_delta(FEW)
             await it.update(1)
         report = await it.update(0)
         assert by_delta(report)
@@ -137,7 +156,7 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(deltas_hub: Running
     """The trainer has gone on to write when the last reader comes: the other reader gives it the delta."""
     async with stage(deltas_hub) as it:
         await it.begin()
-        await it.publish(0.01)
+        await it.publish_with_delta(FEW)
         await it.update(0)
         await it.trainer.unpublish()
         report = await it.update(1)
@@ -149,10 +168,10 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(deltas_hub: Running
 async def test_when_everything_changed_the_pieces_themselves_come(deltas_hub: RunningHub) -> None:
     async with stage(deltas_hub) as it:
         await it.begin()
-        await it.publish(1.0)
+        await it.publish_with_delta(1.0)
         report = await it.update(0)
         assert wire_share(report) == pytest.approx(1.0, abs=0.01)
-        await it.publish(0.01)
+        await it.publish_with_delta(FEW)
         assert wire_share(await it.update(0)) <= SHARE_MAX
 
 
@@ -161,6 +180,6 @@ async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(d
     async with stage(deltas_hub) as it:
         await it.begin()
         os.kill(deltas_hub.file.agents[0].pid, signal.SIGKILL)
-        await it.publish(0.01)
+        await it.publish(FEW)
         assert not by_delta(await it.update(0))
         await it.begin()

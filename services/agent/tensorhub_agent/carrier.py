@@ -337,7 +337,16 @@ class Carrier:
         base = self._base if self.program is None else None
         out.extend(
             OpenSource(
-                key, n, share, transfer.version, self._root_of(share), self._turn, core.place.mapped, self.program, base
+                key,
+                n,
+                share,
+                transfer.version,
+                self._root_of(share),
+                self._turn,
+                core.place.mapped,
+                self.program,
+                base,
+                core.measured.rate((share.link, share.transport)),
             )
             for n, share in todo.open
         )

@@ -186,6 +186,8 @@ class OpenSource(Effect, frozen=True):
     """What is asked for are units of this program."""
     base: Base | None = None
     """Patches that lead from there would do instead of pieces."""
+    rate: float | None = None
+    """What this agent has got over the source's link before, in bytes a second."""
 
 
 class Post(Effect, frozen=True):

@@ -83,7 +83,7 @@ class Lending:
 
     def _waits_for_patches(self, question: LeaseAsk, name: str) -> bool:
         """Tell whether a delta for the reader is being made just now; it is waited for, but not for long."""
-        if question.base is None or question.root is None:
+        if question.base is None or question.root is None or not question.awaits_patches:
             return False
         key = Key(question.model, question.source.replica, question.source.shard)
         if not self._deltas.is_coming(key, question.base, question.root):

@@ -53,6 +53,11 @@ class Measured:
         while len(self._rows) > RATES_MAX:
             del self._rows[next(iter(self._rows))]
 
+    def rate(self, link: Link) -> float | None:
+        """Return the bytes a second that came over a link, however long ago: better than a guess."""
+        row = self._rows.get(link)
+        return None if row is None else row.bps
+
     def told(self, now: float) -> tuple[LinkRate, ...]:
         """Return what a demand tells, the latest last."""
         return tuple(

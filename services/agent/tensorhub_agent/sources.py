@@ -29,6 +29,7 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
+from tensorhub_agent.encodings.choice import Line, awaits_patches
 from tensorhub_agent.encodings.deltas import SIZE
 from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.encodings.reading import BatchReader, Where
@@ -142,9 +143,11 @@ class Sources:
             return
         source.session = session
         if digests and effect.root is not None and isinstance(session, EncodingSession):
-            source.reader = BatchReader(session, digests, sizes if effect.base is not None else b"")
+            source.reader = BatchReader(
+                session, digests, sizes if effect.base is not None else b"", Line(known=effect.rate)
+            )
             source.base, source.root = effect.base, effect.root
-            if sizes and grant.patches_coming:
+            if sizes and grant.patches_coming and _awaits_patches(effect):
                 source.reader.more = lambda first: self._more_sizes(
                     effect.share.source.agent, reader.agent, grant, first
                 )
@@ -190,6 +193,7 @@ class Sources:
             nbytes=effect.share.nbytes,
             # Within a host a copy is sooner made than a patch.
             base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
+            awaits_patches=_awaits_patches(effect),
             promises=effect.share.crosses,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
@@ -360,3 +364,8 @@ class Sources:
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))
             await asyncio.gather(*source.tasks, return_exceptions=True)
+
+
+def _awaits_patches(effect: OpenSource) -> bool:
+    """Tell whether patches that are being made are waited for."""
+    return awaits_patches(effect.rate, far=effect.share.far)

@@ -9,6 +9,7 @@ import xxhash
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings import reading
+from tensorhub_agent.encodings.choice import Line
 from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE
 from tensorhub_agent.encodings.packing import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
@@ -162,6 +163,22 @@ async def test_from_a_source_that_is_faster_than_patches_are_applied_pieces_are_
     brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert (it.session.overwritten, brought.encoded, brought.patches) == ([], (), {})
+
+
+async def test_over_a_link_that_other_reads_have_found_fast_only_what_has_not_changed_is_left_where_it_is() -> None:
+    """If every piece had a patch no read would ever see how fast the link is."""
+    it = scene()
+    it.reader.line = Line(known=20e9)
+    it.session.patches[4] = b""
+    it.reader.sizes = it.reader.sizes[: 4 * SIZE.size] + SIZE.pack(0) + it.reader.sizes[5 * SIZE.size :]
+    memory = bytearray(it.old)
+    at, end = TABLE.at[4], TABLE.at[4] + TABLE.nbytes[4]
+    memory[at:end] = it.new[at:end]
+    brought = await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
+    assert whole(memory, it.new)
+    assert it.session.overwritten == [[4]]
+    assert it.session.read_spans == [[TABLE.at[number] for number in range(ROWS) if number != 4]]
+    assert [(each.how, each.wire_bytes) for each in brought.encoded] == [("delta", 0)]
 
 
 async def test_a_loss_is_told_when_both_ways_have_ended() -> None:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tensorhub_agent.encodings.choice import PACK_RATE, PATCH_RATE, RATE_GUESSED, Line, takes_patches
+from tensorhub_agent.encodings.choice import (
+    PACK_RATE,
+    PATCH_RATE,
+    RATE_GUESSED,
+    TOUCH_RATE,
+    Line,
+    awaits_patches,
+    takes_patches,
+)
 
 MB = 1_000_000
 
@@ -13,11 +21,14 @@ MB = 1_000_000
         (0.012, None, True),
         (0.012, 25 * MB, True),
         (0.012, 3000 * MB, True),
+        (0.05, 3000 * MB, False),
+        (0.001, 3000 * MB, True),
+        # Each piece is copied and hashed once more, however little changed in it.
+        (0.001, 10_000 * MB, False),
         (0.012, 40_000 * MB, False),
         (0.4, 25 * MB, True),
         (0.4, None, False),
         (1.0, 1 * MB, False),
-        (0.0, 10**15, True),
     ],
 )
 def test_patches_are_taken_where_they_and_the_work_take_less_time(
@@ -30,8 +41,17 @@ def test_patches_are_taken_where_they_and_the_work_take_less_time(
 
 def test_the_limits_are_those_of_the_work() -> None:
     """Of a source that is not known patches are taken as long as applying them is as fast as a usual link."""
-    assert takes_patches(1000, int(1000 * PATCH_RATE / RATE_GUESSED) - 1, None)
-    assert not takes_patches(1000, int(1000 * PATCH_RATE / RATE_GUESSED) + 1, None)
+    most = int(MB * PATCH_RATE * (1 / RATE_GUESSED - 1 / TOUCH_RATE))
+    assert takes_patches(MB, most - 1, None)
+    assert not takes_patches(MB, most + 1, None)
+
+
+@pytest.mark.parametrize(
+    ("rate", "far", "expected"),
+    [(25 * MB, False, True), (25 * MB, True, True), (3000 * MB, True, False), (None, True, True), (None, False, False)],
+)
+def test_patches_are_waited_for_where_that_takes_less_time(rate: float | None, far: bool, expected: bool) -> None:  # noqa: FBT001
+    assert awaits_patches(rate, far=far) is expected
 
 
 def line(rate: float) -> Line:
@@ -46,8 +66,25 @@ def test_packed_pieces_are_for_slow_lines(rate: float, expected: bool) -> None: 
     assert line(rate).takes_packed is expected
 
 
-def test_nothing_is_packed_for_a_line_that_is_not_known() -> None:
+def test_nothing_is_packed_for_a_line_of_which_this_read_has_seen_nothing() -> None:
+    """What comes packed does not measure a line: one that has become fast would stay slow for ever."""
     assert not Line().takes_packed
+    assert not Line(known=25 * MB).takes_packed
+
+
+def test_one_slow_batch_over_a_link_that_is_known_as_fast_is_no_slow_line() -> None:
+    known = line(25 * MB)
+    assert known.takes_packed
+    known.known = 600 * MB
+    assert not known.takes_packed
+
+
+def test_what_other_reads_got_is_believed_until_this_one_knows() -> None:
+    known = Line(known=25 * MB)
+    assert known.believed == 25 * MB
+    known.asked(0.0)
+    known.came(10 * MB, 1.0)
+    assert known.believed == pytest.approx(10 * MB)
 
 
 def test_what_has_not_shrunk_is_not_packed_any_more() -> None:

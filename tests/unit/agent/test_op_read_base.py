@@ -5,6 +5,7 @@ from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, Base, BatchDone, Key, OpenSource, Post
 from tensorhub_agent.memory import Memory
+from tensorhub_agent.meter import Sample
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Unpublish
 from tensorhub_common.wire.worker import Encoded
@@ -114,3 +115,19 @@ def test_what_was_taken_back_for_writing_is_no_base() -> None:
     assert reader.memory(key) is Memory.EMPTY
     publish(trainer, "b")
     assert asked(reader, key).base is None
+
+
+def test_what_was_got_over_the_link_before_is_told_with_it() -> None:
+    """So a read in which all pieces have patches knows how fast the line is."""
+    trainer, reader, key = pair()
+    opening = asked(reader, key)
+    link = (opening.share.link, opening.share.transport)
+    assert opening.rate is None
+    reader.opened(key, "a")
+    reader.log()
+    reader.brought(key, "a")
+    reader.log()
+    reader.core.measured.note([Sample(link, 50_000_000, 2.0, 1)], reader.now)
+    publish(trainer, "b")
+    again = asked(reader, key)
+    assert (again.share.link, again.rate) == (link[0], 25_000_000)

@@ -48,6 +48,7 @@ _VALUES: Final[Json] = {
     "avoid": [],
     "begins": "5f2c",
     "cache_bytes": 8589934592,
+    "awaits_patches": True,
     "base": "99aa06d3014798d86001c324468d497f",
     "by": {"lane": "node-1-0/3", "incarnation": 1763692800123, "n": 17},
     "cmd": 4711,

@@ -159,6 +159,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """So much of it the reader was planned to read."""
     base: str | None = None
     """The root of a version whose bytes the reader holds: patches from there to what it wants would do."""
+    awaits_patches: bool = True
+    """To wait until they are made takes the reader less time than to read the pieces at once."""
     promises: bool = False
     """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
 

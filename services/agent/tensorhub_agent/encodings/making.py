@@ -14,6 +14,7 @@ Always true:
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -164,6 +165,7 @@ class DeltaMaker:
         publication: Publication,
         delta: Delta | None,
     ) -> None:
+        began = time.monotonic()
         try:
             if before is not None:
                 await asyncio.gather(before, return_exceptions=True)
@@ -174,6 +176,8 @@ class DeltaMaker:
             if delta is not None:
                 self._book.end(delta)
                 self._made()
+                took_s, of = time.monotonic() - began, sum(publication.table.nbytes)
+                _log.info("a delta of %d bytes for a publication of %d was made in %.2f s", delta.nbytes, of, took_s)
 
     async def _new_shadow(self, publisher: _Publisher, publication: Publication) -> _Shadow | None:
         if publisher.is_broke or publisher.current is not publication:

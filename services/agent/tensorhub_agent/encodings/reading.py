@@ -113,8 +113,11 @@ class BatchReader:
     def _patched(self, numbers: Sequence[int], table: PieceTable) -> dict[int, int]:
         """Choose the pieces for which patches are asked for; returns the sizes of these."""
         sizes = {number: size for number in numbers if (size := self._size(number)) < COMING}
-        nbytes = sum(table.nbytes[number] for number in sizes)
-        return sizes if takes_patches(nbytes, sum(sizes.values()), self.line.rate) else {}
+        nbytes = sum(table.nbytes[number] for number, size in sizes.items() if size)
+        if takes_patches(nbytes, sum(sizes.values()), self.line.believed):
+            return sizes
+        # What has not changed costs no more than to be hashed, as everything is.
+        return {number: size for number, size in sizes.items() if not size}
 
     def _size(self, number: int) -> int:
         if len(self.sizes) < (number + 1) * SIZE.size:

@@ -1,0 +1,85 @@
+"""Questions for leases: who waits for a delta that is being made, and who is answered at once."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from tensorhub_agent import lending
+from tensorhub_agent.lending import Lending
+from tensorhub_agent.postponed import Postponed
+from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal, SourceId
+
+ASK = LeaseAsk(
+    job="run-7",
+    model="policy",
+    source=SourceId("agent-0", 1, "trainer", 0),
+    version=2,
+    root="new",
+    reader=SourceId("agent-1", 1, "rollout", 0),
+    transport="ucxx",
+    base="old",
+)
+ANSWER = LeaseRefusal(reason="whatever the core says")
+
+
+@dataclass
+class Agent:
+    """What stands around the questions of one job: a delta that is being made, and a core that has an answer."""
+
+    is_made: bool = False
+    answered: int = 0
+    postponed: Postponed = field(default_factory=Postponed)
+
+    def is_coming(self, key: object, base: str, root: str) -> bool:
+        assert (base, root) == ("old", "new")
+        return not self.is_made
+
+    def endpoint(self, transport: str) -> str:
+        return transport
+
+    def lease_asked(self, *_: object) -> LeaseAnswer:
+        self.answered += 1
+        return ANSWER
+
+    def deadline(self) -> None:
+        return None
+
+    def set(self, _: float | None) -> None: ...
+
+
+@dataclass
+class Traces:
+    def lease_asked(self, *_: object) -> None: ...
+
+
+def lender(agent: Agent) -> Lending:
+    it = cast("Any", agent)
+    return Lending(it, it, it, cast("Any", Traces()), it, agent.postponed, lambda _: None, deltas=it)
+
+
+async def test_who_has_the_pieces_sooner_does_not_wait_for_a_delta() -> None:
+    agent = Agent()
+    asked = asyncio.create_task(lender(agent).asked(replace(ASK, awaits_patches=False), "lease-1", "ticket"))
+    await asyncio.sleep(0)
+    assert asked.done()
+    assert asked.result() == ANSWER
+
+
+async def test_who_would_wait_longer_for_the_pieces_waits_until_it_is_made() -> None:
+    agent = Agent()
+    asked = asyncio.create_task(lender(agent).asked(ASK, "lease-1", "ticket"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        agent.postponed.happened()
+    assert agent.answered == 0
+    agent.is_made = True
+    agent.postponed.happened()
+    assert await asked == ANSWER
+
+
+async def test_nobody_waits_for_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "PATCHES_HOLD_S", 0.01)
+    assert await lender(Agent()).asked(ASK, "lease-1", "ticket") == ANSWER
