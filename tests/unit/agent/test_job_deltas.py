@@ -137,6 +137,14 @@ async def test_what_was_applied_is_offered_once_the_read_has_ended(agent: Agent)
     assert list(offer.patches) == [(b"a",), (), (b"c",)]
 
 
+async def test_of_a_read_that_was_given_up_nothing_more_comes(agent: Agent) -> None:
+    """A staged shard keeps its old version: it reads from that again, and the first read brings no more."""
+    agent.deltas.applied(KEY, Base(1, "old"), "second", 3, {0: b"a"})
+    agent.deltas.applied(KEY, Base(1, "old"), "third", 3, {0: b"b"})
+    assert not agent.deltas.is_coming(KEY, "old", "second")
+    assert agent.deltas.is_coming(KEY, "old", "third")
+
+
 async def test_a_shard_that_is_gone_has_no_deltas(agent: Agent) -> None:
     before = agent.store.total_bytes
     first, second = await agent.publish(1), await agent.publish(2)

@@ -13,7 +13,7 @@ import pytest
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.encodings.making import DeltaMaker, Publication
-from tensorhub_agent.encodings.patch import apply
+from tensorhub_agent.encodings.patch import apply, make
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_common.digests import root_digest
 from tensorhub_common.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
@@ -216,6 +216,42 @@ async def test_without_room_for_a_shadow_nothing_is_made(
         publisher.change(0.01)
     assert publisher.made == 0
     assert len([line for line in caplog.messages if "no deltas are made" in line]) == 1
+
+
+async def test_once_there_is_room_deltas_are_made(publisher: Publisher) -> None:
+    room, publisher.store.bytes_max = publisher.store.bytes_max, publisher.store.total_bytes
+    await publisher.publish_and_settle()
+    publisher.store.bytes_max = room
+    roots = []
+    for _ in range(2):
+        publisher.unpublish()
+        publisher.change(0.01)
+        roots.append(await publisher.publish_and_settle())
+    assert publisher.brought(roots[0], roots[1])[0] <= 600 * 0.05
+
+
+async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_right(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compared: list[int] = []
+
+    def counted(old: memoryview, new: memoryview, unit: int) -> bytes | None:
+        compared.append(len(new))
+        return make(old, new, unit)
+
+    monkeypatch.setattr("tensorhub_agent.encodings.making.make", counted)
+    publisher.book = publisher.maker._book = DeltaBook(3, 100_000)
+    first = await publisher.publish_and_settle()
+    publisher.unpublish()
+    publisher.change(0.1)
+    second = await publisher.publish_and_settle()
+    assert publisher.book.offer(SHARD, first, second, publisher.table.nbytes) is None
+    assert len(compared) < len(publisher.table) / 2
+    assert len([line for line in caplog.messages if "TENSORHUB_DELTA_BYTES" in line]) == 1
+    publisher.unpublish()
+    publisher.change(0.001)
+    third = await publisher.publish_and_settle()
+    assert publisher.brought(second, third)[0] <= 600 * 0.05
 
 
 async def test_a_shard_that_is_gone_leaves_nothing(publisher: Publisher) -> None:

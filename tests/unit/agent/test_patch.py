@@ -100,6 +100,21 @@ def test_what_it_looks_like() -> None:
     assert piece == b"\0\0\0a" + b"\0" * (255 + 1) + b"b" + b"\0" * (600 - 261)
 
 
+def test_patches_in_a_row_take_no_more_memory_than_a_few_pieces() -> None:
+    """Each of them is a few bytes that claim most of a piece; only so many are believed."""
+    old, new = np.zeros(MIB, np.uint16), np.zeros(MIB, np.uint16)
+    new[: MIB * 4 // 5] = 1
+    patch, _ = patched(old, new)
+    assert len(patch) < 1000
+    piece = bytearray(old.tobytes())
+    apply(patch * 5, memoryview(piece), 2)
+    assert piece == new.tobytes()
+    piece = bytearray(old.tobytes())
+    with pytest.raises(Damaged, match="patches in a row change more than 4 times"):
+        apply(patch * 6, memoryview(piece), 2)
+    assert piece == old.tobytes()
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

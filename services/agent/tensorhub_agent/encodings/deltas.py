@@ -82,10 +82,10 @@ class DeltaBook:
             self._drop(old)
         return delta
 
-    def put(self, delta: Delta, piece: int, patch: bytes | None) -> None:
-        """Take the patch of a piece; None where there is none. One of a delta that was dropped is not kept."""
+    def put(self, delta: Delta, piece: int, patch: bytes | None) -> bool:
+        """Take the patch of a piece; None where there is none. False: the delta was dropped, now or before."""
         if delta not in self._deltas:
-            return
+            return False
         added = len(patch or b"") - len(delta.patches[piece] or b"")
         delta.patches[piece] = patch
         delta.reached = max(delta.reached, piece + 1)
@@ -93,6 +93,7 @@ class DeltaBook:
         self.nbytes += added
         while self.nbytes > self._bytes_max:
             self._drop(self._deltas[0])
+        return delta in self._deltas
 
     def end(self, delta: Delta) -> None:
         """The delta has all the patches that it will have."""

@@ -86,6 +86,9 @@ class JobDeltas:
         """Keep patches that have led this shard's pieces from its old version to what the log vouches for."""
         delta = self._applied.get(key)
         if delta is None or (delta.base, delta.root) != (base.root, root):
+            if delta is not None:
+                # The read that brought it was given up: no patch of it comes any more, and nobody may wait for one.
+                self._book.end(delta)
             delta = self._applied[key] = self._book.begin(self._name(key), base.root, root, pieces)
         for piece, patch in patches.items():
             self._book.put(delta, piece, patch)

@@ -86,8 +86,8 @@ class _Publisher:
     last: Publication | None = None
     """What was published last."""
     shadow: _Shadow | None = None
-    is_broke: bool = False
-    """There was no memory for a shadow; it was said once."""
+    is_warned: bool = False
+    """There was no memory for a shadow, or for a delta; it was said once."""
     task: "asyncio.Task[None] | None" = None
 
 
@@ -180,13 +180,12 @@ class DeltaMaker:
                 _log.info("a delta of %d bytes for a publication of %d was made in %.2f s", delta.nbytes, of, took_s)
 
     async def _new_shadow(self, publisher: _Publisher, publication: Publication) -> _Shadow | None:
-        if publisher.is_broke or publisher.current is not publication:
+        if publisher.current is not publication:
             return None
         try:
             segment = await asyncio.to_thread(self._store.create, publication.segment.nbytes)
         except MemoryExhausted as why:
-            publisher.is_broke = True
-            _log.warning("no deltas are made, for there is no memory for a copy of what is published: %s", why)
+            _warn(publisher, f"no deltas are made, for there is no memory for a copy of what is published: {why}")
             return None
         publisher.shadow = _Shadow(segment, [None] * len(publication.table))
         return publisher.shadow
@@ -204,13 +203,18 @@ class DeltaMaker:
                 return
             group = _Group()
             compared = _stale(pieces, shadow, publication)
-            known = [piece for piece in compared if last is not None and _stands(shadow, last, piece)]
+            # What nobody will be offered is not compared; the shadow follows by copies alone.
+            wanted = delta is not None and last is not None
+            known = [piece for piece in compared if wanted and last is not None and _stands(shadow, last, piece)]
             await self._pool.background(lambda: _make(known, shadow, publication, group))  # noqa: B023 (awaited here)
             if publisher.current is not publication:
                 return
             group.copies += [piece for piece in compared if piece not in group.patches]
-            if delta is not None and last is not None:
-                self._put(delta, pieces, group, last, publication)
+            if delta is not None and last is not None and not self._put(delta, pieces, group, last, publication):
+                delta = None
+                _warn(
+                    publisher, "a delta takes more than TENSORHUB_DELTA_BYTES, and is dropped: readers read all of it"
+                )
             for piece in (*group.patches, *group.copies):
                 shadow.digests[piece] = None
             await self._pool.background(lambda: _bring(group, shadow, publication))  # noqa: B023 (awaited here)
@@ -220,10 +224,20 @@ class DeltaMaker:
             for piece in trusted:
                 shadow.digests[piece] = digest_of(publication.digests, piece)
 
-    def _put(self, delta: Delta, pieces: range, group: _Group, last: Publication, publication: Publication) -> None:
+    def _put(self, delta: Delta, pieces: range, group: _Group, last: Publication, publication: Publication) -> bool:
+        """Keep the patches of some pieces; False: there is no room for such a delta."""
+        is_kept = True
         for piece in pieces:
             is_equal = digest_of(last.digests, piece) == digest_of(publication.digests, piece)
-            self._book.put(delta, piece, b"" if is_equal else group.patches.get(piece))
+            is_kept = self._book.put(delta, piece, b"" if is_equal else group.patches.get(piece))
+        return is_kept
+
+
+def _warn(publisher: _Publisher, words: str) -> None:
+    """Say once of a publisher that it has too little memory."""
+    if not publisher.is_warned:
+        publisher.is_warned = True
+        _log.warning(words)
 
 
 def _stale(pieces: range, shadow: _Shadow, publication: Publication) -> list[int]:

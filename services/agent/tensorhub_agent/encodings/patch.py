@@ -36,6 +36,10 @@ STEP: Final = 255
 WORTH: Final = 0.9
 """A patch that is longer than this part of its piece is no good: the piece itself costs nobody any work."""
 
+CHAIN_TIMES_MAX: Final = 4
+"""Patches in a row change at most so many times as many units as a piece has, all together: what is read of them stands
+in memory at once, and a few bytes that compress well may claim anything."""
+
 DENSE: Final = 8
 """With more than one changed unit in so many, a bitmap is shorter than a byte for each gap."""
 
@@ -87,6 +91,7 @@ def _gaps(where: _Positions) -> Bytes:
 
 def _read(data: memoryview, unit: int, units: int) -> Iterator[tuple[_Positions, Units]]:
     """Yield positions and values of each patch, all of them checked."""
+    most = CHAIN_TIMES_MAX * units
     while len(data):
         if len(data) < _HEAD.size:
             raise Damaged("a patch ends within its head")
@@ -94,6 +99,11 @@ def _read(data: memoryview, unit: int, units: int) -> Iterator[tuple[_Positions,
         if form not in (GAPS, BITMAP) or own != unit or zeros or not 0 < changed <= units:
             raise Damaged(
                 f"a patch of form {form}, of {changed} values of {own} bytes, can't be one of {units} of {unit} bytes"
+            )
+        most -= changed
+        if most < 0:
+            raise Damaged(
+                f"patches in a row change more than {CHAIN_TIMES_MAX} times what a piece of {units} units has"
             )
         bitmap = -(-units // 8)
         positions = (bitmap, bitmap) if form == BITMAP else (changed, changed + units // STEP)
