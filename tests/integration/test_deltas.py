@@ -35,6 +35,9 @@ FEW: Final = 0.003
 READ_S: Final = 60.0
 MADE_S: Final = 5.0
 BEGINNINGS_MAX: Final = 20
+KEPT: Final = 4
+KILLS: Final = 4
+KILLED_WITHIN_S: Final = 0.08
 
 
 @dataclass
@@ -113,7 +116,7 @@ async def stage(hub: RunningHub, install: str = "in-place") -> AsyncIterator[Sta
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[UCXX])
 async def deltas_hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
     """Three agents on hosts of their own; a test that kills one leaves it started again."""
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, TENSORHUB_DELTAS="4") as hub:
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, TENSORHUB_DELTAS=str(KEPT)) as hub:
         yield hub
 
 
@@ -183,3 +186,37 @@ async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(d
         await it.publish(FEW)
         assert not by_delta(await it.update(0))
         await it.begin()
+
+
+async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(deltas_hub: RunningHub) -> None:
+    async with stage(deltas_hub) as it:
+        await it.begin()
+        for _ in range(KEPT + 1):
+            await it.publish_with_delta(FEW)
+        report = await it.update(0)
+        assert not by_delta(report)
+        assert wire_share(report) == pytest.approx(1.0, abs=0.01)
+        await it.publish_with_delta(FEW)
+        assert by_delta(await it.update(0))
+
+
+async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_is_read_whole(
+    deltas_hub: RunningHub,
+) -> None:
+    """Killed at a moment of chance within the read; the next one of the shard ends with the trainer's bytes."""
+    async with stage(deltas_hub) as it:
+        await it.begin()
+        for _ in range(KILLS):
+            await it.publish_with_delta(FEW)
+            reading = asyncio.create_task(it.readers[0].replicate("latest", timeout_s=READ_S))
+            await asyncio.sleep(it.chance.random() * KILLED_WITHIN_S)
+            os.kill(deltas_hub.file.agents[1].pid, signal.SIGKILL)
+            with contextlib.suppress(tensorhub.TensorHubError):
+                await reading
+            async with asyncio.timeout(READ_S):
+                while True:
+                    with contextlib.suppress(tensorhub.AgentUnavailable):
+                        await it.update(0)
+                        break
+            # The other reader has what it held, and goes on by deltas.
+            await it.update(1)
