@@ -25,6 +25,9 @@ from tensorhub_planner.topology import TRANSPORTS, Distance, Place
 
 STEP: Final = math.sqrt(2)
 """Of two neighbouring rates the higher is so many times the lower."""
+BPS_MAX: Final = 10**15
+"""What an agent tells beyond this it can't have measured: numbers on the wire have any length, and rates are computed
+with as floating-point ones."""
 OWN_HOST: Final = "host"
 _LEVELS: Final[Mapping[Distance, str]] = {
     Distance.AGENT: OWN_HOST,
@@ -53,7 +56,7 @@ def believed(rates: Sequence[LinkRate], limits: Limits) -> Believed:
     return {
         (rate.link, rate.transport): rate
         for rate in rates[:RATES_MAX]
-        if rate.bps > 0 and rate.samples >= limits.samples_min and 0 <= rate.age_s <= limits.measured_s_max
+        if 0 < rate.bps <= BPS_MAX and rate.samples >= limits.samples_min and 0 <= rate.age_s <= limits.measured_s_max
     }
 
 

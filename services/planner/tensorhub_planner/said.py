@@ -15,6 +15,11 @@ from tensorhub_planner.limits import Limits
 AGENTS_MAX: Final = 65_536
 """Words of so many agents are kept; the oldest goes first."""
 
+READERS_MAX: Final = 65_536
+NBYTES_MAX: Final = 2**62
+"""An agent has at most so many readers, whatever it says, and these so many bytes: plans of all who could read from it
+compute with these numbers, and on the wire they have any length."""
+
 
 @dataclass(slots=True)
 class Said:
@@ -35,7 +40,8 @@ class Said:
         self._words[beat.agent] = (beat.incarnation, now)
         for each in beat.serving:
             if each.readers > 0:
-                self._busy[beat.agent, each.transport] = (now, Busy(each.readers, max(each.nbytes, 0)))
+                readers = min(each.readers, READERS_MAX)
+                self._busy[beat.agent, each.transport] = (now, Busy(readers, min(max(each.nbytes, 0), NBYTES_MAX)))
         if len(self._words) > AGENTS_MAX:
             self._drop(next(iter(self._words)))
         return True

@@ -10,7 +10,7 @@ from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, So
 from tensorhub_planner.busy import Busy
 from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
 from tensorhub_planner.load import Load
-from tensorhub_planner.measured import OWN_HOST, STEP, believed, link_of, measured_limits, stepped
+from tensorhub_planner.measured import BPS_MAX, OWN_HOST, STEP, believed, link_of, measured_limits, stepped
 from tensorhub_planner.plan import plan
 from tensorhub_planner.sources import Holders
 from tensorhub_planner.topology import Distance, Place, Topology
@@ -54,6 +54,11 @@ def test_the_links_names(distance: Distance, link: str) -> None:
         (rate("site/a", GB, age_s=-1.0), False),
         (rate("site/a", 0), False),
         (rate("site/a", -GB), False),
+        (rate("site/a", BPS_MAX), True),
+        (rate("site/a", BPS_MAX + 1), False),
+        (rate("site/a", 10**400), False),
+        (rate("site/a", GB, samples=10**400), True),
+        (rate("site/a", GB, age_s=float("nan")), False),
     ],
 )
 def test_what_counts_has_enough_samples_and_is_not_too_old(told: LinkRate, *, counts: bool) -> None:

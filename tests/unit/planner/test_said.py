@@ -1,8 +1,11 @@
 """What agents say of their readers, and how long it counts."""
 
+from tests.unit.planner.given import holder, planned
+
 from tensorhub_common.wire.asks import Beat, Serving
 from tensorhub_planner.busy import IDLE, Busy, Lane
 from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.said import Said
 
 KEPT_S = 3.0
@@ -56,3 +59,15 @@ def test_who_has_not_spoken_is_named() -> None:
 
 def test_nonsense_is_no_load() -> None:
     assert said(beat(readers=-3, nbytes=-1)).at(A, 0.0) == IDLE
+
+
+def test_a_host_that_says_what_cant_be_is_busy_and_breaks_no_plan() -> None:
+    """Numbers on the wire have any length, and plans of all its readers are computed with them."""
+    for readers, nbytes in ((10**400, 1), (1, 10**400)):
+        ledger = Ledger(Limits())
+        ledger.hear(beat("a", readers, nbytes), 0.0)
+        ledger.check()
+        found = planned(holder("a"), holder("b"), load=ledger.at(0.1))
+        assert {share.source.agent for share in found.shares} == {"b"}
+        alone = planned(holder("a"), load=ledger.at(0.1))
+        assert {share.source.agent for share in alone.shares} == {"a"}
