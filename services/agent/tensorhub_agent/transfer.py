@@ -307,6 +307,9 @@ class Transfer:
             self._fail_without(refusal.reason)
 
     def _fail_without(self, reason: str) -> None:
+        lost = next((source for source in reversed(list(self.sources.values())) if source.lost), None)
+        if lost is not None:
+            reason += f" (the last source, on {lost.share.source.agent}, was left because {lost.lost})"
         self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)
 
     def _fail(self, error: str, message: str) -> None:

@@ -180,7 +180,7 @@ class LocalTransport:
         """See `Transport.open`."""
         try:
             async with asyncio.timeout(OPEN_S):
-                framed = await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
+                framed = await self._reached(grant)
                 try:
                     return await self._greet(framed, grant, reader, on_lost, on_have)
                 except BaseException:
@@ -192,6 +192,15 @@ class LocalTransport:
             raise
         except (TensorHubError, msgspec.MsgspecError) as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
+
+    async def _reached(self, grant: LeaseGrant) -> Framed:
+        try:
+            return await connect(Path(grant.endpoint), FRAME_BYTES_MAX, OPEN_S)
+        except PeerGone as why:
+            raise TransportLost(
+                f"the source can't be read from: {why} (both agents say that they are on one host: if they are not, "
+                "set TENSORHUB_HOST to a name of its own on each)"
+            ) from why
 
     async def _greet(
         self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnHave

@@ -45,7 +45,8 @@ def test_a_list_that_is_not_the_logs_is_told_and_ends_as_damage() -> None:
     [number] = driven.planned(("a", ((0, PIECES),)))
     driven.opened(number, WRONG * PIECES)
     assert why(driven, number) == "its digests are not those of the log"
-    assert end(driven, number) == (IntegrityError.__name__, "nobody has it")
+    left = "nobody has it (the last source, on a, was left because its digests are not those of the log)"
+    assert end(driven, number) == (IntegrityError.__name__, left)
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -151,7 +151,8 @@ def test_a_stalled_source_that_does_not_open_again_has_failed() -> None:
     for _ in range(20):
         driven.transfer.planned(NOBODY, driven.now)
         driven.tick(PLAN_AGAIN_S)
-    assert driven.transfer.error == (VersionUnavailable.__name__, "nobody has it")
+    left = "nobody has it (the last source, on a, was left because it made no progress)"
+    assert driven.transfer.error == (VersionUnavailable.__name__, left)
 
 
 # Slow ones.

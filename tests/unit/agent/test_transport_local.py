@@ -72,6 +72,14 @@ async def test_a_ticket_is_good_once_and_a_wrong_one_never(hub: Hub) -> None:
     await session.close()
 
 
+async def test_an_agent_that_is_on_another_machine_of_the_same_name_is_told_so(hub: Hub) -> None:
+    """Its socket is nowhere here, and the error says which setting makes the planner believe that it is."""
+    with pytest.raises(
+        TransportLost, match=r"nobody answers on /nowhere/a\.peers.*set TENSORHUB_HOST to a name of its own"
+    ):
+        await hub.reader.open(hub.grant("L1", "/nowhere/a.peers"), reader="reader", on_lost=lambda _: None)
+
+
 async def test_another_protocol_is_refused_in_words_and_its_ticket_stays_good(hub: Hub) -> None:
     hub.book.offer("L1", hub.published(1))
     framed = await hub.raw(Hello(PROTOCOL + 1, "ticket-L1", "newer"))
