@@ -71,7 +71,8 @@ def say(findings: list[Finding], compared: list[calibration.Compared], *, as_jso
                 sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
         sys.stdout.write(msgspec.json.encode(showing.calibration_object(compared)).decode() + "\n")
         return
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    # Names of a file are words, whatever brackets are in them.
+    console = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     for finding in findings:
         for part in showing.tables(finding):
             console.print(part)
@@ -95,6 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.picture is not None:
             picture.draw(findings[0], options.picture)
         say(findings, calibration.compare(calibration.load()), as_json=options.json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has had enough; at the exit nothing more may be written there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1

@@ -109,6 +109,25 @@ def test_what_is_wrong_is_one_line_on_stderr(
     assert said in err
 
 
+def test_names_are_words_whatever_stands_in_them(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = FILE.replace("name: mini", "name: 'mini [/red] :smile:'").replace("seven readers", "'[bold] seven [/nope]'")
+    Path(file).write_text(odd.replace("what: slow cards", "what: '[/q] slow'").replace("rollout", "'r [/x]'"))
+    assert main([file, "--processes", "1"]) == 0
+    out = capsys.readouterr().out
+    for words in ("mini [/red] :smile:: [bold] seven [/nope]", "[/q] slow", "r [/x] in"):
+        assert words in out
+
+
+def test_who_reads_no_further_is_no_error(file: str) -> None:
+    program = [sys.executable, "-m", "tensorhub_simulator.cluster", file, "--alone", "--json", "--processes", "1"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        running.stdout.close()
+        assert "Traceback" not in running.stderr.read()
+    assert running.returncode == 0
+
+
 def test_a_picture_that_cant_be_written_says_so(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([file, "--alone", "--processes", "1", "--picture", str(tmp_path / "no" / "p.svg")]) == 1
     assert "the picture can't be written" in capsys.readouterr().err
