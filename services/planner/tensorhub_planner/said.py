@@ -16,9 +16,11 @@ AGENTS_MAX: Final = 65_536
 """Words of so many agents are kept; the oldest goes first."""
 
 READERS_MAX: Final = 65_536
+"""An agent has at most so many readers, whatever it says: plans of all who could read from it compute with that number,
+and on the wire it has any length."""
+
 NBYTES_MAX: Final = 2**62
-"""An agent has at most so many readers, whatever it says, and these so many bytes: plans of all who could read from it
-compute with these numbers, and on the wire they have any length."""
+"""And these have at most so many bytes left."""
 
 
 @dataclass(slots=True)
