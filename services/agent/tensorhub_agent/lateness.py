@@ -13,19 +13,19 @@ class Absent:
 
     def __init__(self) -> None:
         """Begin before anybody has come."""
-        self._never: tuple[int, ...] | None = None
+        self._never: set[int] | None = None
         self._all_came = False
 
     def heard(self, missing: tuple[int, ...]) -> None:
         """Somebody has come, and these have not, or have left."""
         self._all_came = self._all_came or not missing
-        self._never = missing if self._never is None else tuple(each for each in self._never if each in missing)
+        self._never = self._never.intersection(missing) if self._never is not None else set(missing)
 
     def of(self, missing: tuple[int, ...]) -> tuple[int, ...]:
         """Of those who are not there at the end, return whom it was waited for; nobody where all were there once."""
         if self._all_came:
             return ()
-        return tuple(each for each in missing if each in (self._never or ())) or missing
+        return tuple(each for each in missing if self._never and each in self._never) or missing
 
 
 def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: bool) -> tuple[str, str]:

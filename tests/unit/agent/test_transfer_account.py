@@ -95,12 +95,10 @@ def test_right_batches_are_shown_as_they_come() -> None:
 def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
-    for came in (20, 40):
+    for came, confirms in ((20, []), (40, []), (60, [number])):
         batch = next(iter(driven.transfer.sources[number].flying))
         todo = driven.done(number, batch, b"")
-        assert (driven.transfer.done_bytes(), todo.confirm) == (came, [])
-    batch = next(iter(driven.transfer.sources[number].flying))
-    assert driven.done(number, batch, b"").confirm == [number]
+        assert (driven.transfer.done_bytes(), todo.confirm) == (came, confirms)
     driven.transfer.confirmed(number, holds=True, now=driven.now)
     source = driven.transfer.sources[number]
     assert (driven.phase(), source.got_bytes, source.unconfirmed_bytes) == (Phase.DONE, 60, 0)
