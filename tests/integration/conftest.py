@@ -103,10 +103,23 @@ def own_nats_server(tmp_path: Path) -> Iterator[RunningNats]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    """A hub of two agents on one host for the whole session, for tests in its loop; take a `job` of your own on it."""
+async def hub_on_one_host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    """A hub of two agents for the whole session, for tests in its loop; take a job of your own on it."""
     async with running_hub(tmp_path_factory.mktemp("hub"), TENSORHUB_METRICS="0") as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def hub_on_two_hosts(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
+    """The same, whose agents exchange bytes over ucxx."""
+    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=2, TENSORHUB_METRICS="0") as running:
+        yield running
+
+
+@pytest.fixture
+def hub(hub_on_one_host: RunningHub) -> RunningHub:
+    """The session's hub, for tests that don't care about transports."""
+    return hub_on_one_host
 
 
 @pytest.fixture

@@ -1,24 +1,22 @@
 """Versions in a row, replicas of several shards, several holders, and a model that trains in the hub's memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, assert_same_bytes, raw, running_hub
-from tests.integration.transports import BOTH
+from tests.integration.hubs import RunningHub, assert_same_bytes, raw
+from tests.integration.transports import BOTH, HUB_OF
 from torch import nn
 
 import tensorhub
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
-        yield running
+@pytest.fixture(scope="module", params=BOTH)
+def hub(request: pytest.FixtureRequest) -> RunningHub:
+    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
+    return hub
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:

@@ -1,18 +1,16 @@
 """What a trainer publishes is read as fp8 values and scales by real processes, bit for bit as torch makes them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from tests.integration.cuts import Sharding, columns, mesh, published, registered, rows
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
-from tests.integration.transports import BOTH
+from tests.integration.transports import BOTH, HUB_OF
 from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight
 
@@ -20,15 +18,15 @@ import tensorhub
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub_common.casts import fp8_scheme
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SCHEME = "fp8-block-128"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
-        yield running
+@pytest.fixture(scope="module", params=BOTH)
+def hub(request: pytest.FixtureRequest) -> RunningHub:
+    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
+    return hub
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

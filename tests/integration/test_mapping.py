@@ -1,28 +1,26 @@
 """Models in Hugging Face's naming to engines with vLLM's fused and divided tensors, and back, by real processes."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 import transformers
-from tests.integration.hubs import RunningHub, running_hub
-from tests.integration.transports import BOTH
+from tests.integration.hubs import RunningHub
+from tests.integration.transports import BOTH, HUB_OF
 from tests.property.vllm_loading import Shape, Worker
 
 from tensorhub import AsyncHub, AsyncShard, mapping
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TP = 2
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
-        yield running
+@pytest.fixture(scope="module", params=BOTH)
+def hub(request: pytest.FixtureRequest) -> RunningHub:
+    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
+    return hub
 
 
 SIZES: dict[str, Any] = {

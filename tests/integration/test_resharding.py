@@ -1,10 +1,8 @@
 """From any sharding to any other, by real processes, over both transports: the bytes are those that were published."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
 from tests.integration.cuts import (
     Sharding,
@@ -18,18 +16,18 @@ from tests.integration.cuts import (
     rows,
     whole,
 )
-from tests.integration.hubs import RunningHub, running_hub
-from tests.integration.transports import BOTH
+from tests.integration.hubs import RunningHub
+from tests.integration.transports import BOTH, HUB_OF
 
 import tensorhub
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
-        yield running
+@pytest.fixture(scope="module", params=BOTH)
+def hub(request: pytest.FixtureRequest) -> RunningHub:
+    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
+    return hub
 
 
 READERS: list[tuple[str, Sharding, int]] = [

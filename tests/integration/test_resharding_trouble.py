@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
 from tests.integration.cuts import (
     Sharding,
@@ -19,24 +17,24 @@ from tests.integration.cuts import (
     specs,
     whole,
 )
-from tests.integration.hubs import RunningHub, new_job, running_hub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import fork_program
-from tests.integration.transports import BOTH
+from tests.integration.transports import BOTH, HUB_OF
 
 from tensorhub import AsyncShard, TensorSpec
 from tensorhub.specs import DTYPES
 from tensorhub_common.errors import LayoutMismatch, RoundTimeout, VersionUnavailable
 from tensorhub_common.regions import DIMS_MAX
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 Model = dict[str, torch.Tensor]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
-async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub"), hosts=request.param) as running:
-        yield running
+@pytest.fixture(scope="module", params=BOTH)
+def hub(request: pytest.FixtureRequest) -> RunningHub:
+    hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
+    return hub
 
 
 def odd_model(seed: int) -> Model:
