@@ -14,7 +14,6 @@ from tests.integration.transports import BOTH, HUB_OF
 from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight
 
-import tensorhub
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
 from tensorhub_common.casts import fp8_scheme
 
@@ -63,6 +62,7 @@ def spec(name: str, whole: torch.Tensor, scheme: str, box: tuple[slice, slice]) 
     }
 
 
+CUT_BOXES = [(slice(None), slice(None)), (slice(100, None), slice(None)), (slice(None), slice(77, None))]
 BOXES = [(slice(None), slice(None)), (slice(100, 1001), slice(None)), (slice(None), slice(77, None))]
 
 
@@ -204,14 +204,32 @@ def divided(_: str, tensor: torch.Tensor, shard: int, shards: int) -> tuple[slic
     return (slice(shard * half, (shard + 1) * half), slice(None))
 
 
-async def test_shards_that_cut_through_blocks_are_refused_by_name(hub: RunningHub) -> None:
-    """Nothing is read, and the error names the tensor, the elements and what to do."""
+@pytest.mark.parametrize(
+    ("how", "shards", "shape", "scheme", "dtype"),
+    [
+        (rows, 7, (300, 517), "fp8-block-128", torch.bfloat16),
+        (columns, 5, (389, 333), "fp8-block-128-nemo", torch.float32),
+        (mesh, 4, (301, 207), "fp8-block-128-slime", torch.float16),
+        (columns, 3, (150, 1001), "fp8-channel", torch.bfloat16),
+        (rows, 5, (257, 300), "fp8-tensor", torch.float32),
+    ],
+)
+async def test_shards_that_cut_through_blocks_give_what_torch_makes_of_the_whole(
+    hub: RunningHub, how: Sharding, shards: int, shape: tuple[int, int], scheme: str, dtype: torch.dtype
+) -> None:
+    """No shard has a whole block; two versions, several readers of other boxes."""
     async with hub.connected() as hubs:
-        model = {"w": drawn((300, 200), torch.bfloat16, 3)}
-        trainer = await registered(hubs, "trainer", rows, 2, model)
-        assert await published(trainer, rows, model) == 1
-        reader = await hubs[0].register("m", spec("w", model["w"], SCHEME, BOXES[0]), replica="reader")
-        with pytest.raises(
-            tensorhub.LayoutMismatch, match=r"of 'w' as fp8-block-128:.* \[128:256, 0:200\].*whole blocks"
-        ):
-            await reader.replicate(1, timeout_s=20)
+        models = [{"w": drawn(shape, dtype, version)} for version in (1, 2)]
+        trainer = await registered(hubs, "trainer", how, shards, models[0])
+        readers = [
+            await hubs[n % len(hubs)].register("m", spec("w", models[0]["w"], scheme, box), replica=f"r{n}")
+            for n, box in enumerate([*CUT_BOXES, CUT_BOXES[0]])
+        ]
+        for version, model in enumerate(models, 1):
+            assert await published(trainer, how, model) == version
+            await asyncio.gather(*(reader.replicate(version) for reader in readers))
+            values, scales = quantised(model["w"], scheme)
+            for reader, box in zip(readers, [*CUT_BOXES, CUT_BOXES[0]], strict=True):
+                assert_equal(reader.tensors["w.values"], values[box], (version, box))
+                assert_equal(reader.tensors["w.scales"], scales, (version, box))
+            await asyncio.gather(*(shard.unpublish() for shard in trainer))

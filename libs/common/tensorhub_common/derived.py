@@ -28,6 +28,8 @@ class Derived:
     name: str
     scheme: Fp8Scheme
     is_scales: bool
+    is_amax: bool = False
+    """Instead of scales, what they are made of: the largest magnitude in each block, or in what is there of it."""
 
     @property
     def dtype(self) -> str:
@@ -76,6 +78,17 @@ DERIVED: Final[dict[str, Derived]] = {
     for kind in ("values", "scales")
 }
 """All there are, by name."""
+
+PARTIAL: Final[dict[str, Derived]] = {
+    (name := f"{scheme.name}:amax"): Derived(name, scheme, is_scales=True, is_amax=True)
+    for scheme in FP8_SCHEMES.values()
+}
+"""What only transfer programs name, and no tensor is registered as."""
+
+
+def partial_of(scheme: str) -> Derived:
+    """Return what the scales and values of a scheme are folded of."""
+    return PARTIAL[f"{scheme}:amax"]
 
 
 def derived(name: str) -> Derived:

@@ -11,8 +11,14 @@ come from the same sources. So a program is a few patterns, and for each tensor 
 Units are numbered block by block: a *block* are the cells of a group that the same sources have. Blocks stand in the
 order of their sources, so what one source gives is few ranges of numbers, however many tensors there are.
 
-Always true: every element of the destination that is to be filled is in exactly one cell (proved where it is compiled);
-a program's units have the same numbers wherever they are counted.
+Where sources' edges cut through blocks of fp8 nobody has whole, a *fold* is a box of such blocks: *partials* are units
+whose elements are the largest magnitudes (amax) in what one source has of each block. They go into the read's *table*
+and not into the destination. Once a fold's partials are all there, its scales follow, and its values are asked for with
+them (docs/adr/0013).
+
+Always true: every element of the destination that is to be filled is in exactly one cell (proved where it is compiled),
+partials aside; a program's units have the same numbers wherever they are counted: partials first, then scales that can
+be folded of them, values that can be asked for by them, and all others.
 """
 
 from bisect import bisect_right
@@ -24,6 +30,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.fold_cells import Entries, Fold, Kind, is_good
 from tensorhub_common.regions import Blocks, Form, Regions, Sizes
 
 UNITS_MAX: Final = 4_000_000
@@ -67,11 +74,17 @@ class Owner(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Cell(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A box of the destination, `to` bytes behind where its tensor begins."""
+    """A box of the destination, `to` bytes behind where its tensor begins; of a partial, where its entries do."""
 
     to: int
     cut: Cut
     owners: tuple[Owner, ...]
+    fold: Fold | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What its units have to do with folds."""
+        return Kind.PLAIN if self.fold is None else self.fold.kind
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -86,6 +99,10 @@ class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of each box, the number of the source layout that it stands in."""
     to: tuple[int, ...]
     at: tuple[tuple[int, ...], ...]
+    table: int = 0
+    """In the table the first tensor's entries begin here,"""
+    table_bytes: int = 0
+    """and each tensor has so many bytes there."""
 
     def begin(self, tensor: int, box: int) -> int:
         """Return where a box of a tensor begins, in its source's layout."""
@@ -111,13 +128,23 @@ class Place(NamedTuple):
     """Its elements follow one another there."""
 
 
+class Run(NamedTuple):
+    """Units of one kind that repeat: `count` of them for each of so many tensors, the first one's from `first` on."""
+
+    kind: Kind
+    first: int
+    group: int
+    tensors: int
+    cells: Sequence[Cell]
+
+
 class _Block:
     """The cells of a group that the same sources have."""
 
-    __slots__ = ("cells", "first_units", "group", "owners", "units")
+    __slots__ = ("cells", "first_units", "group", "kind", "number", "owners", "units")
 
-    def __init__(self, group: Group, owners: tuple[int, ...], cells: Sequence[Cell]) -> None:
-        self.group, self.owners, self.cells = group, owners, cells
+    def __init__(self, kind: Kind, number: int, group: Group, owners: tuple[int, ...], cells: Sequence[Cell]) -> None:
+        self.kind, self.number, self.group, self.owners, self.cells = kind, number, group, owners, cells
         self.first_units = list(accumulate((cell.cut.units for cell in cells), initial=0))
         self.units = self.first_units[-1] * len(group.to)
 
@@ -138,6 +165,10 @@ class Execution:
                 f"a shard would be filled by {len(self)} units, and {UNITS_MAX} are possible: use more shards"
             )
         self._number = {layout: number for number, layout in enumerate(program.sources)}
+        self.table_bytes = max((each.table + each.table_bytes * len(each.to) for each in program.groups), default=0)
+        """All entries that its partials are folded into."""
+        self.partials, self.scales, self.values = (self._behind(kind) for kind in list(Kind)[:-1])
+        """Behind the last unit of each kind that has to do with folds."""
         self._forms: dict[tuple[int, int, int], Form] = {}
         self._given: list[tuple[Range, ...]] | None = None
 
@@ -184,8 +215,40 @@ class Execution:
                     ranges.append((first, block.units))
         return [tuple(ranges) for ranges in given]
 
+    def _behind(self, kind: Kind) -> int:
+        return self._first[sum(block.kind <= kind for block in self._blocks)]
+
+    def by_amax(self, layout: str) -> tuple[Range, ...]:
+        """Return the values that a source of this layout can compute only once their fold's amax is known."""
+        number = self._number.get(layout)
+        return tuple(
+            (first, block.units)
+            for first, block in zip(self._first, self._blocks, strict=False)
+            if block.kind is Kind.VALUES and block.units and _is_cast(block, number)
+        )
+
+    def fold_runs(self) -> Iterator[Run]:
+        """Yield the units that have to do with folds. In each block they are as many for each tensor."""
+        for first, block in zip(self._first, self._blocks, strict=False):
+            if block.kind is not Kind.PLAIN and block.units:
+                yield Run(block.kind, first, block.number, len(block.group.to), block.cells)
+
+    def entries(self, ranges: Iterable[Range]) -> Iterator[Entries]:
+        """Yield where in the table the entries of these units stand, all of which have to do with folds."""
+        for group, tensor, cell, _ in self._units(ranges):
+            fold, cut = cell.fold, cell.cut
+            assert fold is not None
+            begin = group.table + tensor * group.table_bytes
+            to = (begin if fold.kind is Kind.PARTIAL else group.to[tensor]) + cell.to
+            counts = tuple(-(-size // step) for size, step in zip(cut.shape, fold.grain, strict=True))
+            form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, 0)
+            yield Entries(begin + fold.at, fold.strides, counts, to, form, fold.scheme)
+
     def regions(self, layout: str, ranges: Iterable[Range]) -> Regions:
-        """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not."""
+        """Return these units as a source of this layout gives them. Raises `KeyError` for one that it has not.
+
+        Partials go into the table. Of values that have to be computed by their amax, `Regions.amax` is not known here.
+        """
         source = self._number[layout]
         to: list[int] = []
         origin: list[int] = []
@@ -196,17 +259,18 @@ class Execution:
                 raise KeyError(f"layout {layout[:12]} does not have all of these units")
             cut = cell.cut
             ahead = unit * cut.rows
-            to.append(group.to[tensor] + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
+            begin = group.table + tensor * group.table_bytes if cell.kind is Kind.PARTIAL else group.to[tensor]
+            to.append(begin + cell.to + (ahead * cut.to_strides[cut.dim] if ahead else 0))
             there = group.begin(tensor, owner.box) + owner.ahead
             origin.append(there + (ahead * owner.step * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
         return Regions(to, origin, form)
 
     def places(self, ranges: Iterable[Range]) -> Iterator[Place]:
-        """Yield where these units go, whoever gives them."""
+        """Yield where these units go, whoever gives them. Partials go nowhere."""
         for group, tensor, cell, unit in self._units(ranges):
             cut = cell.cut
-            form = self._form(cut, cell.owners[0], unit)
+            form = self._form(cut, cell.owners[0] if cell.owners else _NOBODY, unit)
             to = group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0)
             yield Place(to, form.nbytes, form.is_packed_here)
 
@@ -247,20 +311,31 @@ def _blocks_of(cut: Cut, blocks: Blocks, step: int, unit: int) -> Blocks:
     return Blocks((*blocks.shape[: cut.dim], length, *blocks.shape[cut.dim + 1 :]), blocks.skip)
 
 
+_NOBODY: Final = Owner(0, 0, (), 0, "")
+"""Of a cell that is folded here, and that no source has."""
+
+
+def _is_cast(block: _Block, source: int | None) -> bool:
+    """Tell whether the first of its cells' owners which stands in that source casts; in all of them it is the same."""
+    cell, sources = block.cells[0], block.group.sources
+    return next((bool(each.cast) for each in cell.owners if sources[each.box] == source), False)
+
+
 def _blocks(program: Program) -> list[_Block]:
-    """Divide each group's cells by who has them, and put what the same source has side by side."""
-    found: list[tuple[tuple[int, ...], int, list[Cell]]] = []
+    """Divide each group's cells by what they are and who has them, and put what the same source has side by side."""
+    found: list[tuple[Kind, tuple[int, ...], int, list[Cell]]] = []
     for number, group in enumerate(program.groups):
         sources, cells = group.sources, program.patterns[group.pattern]
-        if len(sources) == 1:
-            found.append((sources, number, list(cells)))
+        if len(sources) == 1 and all(cell.fold is None for cell in cells):
+            found.append((Kind.PLAIN, sources, number, list(cells)))
             continue
-        by_owners: dict[tuple[int, ...], list[Cell]] = {}
+        alike: dict[tuple[Kind, tuple[int, ...]], list[Cell]] = {}
         for cell in cells:
-            by_owners.setdefault(tuple([sources[owner.box] for owner in cell.owners]), []).append(cell)
-        found += [(owners, number, owned) for owners, owned in by_owners.items()]
-    found.sort(key=lambda each: each[:2])
-    return [_Block(program.groups[number], owners, cells) for owners, number, cells in found]
+            owners = tuple([sources[owner.box] for owner in cell.owners])
+            alike.setdefault((cell.kind, owners), []).append(cell)
+        found += [(kind, owners, number, owned) for (kind, owners), owned in alike.items()]
+    found.sort(key=lambda each: each[:3])
+    return [_Block(kind, number, program.groups[number], owners, cells) for kind, owners, number, cells in found]
 
 
 def encoded(program: Program) -> bytes:
@@ -299,7 +374,9 @@ def _is_cut(cell: Cell, boxes: int) -> bool:
         return False
     if cut.units != (-(-cut.shape[cut.dim] // cut.rows) if rank else 1):
         return False
-    return bool(cell.owners) and all(_is_box(owner, rank, boxes) for owner in cell.owners)
+    if not all(_is_box(owner, rank, boxes) for owner in cell.owners):
+        return False
+    return bool(cell.owners) if cell.fold is None else is_good(cell.fold, rank, cut.units, len(cell.owners))
 
 
 def _is_box(owner: Owner, rank: int, boxes: int) -> bool:

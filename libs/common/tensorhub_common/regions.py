@@ -94,6 +94,9 @@ class Regions:
     to: Sequence[int]
     origin: Sequence[int]
     form: Sequence[Form]
+    amax: Sequence[bytes] = ()
+    """Of box i what its source can't know, where it has only a part of its blocks: their largest magnitudes, as float32
+    in the order of the blocks. Empty for all other boxes, and where there are no such boxes at all."""
 
 
 def joined(dims: Iterable[Dim]) -> list[Dim]:

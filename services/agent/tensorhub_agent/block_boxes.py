@@ -13,11 +13,16 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tensorhub_common.casts import CASTABLE, FP8_SOURCES
-from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED, Derived
+from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED, PARTIAL, Derived
 from tensorhub_common.regions import Blocks, Form, Sizes
 
 MATRIX: Final = 2
 """Blocks lie in the last two dimensions."""
+
+AMAX_ITEMSIZE: Final = 4
+PART_AMAX_BYTES_MAX: Final = 16 * 1024
+"""A part of values by amax is of so many blocks at most, by the bytes of their largest magnitudes: these go to the
+source within a frame."""
 
 
 class BlockPart(NamedTuple):
@@ -31,14 +36,28 @@ class BlockPart(NamedTuple):
 def kind_of(form: Form) -> tuple[str, Derived] | None:
     """Return of which dtype what is computed, or None where the form's cast is no such thing."""
     from_dtype, arrow, name = form.cast.partition(">")
-    kind = DERIVED.get(name)
+    kind = DERIVED.get(name) or PARTIAL.get(name)
     return None if kind is None or not arrow or from_dtype not in FP8_SOURCES else (from_dtype, kind)
 
 
+def is_by_amax(form: Form) -> bool:
+    """Tell whether a form is computed of its own box and of the largest magnitudes of its blocks."""
+    return form.blocks is None and kind_of(form) is not None
+
+
+def amax_bytes(form: Form) -> int:
+    """Return how many bytes of largest magnitudes come with a box of this form; 0 where it needs none."""
+    found = kind_of(form) if form.blocks is None else None
+    return 0 if found is None else AMAX_ITEMSIZE * prod(found[1].scheme.scales_shape(form.shape))
+
+
 def wrong(form: Form) -> str | None:
-    """Say what is wrong with a form that has blocks and is good but for that, whoever has made it; or None."""
+    """Say what is wrong with a form that is computed of blocks, and good but for that, whoever has made it; or None."""
     found, blocks = kind_of(form), form.blocks
-    assert blocks is not None
+    if found is not None and blocks is None and not found[1].is_scales:
+        blocks = _its_own(form)
+    if blocks is None:
+        return "scales are computed of blocks, and it is not said of which"
     if found is None:
         return f"boxes are computed of blocks, as {form.cast!r:.60}, which is not in this version of tensorhub"
     from_dtype, kind = found
@@ -60,13 +79,16 @@ def wrong(form: Form) -> str | None:
 
 def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
     """Cut a form that is good into boxes of at most so many bytes at either end, or a block, in the order of rows."""
-    found, blocks = kind_of(form), form.blocks
+    found, blocks = kind_of(form), form.blocks or _its_own(form)
     assert found is not None
-    assert blocks is not None
     kind, block = found[1], found[1].block(blocks.shape)
     block_bytes = max(prod(block) * form.itemsize, form.to_itemsize)
     there = tuple(-(-size // step) for size, step in zip(blocks.shape, block, strict=True))
-    counts = _blocks_in_a_part(there, nbytes_max // block_bytes)
+    blocks_max = nbytes_max // block_bytes
+    if form.blocks is None:
+        # Parts are runs of blocks in their order, so each has a run of what comes with the box.
+        blocks_max = min(blocks_max, PART_AMAX_BYTES_MAX // AMAX_ITEMSIZE)
+    counts = _blocks_in_a_part(there, blocks_max)
     spans = [_cut(size, step * count) for size, step, count in zip(blocks.shape, block, counts, strict=True)]
     for source in product(*spans):
         begins = tuple(a for a, _ in source)
@@ -90,9 +112,13 @@ def block_parts(form: Form, nbytes_max: int) -> Iterator[BlockPart]:
             form.itemsize,
             form.to_itemsize,
             form.cast,
-            Blocks(inside, skip),
+            None if form.blocks is None else Blocks(inside, skip),
         )
         yield BlockPart(_bytes(first, form.to_strides), _bytes(begins, form.origin_strides), part)
+
+
+def _its_own(form: Form) -> Blocks:
+    return Blocks(form.shape, (0,) * len(form.shape))
 
 
 def _blocks_in_a_part(there: Sizes, blocks_max: int) -> Sizes:

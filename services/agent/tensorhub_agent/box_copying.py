@@ -9,7 +9,7 @@ Always true:
   the first byte, whoever has made its form, and numpy checks each array again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tensorhub_agent.boxes import Part, check, is_run, normal, parts, run_bytes
-from tensorhub_agent.converting import Convert, converter_of
+from tensorhub_agent.block_boxes import amax_bytes, is_by_amax
+from tensorhub_agent.boxes import Part, check, check_amax, is_run, normal, parts, run_bytes
+from tensorhub_agent.converting import Convert, by_amax, check_cast, converter_of
 from tensorhub_agent.copy_job import Job
 from tensorhub_agent.copying import Columns, CopyPool, address_of, check_fits, memmove, merged, split
 from tensorhub_common.regions import Form, Regions, Sizes
@@ -55,12 +56,13 @@ class _Arrays:
     convert: Convert
 
     @classmethod
-    def of(cls, form: Form) -> "_Arrays":
-        """Return how numpy copies a normal form."""
+    def of(cls, form: Form, amax: bytes = b"") -> "_Arrays":
+        """Return how numpy copies a normal form, with what came for this box."""
         if form.cast:
             dtype, to_dtype = (np.dtype(f"u{size}") for size in (form.itemsize, form.to_itemsize))
             origin = form.origin_shape, form.origin_strides
-            return cls(form.shape, form.to_strides, *origin, to_dtype, dtype, converter_of(form))
+            convert = by_amax(form, amax) if amax else converter_of(form)
+            return cls(form.shape, form.to_strides, *origin, to_dtype, dtype, convert)
         run = run_bytes(form)
         if 1 < run <= SHORT_RUN_BYTES_MAX:
             # Where both ends are strided numpy is eight times as fast with numbers as with others of their size.
@@ -105,7 +107,8 @@ class _Kind:
     origin_nbytes: int
     span: int
     origin_span: int
-    parts: tuple[tuple[Part, _Arrays], ...]
+    parts: tuple[tuple[Part, _Arrays | None], ...]
+    """None: something comes with each box, so it has arrays of its own."""
     costs: list[int]
     """What each part costs, in bytes: those of the end that has more."""
 
@@ -114,7 +117,7 @@ class _Kind:
         """Look at a form whose boxes go from `origin_nbytes_max` bytes into `nbytes_max`. Raises ValueError."""
         check(form)
         if form.cast:
-            converter_of(form)
+            check_cast(form)
         form = normal(form)
         if max(form.nbytes, form.span_bytes) > nbytes_max:
             raise ValueError(f"a box that spans {form.span_bytes} bytes exceeds the destination of {nbytes_max}")
@@ -122,7 +125,12 @@ class _Kind:
             raise ValueError(
                 f"a box that spans {form.origin_span_bytes} bytes exceeds the source of {origin_nbytes_max}"
             )
-        cut = () if is_run(form) else tuple((part, _Arrays.of(part.form)) for part in parts(form, PART_BYTES_MAX))
+        own = is_by_amax(form)
+        cut = (
+            ()
+            if is_run(form)
+            else tuple((part, None if own else _Arrays.of(part.form)) for part in parts(form, PART_BYTES_MAX))
+        )
         costs = [max(part.form.nbytes, part.form.origin_nbytes) for part, _ in cut]
         return cls(form.nbytes, form.origin_nbytes, form.span_bytes, form.origin_span_bytes, cut, costs)
 
@@ -176,11 +184,12 @@ def copy_boxes(pool: CopyPool, destination: memoryview, source: memoryview, regi
     to, origin = _column(regions.to), _column(regions.origin)
     if not len(to) == len(origin) == len(kinds):
         raise ValueError("the columns of boxes have different lengths")
+    check_amax(regions)
     check_fits("destination", len(destination), to, _column([kind.span for kind in kinds]))
     check_fits("source", len(source), origin, _column([kind.origin_span for kind in kinds]))
     job = BoxJob(destination, source, sum(kind.origin_nbytes for kind in kinds))
     run_costs = _add_runs(job, to, origin, kinds)
-    part_costs = _add_parts(job, to, origin, kinds)
+    part_costs = _add_parts(job, to, origin, kinds, regions.amax or (b"",) * len(kinds))
     return pool.start(job, np.concatenate((run_costs, part_costs)))
 
 
@@ -203,16 +212,25 @@ def _add_runs(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> 
     return np.concatenate((_column(costs), nbytes))
 
 
-def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind]) -> Columns:
+def _add_parts(job: BoxJob, to: Columns, origin: Columns, kinds: list[_Kind], amax: Sequence[bytes]) -> Columns:
     costs: list[int] = []
-    for at, there, kind in zip(to.tolist(), origin.tolist(), kinds, strict=True):
+    for at, there, kind, largest in zip(to.tolist(), origin.tolist(), kinds, amax, strict=True):
         job.add(
             [at + part.to for part, _ in kind.parts],
             [there + part.origin for part, _ in kind.parts],
-            [arrays for _, arrays in kind.parts],
+            list(_with_amax(kind, largest) if largest else (arrays for _, arrays in kind.parts if arrays is not None)),
         )
         costs += kind.costs
     return _column(costs)
+
+
+def _with_amax(kind: _Kind, amax: bytes) -> Iterator[_Arrays]:
+    """Yield how each part of one box is computed: parts are runs of its blocks, in their order."""
+    begin = 0
+    for part, _ in kind.parts:
+        end = begin + amax_bytes(part.form)
+        yield _Arrays.of(part.form, amax[begin:end])
+        begin = end
 
 
 def _column(values: Sequence[int]) -> Columns:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_agent.block_boxes import block_parts, wrong
+from tensorhub_agent.block_boxes import amax_bytes, block_parts, is_by_amax, wrong
 from tensorhub_common.regions import DIMS_MAX, Form, Regions, Sizes, joined
 
 
@@ -47,7 +47,7 @@ def check(form: Form) -> None:
         raise BadForm("a form has a dimension or elements without size")
     if min(form.to_strides + form.origin_strides, default=0) < 0:
         raise BadForm("a form has a negative stride")
-    if form.blocks is not None:
+    if form.blocks is not None or is_by_amax(form):
         why = wrong(form)
         if why is not None:
             raise BadForm(why)
@@ -70,11 +70,20 @@ def check_boxes(regions: Regions, nbytes: int) -> None:
             span = spans[id(form)] = max(form.span_bytes, form.nbytes)
         if not 0 <= to <= nbytes - span:
             raise ValueError(f"a box that spans {span} bytes from {to} on is not in the destination of {nbytes}")
+    check_amax(regions)
+
+
+def check_amax(regions: Regions) -> None:
+    """Raise ValueError unless as much comes with each box as it is computed by."""
+    known: dict[int, int] = {}
+    sizes = [known.get(id(form)) or known.setdefault(id(form), amax_bytes(form)) for form in regions.form]
+    if any(sizes) if not regions.amax else [len(each) for each in regions.amax] != sizes:
+        raise ValueError("the largest magnitudes that come with boxes are not those of their blocks")
 
 
 def normal(form: Form) -> Form:
     """Return the normal form of one that is good. Raises `BadForm` if it still has too many dimensions."""
-    if form.blocks is not None:
+    if form.blocks is not None or is_by_amax(form):
         _check_dims(len(form.shape))
         return form
     dims = list(zip(form.shape, form.to_strides, form.origin_strides, strict=True))
@@ -112,7 +121,7 @@ def run(nbytes: int) -> Form:
 
 def parts(form: Form, nbytes_max: int) -> Iterator[Part]:
     """Cut a normal form into boxes of at most so many bytes at either end, in the order of its elements."""
-    if form.blocks is not None:
+    if form.blocks is not None or is_by_amax(form):
         for to, origin, computed in block_parts(form, nbytes_max):
             yield Part(to, origin, computed)
         return

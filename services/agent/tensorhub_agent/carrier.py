@@ -7,6 +7,7 @@ verified in the memory that is being filled; when the transfer is given up, thei
 
 from collections.abc import Sequence
 
+from tensorhub_agent.amax import Table
 from tensorhub_agent.effects import (
     AskPlan,
     Available,
@@ -17,6 +18,7 @@ from tensorhub_agent.effects import (
     Confirmed,
     Digest,
     Digested,
+    FoldAmax,
     LetGo,
     OpenSource,
     PlanCame,
@@ -36,6 +38,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
 from tensorhub_common.errors import VersionUnavailable
+from tensorhub_common.folds import Folds
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, Share, SourceId, Turn
@@ -59,6 +62,7 @@ class Carrier:
         self.program: Execution | None = None
         """What is read are units of this program, and not the shard's own pieces."""
         self._completion: Completion | None = None
+        self._table: Table | None = None
         self._digested: tuple[int, bytes] = (0, b"")
         """Of a read by a program, the question for the digests of what it has filled, and the answer."""
         self._driven_at = 0.0
@@ -70,7 +74,7 @@ class Carrier:
         core, limits, kept = self._core, self._core.limits, self._core.held.kept
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
-        self.program, self._completion, self._digested = None, None, (0, b"")
+        self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
         self.transfer = self._new(
             version,
             root,
@@ -115,6 +119,7 @@ class Carrier:
         verify: bool,
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
+        folds: Folds | None = None,
     ) -> Transfer:
         limits = self._core.limits
         return Transfer(
@@ -129,6 +134,8 @@ class Carrier:
             now=now,
             kept=kept,
             able=self._able,
+            by_amax=self._by_amax,
+            folds=folds,
         )
 
     def _able(self, share: Share) -> bytearray | None:
@@ -139,6 +146,15 @@ class Carrier:
         mark(marks, self.program.given_by(share.layout or ""))
         return marks
 
+    def _by_amax(self, share: Share) -> bytearray | None:
+        """Return marks of the units that a source of this layout computes of parts of blocks; None: none."""
+        ranges = () if self.program is None else self.program.by_amax(share.layout or "")
+        if self.program is None or not ranges:
+            return None
+        marks = bytearray(len(self.program))
+        mark(marks, ranges)
+        return marks
+
     def _planned(self, news: PlanCame, now: float) -> None:
         """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
         transfer, answer = self.transfer, news.answer
@@ -147,9 +163,9 @@ class Carrier:
             # Its boxes are places in other memory than this, and whatever came would be hashed as if it belonged here.
             answer = Refusal(error=VersionUnavailable.__name__, reason="the plan's program fills another layout")
         elif news.program is not None and self.program is None and transfer.has_nothing:
-            self.program, self._completion = news.program, news.completion
-            before = transfer
-            transfer = self._new(before.version, before.root, news.program.nbytes(), verify=False, now=now)
+            self.program, self._completion, self._table = news.program, news.completion, news.table
+            before, sizes = transfer, news.program.nbytes()
+            transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=news.folds)
             transfer.goes_on(before)
             transfer.asking.asked(now)
             self.transfer = transfer
@@ -247,6 +263,7 @@ class Carrier:
             self._measure()
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
+        self._fold(todo)
         self._show(tuple(todo.proven) if self._completion is None else tuple(self._completion.stand(todo.proven)))
         self._promise(transfer)
         if todo.plan is not None:
@@ -330,6 +347,12 @@ class Carrier:
         assert self.transfer is not None
         return self.transfer.root if self.program is None else share.root
 
+    def _fold(self, todo: Todo) -> None:
+        """Count partials, before anything is asked for by them and before anybody hears of the scales."""
+        for source, partials, scales in todo.fold:
+            assert self._table is not None
+            self._core.out.append(FoldAmax(self._core.key, source, partials, scales, self._table))
+
     def _emit(self, todo: Todo) -> None:
         core, key, transfer = self._core, self._core.key, self.transfer
         assert transfer is not None
@@ -347,6 +370,7 @@ class Carrier:
                 self.program,
                 base,
                 core.measured.rate((share.link, share.transport)),
+                self._table,
             )
             for n, share in todo.open
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.block_boxes import kind_of
+from tensorhub_agent.block_boxes import is_by_amax, kind_of
 from tensorhub_agent.casting.fp8 import fill_scales, fill_values, fold_amax
 from tensorhub_agent.casting.values import cast
 from tensorhub_common.casts import check_value_cast, dtypes_of
@@ -35,12 +35,31 @@ CONVERTERS: Final[dict[str, Convert]] = {}
 
 
 def converter_of(form: Form) -> Convert:
-    """Return what converts the elements of a good form. Raises `CastUnknown`."""
+    """Return what converts the elements of a good form that nothing comes with. Raises `CastUnknown`."""
     if form.blocks is None:
         return converter(form.cast)
     found = kind_of(form)
     assert found is not None
     return partial(_computed, *found, form.blocks.skip)
+
+
+def check_cast(form: Form) -> None:
+    """Raise `CastUnknown` when a good form names a cast that this version does not have."""
+    if not is_by_amax(form):
+        converter_of(form)
+
+
+def by_amax(form: Form, amax: bytes) -> Convert:
+    """Return what computes values of a good form by the largest magnitudes of its blocks."""
+    found = kind_of(form)
+    assert found is not None
+    from_dtype, kind = found
+    largest = np.frombuffer(amax, np.float32).reshape(kind.scheme.scales_shape(form.shape))
+
+    def convert(here: npt.NDArray[Any], there: npt.NDArray[Any]) -> None:
+        fill_values(there, from_dtype, largest, kind.scheme, here)
+
+    return convert
 
 
 def converter(name: str) -> Convert:
@@ -67,7 +86,9 @@ def _computed(from_dtype: str, kind: Derived, skip: Sizes, here: npt.NDArray[Any
     scheme = kind.scheme
     amax = np.zeros(scheme.scales_shape(there.shape), np.float32)
     fold_amax(there, from_dtype, scheme, amax)
-    if kind.is_scales:
+    if kind.is_amax:
+        np.copyto(here.view(np.float32), amax)
+    elif kind.is_scales:
         fill_scales(amax, scheme, here.view(np.float32))
     elif here.shape == there.shape:
         fill_values(there, from_dtype, amax, scheme, here)

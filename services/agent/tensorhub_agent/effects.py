@@ -6,8 +6,10 @@ that takes time is answered later by the event named beside it; an answer that n
 
 import msgspec
 
+from tensorhub_agent.amax import Table
 from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.units import Completion
+from tensorhub_common.folds import Folds
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events.shards import Sibling
@@ -188,6 +190,8 @@ class OpenSource(Effect, frozen=True):
     """Patches that lead from there would do instead of pieces."""
     rate: float | None = None
     """What this agent has got over the source's link before, in bytes a second."""
+    table: Table | None = None
+    """Where partials of the program are folded."""
 
 
 class Post(Effect, frozen=True):
@@ -200,6 +204,16 @@ class Post(Effect, frozen=True):
     source: int
     batch: int
     pieces: tuple[Range, ...]
+
+
+class FoldAmax(Effect, frozen=True):
+    """Count what a source has said of partials, and then write scales; done when the next effect is carried out."""
+
+    key: Key
+    source: int
+    partials: tuple[Range, ...]
+    scales: tuple[Range, ...]
+    table: Table
 
 
 class Confirm(Effect, frozen=True):
@@ -299,6 +313,9 @@ class PlanCame(msgspec.Struct, frozen=True):
     """The transfer program that the plan names."""
     completion: Completion | None = None
     """What its units make of the shard's own pieces."""
+    folds: Folds | None = None
+    """What of it has to be folded, if anything has; and memory for that."""
+    table: Table | None = None
 
 
 class SourceOpened(msgspec.Struct, frozen=True):
@@ -367,7 +384,7 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
-    | OpenSource | Post | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
+    | OpenSource | Post | FoldAmax | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
 )  # fmt: skip
 ReadEvent = PlanCame | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
 ShardNews = Digested | Probed | Duplicated | SiblingsChecked | ReadEvent

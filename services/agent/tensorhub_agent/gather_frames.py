@@ -19,6 +19,9 @@ COMPUTED_BYTES_MAX: Final = 64 * 1024 * 1024
 """What a frame asks for is computed of so many bytes at most, beside what is sent as it stands or cast: scales are few
 and made of many, and must come before the reader takes the source for stalled."""
 
+AMAX_BYTES_MAX: Final = 32 * 1024
+"""With a frame come so many bytes of blocks' largest magnitudes at most, by which values are computed."""
+
 MESSAGES_MAX: Final = 1024
 """A frame asks for so many messages at most."""
 
@@ -51,6 +54,8 @@ class Gather(Frame, frozen=True, tag="gather"):
     forms: list[Form]
     sums: bool
     """Whether the reader wants to know the digests of what is sent."""
+    amax: bytes = b""
+    """Of the boxes that are computed by their blocks' largest magnitudes, these, one box after another."""
 
 
 class Sums(Frame, frozen=True, tag="sums"):

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from tensorhub_agent.alarm import Alarm
+from tensorhub_agent.amax_table import AmaxTable
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
@@ -26,6 +27,7 @@ from tensorhub_agent.effects import (
     Digest,
     Duplicate,
     Fenced,
+    FoldAmax,
     Free,
     Hold,
     Key,
@@ -61,6 +63,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
+from tensorhub_common.folds import folds_of
 from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.codec import read_event
@@ -240,7 +243,7 @@ class JobAgent:
         self._postponed.happened()
         self._alarm.set(self.core.deadline())
 
-    def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912 (one line for each effect)
+    def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912, PLR0915 (effects)
         match effect:
             case Say():
                 self._lanes.say(effect.command, cause)
@@ -276,6 +279,8 @@ class JobAgent:
                 self.callers.show_progress()
             case Post():
                 self._post(effect)
+            case FoldAmax():
+                self._fold(effect)
             case Confirm():
                 self.sources.confirm(effect)
             case CloseSource():
@@ -321,6 +326,10 @@ class JobAgent:
             base = place.segment if place.spare is not None else None
             self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
 
+    def _fold(self, effect: FoldAmax) -> None:
+        effect.table.fold(effect.source, effect.partials)
+        effect.table.write_scales(effect.scales, self.shelf.places[effect.key].target.view)
+
     async def _make_copy(self, effect: MakeCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
@@ -339,8 +348,10 @@ class JobAgent:
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
         place = self.shelf.places.get(effect.key)
         target = None if place is None else Target(place.digest, place.table)
-        found = await self._questions.plan(effect.demand, headers_of(cause), target)
-        self._news(PlanCame(effect.key, effect.number, *found))
+        answer, program, completion = await self._questions.plan(effect.demand, headers_of(cause), target)
+        folds = await asyncio.to_thread(folds_of, program) if program is not None and program.partials else None
+        table = AmaxTable(program) if program is not None and folds is not None else None
+        self._news(PlanCame(effect.key, effect.number, answer, program, completion, folds, table))
 
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""

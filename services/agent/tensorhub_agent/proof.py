@@ -24,11 +24,13 @@ class Proof:
         if kept is not None and self.verify:
             self.done, self.digests = bytearray(kept[0]), kept[1]
         self.kept = sum(self.done)
+        self.optional = 0
+        """So many pieces, the first ones, need not come for the read to be whole."""
 
     @property
     def whole(self) -> bool:
-        """Whether all pieces are done."""
-        return self.done.find(0) == -1
+        """Whether all pieces are done that are wanted."""
+        return self.done.find(0, self.optional) == -1
 
     def missing(self) -> list[Range]:
         """Return the pieces that are not done."""

@@ -65,6 +65,18 @@ class Reading:
     """Marks of what a half-filled source has; None: everything."""
     able: bytearray | None = None
     """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
+    partials: int = 0
+    """So many units, the first ones, are partials: they come in batches of their own."""
+    by_amax: bytearray | None = None
+    """Marks of what it computes of parts of blocks; None: nothing."""
+    unknown: bytearray | None = None
+    """Marks of what can't be asked for so, since its fold is not known."""
+    gated: list[Range] = field(default_factory=list)
+    """To be asked for as soon as their fold is known: it waits for others."""
+    fresh_gated: list[Range] = field(default_factory=list)
+    """Those of them that were not looked at yet."""
+    owed: int = 0
+    """So many partials of it are under way, or wait for its word: the next ones come after that."""
     promised: bytearray | None = None
     """Marks of what such a source promises; None: whatever it lacks may be waited for."""
     hopes_until: float = FOREVER
@@ -157,6 +169,7 @@ class Reading:
         """Yield everything that is with this source."""
         yield self.queue
         yield self.parked
+        yield self.gated
         yield self.unconfirmed
         for ranges, _ in self.flying.values():
             yield ranges
@@ -164,13 +177,41 @@ class Reading:
     # What happens to its pieces.
 
     def give(self, ranges: Iterable[Range]) -> None:
-        """Let it bring these pieces, each as soon as it has it."""
+        """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
+        waiting, ranges = self.apart(ranges)
+        self.gated += waiting
+        self.fresh_gated += waiting
         if self.has is None:
             self.queue.extend(ranges)
             return
         there, awaited = split(self.has, ranges)
         self.queue.extend(there)
         self.parked.extend(awaited)
+
+    def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
+        """Divide pieces into those that wait for their fold and those that do not."""
+        if self.by_amax is None or self.unknown is None:
+            return [], list(ranges)
+        computed, free = split(self.by_amax, ranges)
+        waiting, known = split(self.unknown, computed)
+        return waiting, merged([*free, *known]) if known else free
+
+    def freed(self) -> None:
+        """Ask for what has waited for folds that are known now."""
+        if self.gated:
+            waiting, fresh = self.gated, self.fresh_gated
+            self.gated, self.fresh_gated = [], []
+            self.give(waiting)
+            self.fresh_gated = fresh
+
+    def give_back(self, wanted: Iterable[Range]) -> list[Range]:
+        """Take away what waits for its fold, of these."""
+        if not self.gated or self.unknown is None:
+            return []
+        marks = bytearray(len(self.unknown))
+        mark(marks, wanted)
+        taken, self.gated = split(marks, self.gated)
+        return taken
 
     def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
         """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
@@ -249,8 +290,13 @@ class Reading:
         nbytes = pieces = 0
         while self.queue and nbytes < largest and pieces < BATCH_PIECES_MAX:
             first, count = self.queue.popleft()
+            if ranges and (first < self.partials) != (ranges[0][0] < self.partials):
+                self.queue.appendleft((first, count))
+                break
             taken = 0
             while taken < count and nbytes < largest and pieces < BATCH_PIECES_MAX:
+                if taken and first + taken == self.partials:
+                    break
                 nbytes += sizes[first + taken]
                 taken += 1
                 pieces += 1
@@ -266,6 +312,7 @@ class Reading:
             self.meter.begins(now)
         self.flying[batch] = (ranges, nbytes)
         self.flying_bytes += nbytes
+        self.owed += count_of(ranges) if ranges[0][0] < self.partials else 0
 
     def progressed(self, nbytes: int, now: float) -> None:
         """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
@@ -319,13 +366,14 @@ class Reading:
         self.got(count_of(ranges), nbytes)
         self.unconfirmed_bytes -= nbytes
         self.checking = 0
+        self.owed -= count_of(each for each in ranges if each[0] < self.partials)
         return ranges
 
     def let_all_go(self) -> list[Range]:
         """Take away all that waits."""
-        ranges = [*self.queue, *self.parked]
-        self.queue.clear()
-        self.parked.clear()
+        ranges = [*self.queue, *self.parked, *self.gated]
+        for place in (self.queue, self.parked, self.gated, self.fresh_gated):
+            place.clear()
         return ranges
 
     def give_up(self) -> list[Range]:
@@ -338,5 +386,5 @@ class Reading:
         self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
         self.flying.clear()
         self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
-        self.checking = 0
+        self.checking = self.owed = 0
         return ranges

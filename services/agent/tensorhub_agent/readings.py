@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorhub_agent.folding import Folding
 from tensorhub_agent.meter import Meters
-from tensorhub_agent.ranges import count_of, take_first
+from tensorhub_agent.proof import Proof
+from tensorhub_agent.ranges import count_of, merged, take_first
 from tensorhub_agent.reading import OPENING_MAX, Reading, SourcePhase
-from tensorhub_agent.sharing import check, feed, fill, share_out, spread, too_slow
+from tensorhub_agent.sharing import check, feed, fill, share_out, too_slow
 from tensorhub_agent.trial import NO_FASTER, Trial
 from tensorhub_agent.trust import Trust
+from tensorhub_common.folds import Folds
 from tensorhub_common.wire.transfer import SHARES_MAX, Plan, Range, Share, SourceId
 
 RELAYED_BYTES: Final = 8 * 1024 * 1024
@@ -32,6 +35,8 @@ class Todo:
     post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
     confirm: list[int] = field(default_factory=list)
     close: list[int] = field(default_factory=list)
+    fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
+    """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
     proven: list[Range] = field(default_factory=list)
     """Pieces that stand in the destination, verified: others may read them there."""
 
@@ -41,21 +46,32 @@ def everything(_: Share) -> bytearray | None:
     return None
 
 
+def nothing(_: Share) -> bytearray | None:
+    """Say of a source of the reader's own layout that it computes no piece of parts of blocks."""
+    return None
+
+
 class Readings:
     """The sources of a read whose shard has pieces of these sizes."""
 
     def __init__(
         self,
         nbytes: Sequence[int],
-        missing: list[Range],
+        proof: Proof,
         *,
         window_bytes: int,
         first_number: int,
         able: Callable[[Share], bytearray | None],
+        by_amax: Callable[[Share], bytearray | None] = nothing,
+        folds: Folds | None = None,
     ) -> None:
-        """Begin with no source; `able` returns marks of the pieces that a share's source has or will have."""
+        """Begin with no source; `able` returns marks of the pieces that a share's source has or will have.
+
+        `by_amax` returns marks of those that it computes of parts of blocks; `folds` says what these need.
+        """
         self.by_number: dict[int, Reading] = {}
-        self.loose = missing
+        self.folding = Folding(folds, len(nbytes))
+        self.loose = self.folding.apart(proof.missing())[1]
         """What is missing, and no source is to bring."""
         self._to_open: list[Reading] = []
         """Sources that wait for their turn to be opened, and some that were given up meanwhile."""
@@ -65,7 +81,9 @@ class Readings:
         """Who does not bring over to the site what would be its part."""
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
-        self._nbytes, self._window_bytes, self._able = nbytes, window_bytes, able
+        self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
+        self._proof = proof
+        proof.optional = self.folding.partials
         self._slow_closed = 0
 
     # Who there is.
@@ -111,14 +129,14 @@ class Readings:
 
     def check(self, done: bytearray) -> None:
         """Raise AssertionError unless each piece that is not done is in exactly one place."""
-        check(done, self.loose, self.by_number.values())
+        check(done, self.loose, self.by_number.values(), self.folding.places())
         for source in self.by_number.values():
             assert source.flying_bytes == sum(nbytes for _, nbytes in source.flying.values()), source.number
 
     def check_fed(self) -> None:
         """Raise AssertionError when a source has nothing under way though it could."""
         for source in self.by_number.values():
-            starved = source.is_ready and source.queue and not source.flying
+            starved = source.is_ready and source.queue and not source.flying and not source.checking
             assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
 
     # Who brings what.
@@ -126,7 +144,7 @@ class Readings:
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
         before = count_of(self.loose)
-        given, self.loose = spread(plan, self.loose, len(self._nbytes))
+        given, self.loose = self.folding.spread(plan, self.loose, len(self._nbytes))
         for share, ranges in given:
             for stream in range(share.streams):
                 part = take_first(ranges, -(-count_of(ranges) // (share.streams - stream)))
@@ -136,6 +154,7 @@ class Readings:
                     self.loose.extend(part)
                 else:
                     source.give(part)
+        self._follow()
         return not before or count_of(self.loose) < before
 
     def _source_of(self, share: Share, stream: int, now: float) -> Reading | None:
@@ -149,6 +168,8 @@ class Readings:
         if len(live) >= SHARES_MAX:
             return min((source for source in live if source.able is None), key=lambda each: each.waiting, default=None)
         source = Reading(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
+        source.partials, source.unknown = self.folding.partials, self.folding.unknown
+        source.by_amax = self._by_amax(share)
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
         source.meter = self.meters.of(share)
         self.next_number += 1
@@ -175,12 +196,54 @@ class Readings:
             self.todo.open.append((source.number, source.share))
             room -= not source.share.crosses
 
-    def share_out(self) -> bool:
-        """Give what is loose to those that there are; tells whether they take all of it."""
+    def share_out(self, *, is_told: bool) -> bool:
+        """Give what is loose to those that there are; tells whether they take all of it.
+
+        `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
+        """
         others = [source for source in self.by_number.values() if source.is_live]
         if others:
             share_out(self.loose, others)
+        if others and self.loose and not is_told:
+            self.loose += self.folding.wake(self.loose)
+            self._follow()
+            share_out(self.loose, others)
         return bool(others) and not self.loose
+
+    # Folds.
+
+    def folded(self, number: int, partials: Sequence[Range]) -> None:
+        """Count partials of a source, and the scales that follow; ask for what has waited for them."""
+        scales, is_known = self.folding.folded(partials)
+        self._fold(number, partials, scales)
+        for source in self.by_number.values() if is_known else ():
+            source.freed()
+
+    def _follow(self) -> None:
+        """Leave scales that nobody brings to their folds; some of these may be known."""
+        self.loose, known = self.folding.follow(self.loose)
+        if known:
+            self._fold(0, (), known)
+
+    def _fold(self, number: int, partials: Sequence[Range], scales: Sequence[Range]) -> None:
+        self.todo.fold.append((number, tuple(partials), tuple(scales)))
+        self._proof.confirmed([*partials, *scales])
+        self.todo.proven.extend(scales)
+
+    def wake(self) -> None:
+        """Want the partials without which sources can't be asked for what was given to them."""
+        for source in self.by_number.values():
+            if source.fresh_gated:
+                self.loose += self.folding.wake(source.fresh_gated)
+                source.fresh_gated.clear()
+
+    def give_up_folds(self) -> None:
+        """Let partials sleep that nobody has, so that the next plan may do without them."""
+        partials, others = self.folding.apart(self.loose)
+        if partials:
+            scales, values = self.folding.sleep(partials)
+            back = [run for source in self.by_number.values() for run in source.give_back(values)]
+            self.loose = merged([*others, *scales, *back])
 
     def doubted(self, source: Reading, given_up: Sequence[Range]) -> None:
         """Have others bring over what a source does not: it is good for what it has."""
@@ -220,7 +283,7 @@ class Readings:
         if not source.queue and not source.flying:
             source.confirming, source.since = True, now
             self.todo.confirm.append(source.number)
-        elif is_relayed and source.unconfirmed_bytes >= RELAYED_BYTES:
+        elif source.owed or (is_relayed and source.unconfirmed_bytes >= RELAYED_BYTES):
             source.check_early()
             self.todo.confirm.append(source.number)
 

@@ -27,10 +27,15 @@ SWITCH_S: Final = 0.1
 
 
 def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
-    """Give loose pieces to these sources in equal parts, all of them; what only some can give, to one of these."""
+    """Give loose pieces to these sources in equal parts, all of them; what only some can give, to one of these.
+
+    What a source could be asked for only once a fold is known stays loose: a plan may know better.
+    """
     for source in sources:
         if source.able is not None and loose:
             there, loose[:] = split(source.able, loose)
+            waiting, there = source.apart(there)
+            loose.extend(waiting)
             source.give(there)
     able = [source for source in sources if source.able is None]
     for number, source in enumerate(able):
@@ -83,6 +88,8 @@ def fill(
     """
     own, began = source.flying_bytes, source.flying_bytes
     while source.queue:
+        if source.queue[0][0] < source.partials and source.owed:
+            return
         room = own - began < room_bytes and own < source.pace.ahead_bytes(share_bytes)
         if not room and len(source.flying) >= BATCHES_MIN:
             return
@@ -129,10 +136,12 @@ def too_slow(sources: Sequence[Reading], now: float) -> Reading | None:
     return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None
 
 
-def check(done: bytearray, loose: Iterable[Range], sources: Iterable[Reading]) -> None:
+def check(
+    done: bytearray, loose: Iterable[Range], sources: Iterable[Reading], elsewhere: Iterable[Iterable[Range]] = ()
+) -> None:
     """Raise AssertionError unless each piece that is not done is in exactly one place."""
     places = [0] * len(done)
-    for ranges in (loose, *(part for source in sources for part in source.places())):
+    for ranges in (loose, *elsewhere, *(part for source in sources for part in source.places())):
         for first, count in ranges:
             for piece in range(first, first + count):
                 places[piece] += 1

@@ -79,7 +79,7 @@ class Source:
     def __init__(self, task: "asyncio.Task[None]", effect: OpenSource) -> None:
         """Begin with the task that opens it."""
         self.opening, self.transport = task, effect.share.transport
-        self.program, self.layout = effect.program, effect.share.layout or ""
+        self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
         self.availability: Availability | None = None
         """Of a half-filled source of a read by a program."""
         self.session: SourceSession | None = None
@@ -251,9 +251,15 @@ class Sources:
         if source is None or source.session is None:
             return
         work: Coroutine[None, None, None]
-        if source.program is not None:
+        if source.table is not None and effect.pieces[0][0] < source.table.partials:
+            memory, regions = source.table.room(source.layout, effect.pieces)
+            work = self._gathered(effect, source, source.session, memory, regions, digests=digests)
+        elif source.program is not None:
             regions = source.program.regions(source.layout, effect.pieces)
-            work = self._gathered(effect, source, source.session, segment, regions, digests=digests)
+            if source.table is not None:
+                amax = source.table.amax(source.layout, effect.pieces)
+                regions = Regions(regions.to, regions.origin, regions.form, amax)
+            work = self._gathered(effect, source, source.session, segment.view, regions, digests=digests)
         elif source.reader is not None and digests:
             where = Where(segment.view, None if base is None else base.view, table)
             work = self._read(effect, source, source.reader, where)
@@ -293,17 +299,24 @@ class Sources:
             self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
 
     async def _gathered(
-        self, effect: Post, source: Source, session: SourceSession, segment: Segment, regions: Regions, *, digests: bool
+        self,
+        effect: Post,
+        source: Source,
+        session: SourceSession,
+        memory: memoryview,
+        regions: Regions,
+        *,
+        digests: bool,
     ) -> None:
         try:
-            await session.gather(
-                segment.view, regions, digests=digests, progress=lambda came: self._progressed(effect, came)
-            )
+            await session.gather(memory, regions, digests=digests, progress=lambda came: self._progressed(effect, came))
         except (TensorHubError, ValueError) as why:
             # ValueError: boxes that don't fit into memory, or that nobody can bring.
             self._lost(effect.key, effect.source, str(why))
         else:
             self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
+            if source.table is not None and effect.pieces[0][0] < source.table.partials:
+                source.table.came(effect.source, effect.pieces, memory)
             self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
 
     async def _read(self, effect: Post, source: Source, reader: BatchReader, where: Where) -> None:
@@ -356,6 +369,8 @@ class Sources:
         mine = asyncio.current_task()
         await asyncio.gather(*(task for task in source.tasks if task is not mine), return_exceptions=True)
         self._open.pop((effect.key, effect.source), None)
+        if source.table is not None:
+            source.table.forget(effect.source)
         self._tell(SourceClosed(effect.key, effect.source))
 
     async def stop(self) -> None:

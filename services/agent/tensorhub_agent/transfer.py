@@ -15,8 +15,9 @@ from tensorhub_agent.effects import Base
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, merged, split
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
-from tensorhub_agent.readings import Readings, Todo, everything
+from tensorhub_agent.readings import Readings, Todo, everything, nothing
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_common.folds import Folds
 from tensorhub_common.wire.transfer import PlanAnswer, Range, Refusal, Share
 from tensorhub_common.wire.worker import Encoded
 
@@ -54,18 +55,27 @@ class Transfer:
         now: float,
         kept: tuple[bytearray, bytes] | None = None,
         able: Callable[[Share], bytearray | None] = everything,
+        by_amax: Callable[[Share], bytearray | None] = nothing,
+        folds: Folds | None = None,
     ) -> None:
         """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified.
 
         Of a shard that is filled from other layouts than its own they are the units of a program, and `verify` is off:
-        no list of digests is about them. `able` returns marks of those that a share's source has or will have.
+        no list of digests is about them. `able` returns marks of those that a share's source has or will have,
+        `by_amax` of those that it computes of parts of blocks; `folds` says what these need.
         """
         self.version, self.root = version, root
         self.proof = Proof(len(nbytes), root, kept, verify=verify)
         self.phase = Phase.LEASING
         self.error: tuple[str, str] | None = None
         self.readings = Readings(
-            nbytes, self.proof.missing(), window_bytes=window_bytes, first_number=first_number, able=able
+            nbytes,
+            self.proof,
+            window_bytes=window_bytes,
+            first_number=first_number,
+            able=able,
+            by_amax=by_amax,
+            folds=folds,
         )
         self.asking = Asking(now)
         self.began = self.planned_at = self.leased_at = now
@@ -184,9 +194,11 @@ class Transfer:
         if not holds:
             self.lost(number, "its lease did not hold to the end", now)
             return
-        ranges = source.confirmed()
-        self.proof.confirmed(ranges)
-        self.readings.todo.proven.extend(ranges)
+        partials, others = self.readings.folding.apart(source.confirmed())
+        self.proof.confirmed(others)
+        self.readings.todo.proven.extend(others)
+        if partials:
+            self.readings.folded(number, partials)
         self._advance(now)
 
     def lost(self, number: int, reason: str, now: float) -> None:
@@ -300,7 +312,10 @@ class Transfer:
         if refusal.error == LayoutMismatch.__name__:
             self._fail(refusal.error, refusal.reason)
             return
-        if self.phase is Phase.RUNNING and self.readings.share_out():
+        is_told = refusal.error != NO_ANSWER
+        if is_told:
+            self.readings.give_up_folds()
+        if self.phase is Phase.RUNNING and self.readings.share_out(is_told=is_told):
             return
         lost_s = 0.0 if self.phase is Phase.LEASING else self._sources_lost_s
         if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
@@ -322,7 +337,7 @@ class Transfer:
             return
         self.asking.asked(now)
         self.readings.loose = merged(self.readings.loose)
-        self.readings.todo.plan = tuple(self.readings.loose), self.readings.left_out()
+        self.readings.todo.plan = self.readings.folding.choice(self.readings.loose), self.readings.left_out()
 
     # Sources.
 
@@ -350,6 +365,7 @@ class Transfer:
     def _advance(self, now: float) -> None:
         if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
             return
+        self.readings.wake()
         self.readings.open(now)
         if self.phase is Phase.RUNNING:
             self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.is_relayed)

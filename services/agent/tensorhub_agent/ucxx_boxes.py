@@ -15,8 +15,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
+from tensorhub_agent.block_boxes import amax_bytes
 from tensorhub_agent.boxes import Part, as_received, as_sent, check, is_run, normal, parts, run
-from tensorhub_agent.gather_frames import BOXES_MAX, COMPUTED_BYTES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
+from tensorhub_agent.gather_frames import (
+    AMAX_BYTES_MAX,
+    BOXES_MAX,
+    COMPUTED_BYTES_MAX,
+    FORMS_MAX,
+    MESSAGES_MAX,
+    SLOT_BYTES,
+    Gather,
+)
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
 from tensorhub_common.regions import Form, Regions
 
@@ -45,6 +54,8 @@ class Item:
     is_whole_there: bool
     computed_bytes: int
     """Of how many bytes of the source it is computed; 0 where it is not."""
+    amax: bytes = b""
+    """What it is computed by, if it is by its blocks' largest magnitudes."""
 
     def packing(self) -> Form:
         """Return from where it stands to packed."""
@@ -67,6 +78,7 @@ class Message:
     is_whole_there: bool
     """Whether it stands in the source as it is sent."""
     computed_bytes: int
+    amax_bytes: int
 
     def takes(self, item: Item) -> bool:
         """Tell whether an item comes with the message, and take it if so."""
@@ -74,6 +86,7 @@ class Message:
             self.nbytes + item.nbytes > MESSAGE_BYTES_MAX
             or len(self.items) >= MESSAGE_BOXES_MAX
             or self.computed_bytes + item.computed_bytes > COMPUTED_BYTES_MAX
+            or self.amax_bytes + len(item.amax) > AMAX_BYTES_MAX
         ):
             return False
         first = self.items[0]
@@ -86,6 +99,7 @@ class Message:
         self.items.append(item)
         self.nbytes += item.nbytes
         self.computed_bytes += item.computed_bytes
+        self.amax_bytes += len(item.amax)
         self.item_bytes_max = max(self.item_bytes_max, item.nbytes)
         self.is_whole_here, self.is_whole_there = here, there
         return True
@@ -102,6 +116,7 @@ class Lot:
     """Bytes that pass through the reader's bounce, one message after another."""
     packed_bytes: int = 0
     computed_bytes: int = 0
+    amax_bytes: int = 0
     boxes: int = 0
     forms: dict[Form, int] = field(default_factory=dict)
 
@@ -121,6 +136,7 @@ class Lot:
             or self.bounced_bytes + bounced > SLOT_BYTES
             or self.packed_bytes + packed > SLOT_BYTES
             or self.computed_bytes + message.computed_bytes > COMPUTED_BYTES_MAX
+            or self.amax_bytes + message.amax_bytes > AMAX_BYTES_MAX
             or len(self.whole) + len(self.packed) >= MESSAGES_MAX
             or self.boxes + len(packs) > BOXES_MAX
             or len(self.forms) + len(forms) > FORMS_MAX
@@ -131,6 +147,7 @@ class Lot:
         self.bounced_bytes += bounced
         self.packed_bytes += packed
         self.computed_bytes += message.computed_bytes
+        self.amax_bytes += message.amax_bytes
         self.boxes += len(packs)
         for form in forms:
             self.forms.setdefault(form, len(self.forms))
@@ -148,6 +165,7 @@ class Lot:
             box_form=[self.forms[item.packing()] for item in items],
             forms=list(self.forms),
             sums=sums,
+            amax=b"".join(item.amax for item in items),
         )
 
     def unpacking(self) -> Regions:
@@ -188,24 +206,29 @@ class _Kind:
     nbytes: int
     """As it is sent."""
     computed_bytes: int
+    amax_bytes: int
 
     @classmethod
     def of(cls, part: Part) -> "_Kind":
         """Look at a part."""
         sent, received = as_sent(part.form), as_received(part.form)
         here, there = not received.cast and received.is_packed_here, not sent.cast and sent.is_packed_there
-        computed = 0 if sent.blocks is None else sent.origin_nbytes
-        return cls(part, sent, received, is_run(part.form), here, there, sent.nbytes, computed)
+        amax = amax_bytes(sent)
+        computed = 0 if sent.blocks is None and not amax else sent.origin_nbytes
+        return cls(part, sent, received, is_run(part.form), here, there, sent.nbytes, computed, amax)
 
 
 def _items(regions: Regions) -> Iterator[Item]:
     known: dict[int, list[_Kind]] = {}
-    for to, origin, form in zip(regions.to, regions.origin, regions.form, strict=True):
+    amax = regions.amax or (b"",) * len(regions.to)
+    for to, origin, form, largest in zip(regions.to, regions.origin, regions.form, amax, strict=True):
         kinds = known.get(id(form))
         if kinds is None:
             check(form)
             kinds = known[id(form)] = [_Kind.of(part) for part in parts(normal(form), MESSAGE_BYTES_MAX)]
+        taken = 0
         for kind in kinds:
+            taken += kind.amax_bytes
             yield Item(
                 to + kind.part.to,
                 origin + kind.part.origin,
@@ -216,6 +239,7 @@ def _items(regions: Regions) -> Iterator[Item]:
                 kind.is_whole_here,
                 kind.is_whole_there,
                 kind.computed_bytes,
+                largest[taken - kind.amax_bytes : taken],
             )
 
 
@@ -248,7 +272,13 @@ def _messages(items: Iterable[Item]) -> Iterator[Message]:
         if message is not None:
             yield message
         message = Message(
-            [item], item.nbytes, item.nbytes, item.is_whole_here, item.is_whole_there, item.computed_bytes
+            [item],
+            item.nbytes,
+            item.nbytes,
+            item.is_whole_here,
+            item.is_whole_there,
+            item.computed_bytes,
+            len(item.amax),
         )
     if message is not None:
         yield message

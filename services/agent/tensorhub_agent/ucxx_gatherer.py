@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from tensorhub_agent.bounce import Bounce, SlotStore
 from tensorhub_agent.box_copying import copy_boxes
 from tensorhub_agent.boxes import check_boxes
-from tensorhub_agent.converting import converter_of
+from tensorhub_agent.converting import check_cast
 from tensorhub_agent.copy_job import CopyStopped, Job
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.gather_frames import Sums
@@ -71,7 +71,7 @@ class Gatherer:
         """See `SourceSession.gather`."""
         check_boxes(regions, len(destination))
         for form in {id(form): form for form in regions.form if form.cast}.values():
-            converter_of(form)
+            check_cast(form)
         lots = lots_of(regions)
 
         async def worker(own: Iterator[Lot]) -> None:

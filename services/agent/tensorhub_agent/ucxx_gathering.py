@@ -14,12 +14,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tensorhub_agent.block_boxes import amax_bytes
 from tensorhub_agent.bounce import Bounce, SlotStore
 from tensorhub_agent.box_copying import copy_boxes
 from tensorhub_agent.boxes import check
-from tensorhub_agent.converting import converter_of
+from tensorhub_agent.converting import check_cast
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.gather_frames import (
+    AMAX_BYTES_MAX,
     BOXES_MAX,
     COMPUTED_BYTES_MAX,
     FORMS_MAX,
@@ -104,9 +106,15 @@ class Gathering:
         spans, sizes = [form.origin_span_bytes for form in frame.forms], [form.nbytes for form in frame.forms]
         for origin, form_number in zip(frame.box_origin, frame.box_form, strict=True):
             self._check_span(origin, spans[form_number])
-        computed = [0 if form.blocks is None else form.origin_nbytes for form in frame.forms]
+        by_amax = [amax_bytes(form) for form in frame.forms]
+        computed = [
+            0 if form.blocks is None and not amax else form.origin_nbytes
+            for form, amax in zip(frame.forms, by_amax, strict=True)
+        ]
         if sum(computed[number] for number in frame.box_form) > COMPUTED_BYTES_MAX:
             raise BeyondGrant(f"boxes were to be computed of more than {COMPUTED_BYTES_MAX} bytes at a time")
+        if len(frame.amax) > AMAX_BYTES_MAX or sum(by_amax[number] for number in frame.box_form) != len(frame.amax):
+            raise BadCommand(f"{len(frame.amax)} bytes of largest magnitudes are not those of the boxes, or too many")
         each = iter([sizes[number] for number in frame.box_form])
         messages = [sum(next(each) for _ in range(count)) for count in frame.counts]
         if sum(messages) > SLOT_BYTES:
@@ -147,8 +155,9 @@ class Gathering:
     async def _send_packed(self, frame: Gather, sizes: list[int]) -> bytes:
         if not sizes:
             return b""
-        box_sizes = [frame.forms[number].nbytes for number in frame.box_form]
-        regions = Regions(starts(box_sizes), frame.box_origin, [frame.forms[number] for number in frame.box_form])
+        forms = [frame.forms[number] for number in frame.box_form]
+        begins = starts([form.nbytes for form in forms])
+        regions = Regions(begins, frame.box_origin, forms, _amax(frame, forms))
         at = starts(sizes)
         async with self._bounce.slot() as slot:
             await copy_boxes(self._pool, slot, self._view, regions).done()
@@ -161,6 +170,14 @@ class Gathering:
 
     async def _sums(self, frame: Gather, view: memoryview, at: Sequence[int], sizes: Sequence[int]) -> bytes:
         return await self._pool.digest(view, Spans(at, at, sizes)).result() if frame.sums else b""
+
+
+def _amax(frame: Gather, forms: Sequence[Form]) -> Sequence[bytes]:
+    """Return what comes with each box; nothing where nothing comes with any."""
+    if not frame.amax:
+        return ()
+    sizes = [amax_bytes(form) for form in forms]
+    return [frame.amax[at : at + size] for at, size in zip(starts(sizes), sizes, strict=True)]
 
 
 def _check_counts(frame: Gather) -> None:
@@ -180,4 +197,4 @@ def _check_packs(form: Form) -> None:
     if not form.is_packed_here:
         raise ValueError("a form does not pack its elements one after another")
     if form.cast:
-        converter_of(form)
+        check_cast(form)

@@ -32,7 +32,7 @@ class Completion:
         self._left: dict[int, int] = {}
         """Of each tensor, the bytes that are to come."""
         ends = {tensor: at + nbytes for tensor, at, nbytes in zip(table.tensor, table.at, table.nbytes, strict=True)}
-        for place in program.places([(0, len(program))]):
+        for place in program.places([(program.partials, len(program) - program.partials)]):
             piece = table.piece_at(place.to)
             tensor = table.tensor[piece] if piece >= 0 else -1
             if place.to + place.nbytes > ends.get(tensor, 0):

@@ -20,7 +20,8 @@ from tensorhub_common.layout import Layout, Shape
 from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.regions import DIMS_MAX, joined
 from tensorhub_planner.atoms import Cutout, Cutouts
-from tensorhub_planner.spans import Span, converts, distance, is_cut_through, owner_of, pieces_of, span_of
+from tensorhub_planner.folding import Folder, Lacking, has_some, parts_of_blocks
+from tensorhub_planner.spans import Span, converts, distance, owner_of, pieces_of, span_of
 
 TENSORS_TOLD_MAX: Final = 4
 """A refusal names so many tensors; the others are counted."""
@@ -71,10 +72,16 @@ class _Pattern(NamedTuple):
 
     cells: tuple[Cell, ...]
     boxes: tuple[int, ...]
+    is_for_all: bool
+    """Readers of all lots have the same."""
+    table_bytes: int = 0
+    """The entries of each tensor, where blocks are folded."""
 
 
 _Grid = list[tuple[Shape, Shape, list[Span]]]
-"""Boxes that an atom is cut into, where each begins and ends, and all spans that have it, in the order of sources."""
+"""Boxes that an atom is cut into, where each begins and ends, and all spans that have it, in the order of sources.
+
+None has it where blocks have to be folded."""
 
 
 class _Gap(NamedTuple):
@@ -82,8 +89,8 @@ class _Gap(NamedTuple):
 
     start: Shape
     stop: Shape
-    is_cut_through: bool = False
-    """Sources have parts of the blocks that it is made of, and none has them whole."""
+    lacking: Lacking | None = None
+    """Sources have parts of what it is computed of, and of this box none."""
 
 
 class SourceIndex:
@@ -146,8 +153,11 @@ class SourceIndex:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             grid = self._grid(cutout, alike)
-            known = grid if isinstance(grid, _Gap) else _pattern_of(self.cutouts[cutout], grid, key[2])
-            is_for_all = isinstance(grid, _Gap) or all(len(owners) <= OWNERS_MAX for *_, owners in grid)
+            if isinstance(grid, _Gap):
+                known = grid
+            else:
+                known = _pattern_of(self.cutouts[cutout], grid, [self.cutouts[each] for each in boxes], key[2])
+            is_for_all = isinstance(known, _Gap) or known.is_for_all
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known
 
@@ -226,31 +236,31 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
     patterns: dict[int, int] = {}
     cells: list[tuple[Cell, ...]] = []
     groups = []
+    table = 0
     for group in grouped:
         pattern = patterns.setdefault(id(group.pattern), len(cells))
         if pattern == len(cells):
             cells.append(group.pattern.cells)
         sources = tuple([number[source] for source in group.sources])
-        groups.append(Group(pattern, sources, tuple(group.to), tuple(group.at)))
+        table_bytes = group.pattern.table_bytes
+        groups.append(Group(pattern, sources, tuple(group.to), tuple(group.at), table, table_bytes))
+        table += table_bytes * len(group.to)
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 
 
 def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: _Gap | _Pattern, index: SourceIndex) -> str:
     if tensor is not None and isinstance(gap, _Gap) and index.fits(cutout, tensor):
-        if gap.is_cut_through:
-            return _cut_through(name, cutout, gap)
+        if gap.lacking is not None:
+            return _lacks_parts(name, cutout, gap, gap.lacking)
         return f"no holder has {region(gap.start, gap.stop)} of {name!r}{f' as {cutout.cast}' if cutout.cast else ''}"
     return f"{name!r} is {_kind_of(cutout)} here, and with the holders there is {index.told(name)}"
 
 
-def _cut_through(name: str, cutout: Cutout, gap: _Gap) -> str:
-    kind = derived(cutout.cast)
-    needed = region(*kind.need(gap.start, gap.stop, cutout.global_shape))
-    block = " × ".join(map(str, kind.scheme.steps(cutout.global_shape)))
+def _lacks_parts(name: str, cutout: Cutout, gap: _Gap, lacking: Lacking) -> str:
+    needed = region(*derived(cutout.cast).need(gap.start, gap.stop, cutout.global_shape))
     return (
-        f"{region(gap.start, gap.stop)} of {name!r} as {cutout.cast} is computed of {needed}, and the edges of the "
-        f"holders' shards cut through blocks of {block} there, which this version can't put together: shard the "
-        "published tensor at whole blocks, or read it as it was published and quantise it where it is used"
+        f"{region(gap.start, gap.stop)} of {name!r} as {cutout.cast} is computed of {needed}, and no holder has "
+        f"{region(*lacking)} of {name!r}"
     )
 
 
@@ -281,21 +291,43 @@ def _cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> _Grid | _Ga
         for index in product(*(_span(some, *ends) for some, *ends in zip(edges, span.start, span.stop, strict=True))):
             owned.setdefault(index, []).append(its)
     grid: _Grid = []
+    parts = parts_of_blocks(atom, [cutouts[each] for each in boxes])
     for index in product(*(range(len(some) - 1) for some in edges)):
         start = tuple(some[at] for some, at in zip(edges, index, strict=True))
         stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
-        owners = owned.get(index)
-        if owners is None:
-            return _Gap(start, stop, is_cut_through(atom, [cutouts[each] for each in boxes], start, stop))
+        owners = owned.get(index, [])
+        lacking = None if owners or not parts else Folder(atom, parts).lacking(start, stop)
+        if lacking is not None or not (owners or parts):
+            return _Gap(start, stop, lacking if has_some(atom, parts, start, stop) else None)
         grid.append((start, stop, owners))
     return grid
 
 
-def _pattern_of(atom: Cutout, grid: _Grid, lot: int) -> _Pattern:
+def _pattern_of(atom: Cutout, grid: _Grid, boxes: Sequence[Cutout], lot: int) -> _Pattern:
     """Return the cells of an atom for readers of a lot."""
     used: dict[int, int] = {}
-    cells = [cell for start, stop, owners in grid for cell in _cells(atom, start, stop, _some(owners, lot), used)]
-    return _Pattern(tuple(cells), tuple(used))
+    parts = parts_of_blocks(atom, boxes)
+    folder = Folder(atom, parts, lambda box: _numbered(used, box)) if parts else None
+    is_for_all = True
+
+    def some(owners: list[Span]) -> list[Span]:
+        nonlocal is_for_all
+        is_for_all = is_for_all and len(owners) <= OWNERS_MAX
+        return _some(owners, lot)
+
+    cells: list[Cell] = []
+    for start, stop, owners in grid:
+        # Where nobody computes it of blocks that it has whole, it is folded, whoever else has it computed already.
+        is_whole = folder is None or any(span.cast for span in owners)
+        if is_whole or (owners and folder is not None and folder.lacking(start, stop) is not None):
+            cells += _cells(atom, start, stop, some(owners), used)
+        elif folder is not None:
+            cells += folder.cells(start, stop, some(owners), some)
+        if len(cells) > CELLS_MAX:
+            raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
+    is_folded = folder is not None and any(cell.fold is not None for cell in cells)
+    table_bytes = folder.table.nbytes if is_folded and folder is not None else 0
+    return _Pattern(tuple(cells), tuple(used), is_for_all, table_bytes)
 
 
 def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:

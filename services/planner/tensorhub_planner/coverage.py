@@ -112,12 +112,17 @@ def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) ->
     return common(has, ends) if precedes(holder.turn, turn) else NOTHING
 
 
-def chain_ends(holders: Sequence[Holder], key: str, pieces: Ranges, *, draining: bool) -> Ranges:
-    """Return those of the pieces that stand in a ready shard, or in a draining one which still serves its readers."""
+def chain_ends(
+    holders: Sequence[Holder], key: str, pieces: Ranges, *, draining: bool, made: Ranges = NOTHING
+) -> Ranges:
+    """Return those of the pieces that stand in a ready shard, or in a draining one which still serves its readers.
+
+    `made` are those that follow of what stands in ready shards.
+    """
     # Nobody asks where chains end if there is none.
     if draining or all(holder.turn is None for holder in holders):
         return pieces
     ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]
     if None in ready:
         return pieces
-    return common(pieces, normal(each for part in ready if part is not None for each in part))
+    return common(pieces, normal(each for part in (made, *ready) if part is not None for each in part))

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
+from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
@@ -17,6 +18,7 @@ from tensorhub_planner.load import Ledger, Reader
 from tensorhub_planner.plan import Answer, plan
 from tensorhub_planner.ranges import Sizes, count_of, normal
 from tensorhub_planner.sources import Found, Holder, Holders, Seat, find
+from tensorhub_planner.ways import prove_folds, ways
 
 
 def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
@@ -26,12 +28,13 @@ def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = F
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A demand, and what is known of it. `sizes` are those of the reader's layout."""
+    """A demand, and what is known of it. `sizes` are those of the reader's layout, or of the units of its program."""
 
     job: str
     demand: Demand
     found: Found
     sizes: Sizes
+    program: Execution | None = None
 
     def decide(self, ledger: Ledger, limits: Limits, now: float) -> Answer:
         """Answer, and count the plan in the ledger."""
@@ -90,8 +93,15 @@ class Question:
             ledger.assign(self._reader(source.replica), answer, now, reserved=True)
 
     def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
-        found = self.found
-        return plan(demand, seat, self.sizes, self._deep(ledger), found.topology, ledger.at(now), limits)
+        holders, topology, program = self._deep(ledger), self.found.topology, self.program
+        if program is None or not program.partials:
+            return plan(demand, seat, self.sizes, holders, topology, ledger.at(now), limits)
+        for asked, able in ways(program, demand, seat.me, holders):
+            answer = plan(asked, seat, self.sizes, able, topology, ledger.at(now), limits)
+            if isinstance(answer, Plan):
+                prove_folds(answer, demand, program)
+                break
+        return answer
 
     def _deep(self, ledger: Ledger) -> Holders:
         """Return the holders with what the ledger knows of the chains that they stand in."""

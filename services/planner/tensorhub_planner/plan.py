@@ -128,7 +128,7 @@ def _sort_out(
     left_out: list[str] = []
     strangers: list[Holder] = []
     rates = believed(demand.rates, limits)
-    ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
+    ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining, made=holders.made)
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode())
     for holder in holders.able:
         source = holder.source

@@ -20,6 +20,7 @@ from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import absentees, why_refusal
 from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.sources import Found, Holders, holders_by_layout, layouts_in_order
+from tensorhub_planner.ways import made_of
 
 
 def reads_by_program(demand: Demand) -> bool:
@@ -59,7 +60,8 @@ def in_units(found: Found, execution: Execution) -> Found:
         for holder in by_layout.get(layout, ())
         if (units := execution.given_by(layout))
     ]
-    return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able)))
+    made = made_of(execution, able) if execution.partials else ()
+    return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class ProgramQuestion:
         plan = kept.again(reader, demand, found, ledger, limits, now)
         if plan is not None:
             return plan
-        question = Question(self.job, demand, in_units(found, self.execution), self.sizes)
+        question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
         answer = question.decide(ledger, limits, now)
         assert not isinstance(answer, LayoutsDiffer)
         if isinstance(answer, Plan):

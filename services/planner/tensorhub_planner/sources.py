@@ -68,6 +68,8 @@ class Holders(msgspec.Struct, frozen=True):
     absent_more: int = 0
     draining: bool = False
     """A shard that had the version is draining: half-filled ones that read from it go on."""
+    made: Ranges = ()
+    """What nobody has, and follows of what ready shards have: scales that are folded."""
 
 
 def holders_by_layout(holders: Iterable[Holder]) -> Mapping[str, Sequence[Holder]]:

@@ -7,7 +7,7 @@ Always true: a cell that is computed of blocks and has several units begins with
 unit is made of lies in the owner's box.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple
@@ -59,19 +59,6 @@ def span_of(number: int, box: Cutout, atom: Cutout) -> Span | None:
     if any(a >= d or b <= c for a, b, c, d in zip(start, stop, atom.start, atom.stop, strict=True)):
         return None
     return Span(number, start, stop, box, cast)
-
-
-def is_cut_through(atom: Cutout, boxes: Sequence[Cutout], start: Shape, stop: Shape) -> bool:
-    """Tell of a region that no box gives whether some have a part of the blocks that it is made of."""
-    if not atom.cast:
-        return False
-    first, last = derived(atom.cast).need(start, stop, atom.global_shape)
-    return any(
-        box.global_shape == atom.global_shape
-        and converts(box, atom)
-        and all(a < d and c < b for a, b, c, d in zip(box.start, box.stop, first, last, strict=True))
-        for box in boxes
-    )
 
 
 class Piece(NamedTuple):

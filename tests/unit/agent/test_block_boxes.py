@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub_agent.block_boxes import block_parts
-from tensorhub_agent.boxes import BadForm, as_received, as_sent, check, normal, packed_strides
+from tensorhub_agent.block_boxes import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
+from tensorhub_agent.boxes import BadForm, as_received, as_sent, check, check_amax, normal, packed_strides
 from tensorhub_agent.converting import CastUnknown, converter
-from tensorhub_agent.gather_frames import COMPUTED_BYTES_MAX
+from tensorhub_agent.gather_frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
 from tensorhub_agent.ucxx_boxes import lots_of
 from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED
 from tensorhub_common.regions import DIMS_MAX, Blocks, Form, Regions, Sizes
@@ -119,3 +119,47 @@ def test_a_source_computes_a_bounded_part_for_each_question() -> None:
     assert sum(computed) == form.origin_nbytes == 1 << 30
     assert COMPUTED_BYTES_MAX // 2 < max(computed) <= COMPUTED_BYTES_MAX
     assert all(message.computed_bytes <= COMPUTED_BYTES_MAX for lot in lots for message in lot.messages)
+
+
+BY_AMAX = Form((300, 260), (260, 1), (520, 2), 2, 1, VALUES)
+"""Values that are computed by the largest magnitudes of their 3 × 3 blocks."""
+
+
+@pytest.mark.parametrize("nbytes_max", [1, 40_000, 100_000, 1 << 20])
+def test_parts_of_values_by_amax_are_runs_of_their_blocks(nbytes_max: int) -> None:
+    """So that what comes with a box is cut by counting."""
+    blocks = []
+    seen = np.zeros(BY_AMAX.shape, int)
+    for part in block_parts(BY_AMAX, nbytes_max):
+        row, column = divmod(part.to, 260)
+        seen[row : row + part.form.shape[0], column : column + part.form.shape[1]] += 1
+        assert (row % 128, column % 128, part.origin) == (0, 0, 2 * part.to)
+        down, across = (-(-size // 128) for size in part.form.shape)
+        blocks += [(row // 128 + i, column // 128 + j) for i in range(down) for j in range(across)]
+        assert amax_bytes(part.form) == 4 * down * across
+    assert (seen == 1).all()
+    assert blocks == [(i, j) for i in range(3) for j in range(3)]
+
+
+def test_a_part_of_values_by_amax_has_a_bounded_number_of_blocks() -> None:
+    """Rows of one element each: what comes with them is longer than they are."""
+    thin = Form((10_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
+    sizes = [amax_bytes(part.form) for part in block_parts(thin, 1 << 20)]
+    assert max(sizes) == PART_AMAX_BYTES_MAX
+    assert sum(sizes) == 40_000
+
+
+def test_lots_are_bounded_in_what_comes_with_them() -> None:
+    thin = Form((20_000, 1), (1, 1), (2, 2), 2, 1, "bfloat16>fp8-channel:values")
+    amax = np.arange(20_000, dtype=np.float32).tobytes()
+    lots = list(lots_of(Regions([0], [0], [thin], [amax])))
+    assert max(lot.amax_bytes for lot in lots) <= AMAX_BYTES_MAX
+    assert b"".join(lot.frame(1, sums=False).amax for lot in lots) == amax
+
+
+@pytest.mark.parametrize("amax", [(), (b"",), (bytes(32),), (bytes(40),)])
+def test_what_comes_with_boxes_must_be_that_of_their_blocks(amax: tuple[bytes, ...]) -> None:
+    with pytest.raises(ValueError, match="largest magnitudes"):
+        check_amax(Regions([0], [0], [BY_AMAX], amax))
+    with pytest.raises(ValueError, match="largest magnitudes"):
+        check_amax(Regions([0], [0], [Form((4,), (1,), (1,), 1, 1)], (bytes(36),)))

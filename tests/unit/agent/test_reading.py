@@ -279,7 +279,7 @@ def test_what_counts_and_what_is_read_again_is_told() -> None:
     made = source((0, 2))
     made.asked(7, ((4, 3),), 30, 11.0)
     made.unconfirmed, made.unconfirmed_bytes = [(8, 1)], 10
-    assert [pieces(list(place)) for place in made.places()] == [[0, 1], [], [8], [4, 5, 6]]
+    assert [pieces(list(place)) for place in made.places()] == [[0, 1], [], [], [8], [4, 5, 6]]
     assert made.confirmed() == [(8, 1)]
     assert (made.got_pieces, made.got_bytes, made.unconfirmed, made.unconfirmed_bytes) == (1, 10, [], 0)
     made.unconfirmed, made.unconfirmed_bytes, made.early_bytes = [(9, 2)], 20, 5

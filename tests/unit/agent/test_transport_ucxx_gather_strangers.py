@@ -18,7 +18,7 @@ from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 from tensorhub_agent import ucxx_gathering, ucxx_serving
 from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.box_copying import BoxJob, copy_boxes
-from tensorhub_agent.boxes import as_sent
+from tensorhub_agent.boxes import as_sent, packed_strides
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
 from tensorhub_agent.lease_frames import Hello
@@ -47,10 +47,16 @@ def question(
     box_origin: Sequence[int] = (0,),
     box_form: Sequence[int] = (0,),
     forms: Sequence[Form] = (ROWS,),
+    amax: bytes = b"",
 ) -> Gather:
-    return Gather(
-        1, list(origin), list(nbytes), list(counts), list(box_origin), list(box_form), list(forms), sums=False
-    )
+    whole, boxes = (list(origin), list(nbytes)), (list(box_origin), list(box_form))
+    return Gather(1, *whole, list(counts), *boxes, list(forms), sums=False, amax=amax)
+
+
+def by_amax(shape: tuple[int, ...], to_itemsize: int = 1, cast: str = "values") -> Form:
+    """Return a form of fp8 values that are computed by what comes with the question."""
+    strides = packed_strides(shape, to_itemsize)
+    return Form(shape, strides, (0,) * (len(shape) - 1) + (2,), 2, to_itemsize, f"bfloat16>fp8-block-128:{cast}")
 
 
 def computed(shape: tuple[int, int], blocks: Blocks) -> Form:
@@ -94,6 +100,13 @@ BEYOND = [
     question(forms=[computed((2, 2), Blocks((2,), (0,)))]),
     question(forms=[msgspec.structs.replace(computed((2, 2), Blocks((2, 2), (0, 0))), cast="")]),
     question(forms=[computed((1, 1), Blocks((1 << 40, 1 << 10), (0, 0)))]),
+    question(forms=[by_amax((2, 200))], amax=bytes(4)),
+    question(forms=[by_amax((2, 200))]),
+    question(amax=bytes(4)),
+    question(forms=[by_amax((200,))], amax=bytes(8)),
+    question(forms=[by_amax((2, 2), 4, "scales")], amax=bytes(4)),
+    question(forms=[by_amax((2, 2), 4, "amax")], amax=bytes(4)),
+    question(forms=[by_amax((1 << 21, 1))], amax=bytes(4 << 14)),
 ]
 
 

@@ -1,0 +1,60 @@
+"""What a cell of a transfer program has to do with blocks that no source has whole. Pure.
+
+A *fold* is a box of such blocks; `program` says what comes of it. Entries are float32, one for each block, in a table
+that each read has of its own.
+"""
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from tensorhub_common.casts import FP8_SCHEMES
+from tensorhub_common.regions import Form, Sizes
+
+
+class Kind(enum.IntEnum):
+    """What a unit has to do with folds."""
+
+    PARTIAL = 0
+    SCALES = 1
+    VALUES = 2
+    PLAIN = 3
+    """Nothing."""
+
+
+class Fold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a cell of one unit has to do with a fold, and where the entries of its blocks stand in the table."""
+
+    kind: Kind
+    number: int
+    """Of the fold, within the pattern."""
+    at: int
+    """The first block's entry, so many bytes behind where the tensor's entries begin."""
+    strides: Sizes
+    """Bytes from a block's entry to the next one's."""
+    grain: Sizes
+    """So many of the cell's elements belong to a block; it begins with one, or lies within one."""
+    scheme: str
+
+
+class Entries(NamedTuple):
+    """Where the entries of a unit's blocks stand in the table, and what the unit is made of by them."""
+
+    at: int
+    strides: Sizes
+    counts: Sizes
+    to: int
+    form: Form
+    """Of what stands at `to`: its own elements, in the destination; of a partial they are the entries."""
+    scheme: str
+
+
+def is_good(fold: Fold, rank: int, units: int, owners: int) -> bool:
+    """Tell whether a fold can be that of a cell of so many dimensions, units and owners, whoever has made it."""
+    if units != 1 or fold.kind is Kind.PLAIN or not len(fold.strides) == len(fold.grain) == rank:
+        return False
+    if min(fold.grain, default=1) < 1 or min((*fold.strides, fold.at, fold.number)) < 0:
+        return False
+    # Scales can be folded by the reader; all else comes from somebody.
+    return fold.scheme in FP8_SCHEMES and (owners > 0 or fold.kind is Kind.SCALES)

@@ -1,0 +1,78 @@
+"""Folds of a program: which partials each has, and what follows of them."""
+
+import msgspec
+import pytest
+from tests.unit.planner.cut_blocks import reader, sources
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.folds import Folds, folds_of
+from tensorhub_common.program import Execution, Program, decoded, encoded
+from tensorhub_planner.compiling import SourceIndex, compile_program
+
+
+def compiled(*edges: int) -> Program:
+    """Return the program of a reader of all values and scales, out of rows that are cut there."""
+    layouts = sources(*edges)
+    return compile_program("reader", reader(), SourceIndex(layouts, set(layouts)))
+
+
+def test_units_of_folds_come_first_and_each_belongs_to_one() -> None:
+    """Partials, then scales, then values; the two tensors fold for themselves."""
+    execution = Execution(compiled(70, 200))
+    folds = Folds(execution)
+    assert 0 < execution.partials < execution.scales < execution.values <= len(execution)
+    units = [unit for fold in range(len(folds)) for unit in folds.units[fold]]
+    assert sorted(units) == list(range(execution.values))
+    for fold in range(len(folds)):
+        partials, rest = folds.partials_of(fold), folds.rest_of(fold)
+        assert partials
+        assert rest
+        assert all(folds.of[unit] == fold for unit in (*partials, *rest))
+        assert {unit < execution.scales for unit in rest} in ({True}, {False}), "scales or values, never both"
+
+
+def test_folds_are_numbered_once() -> None:
+    execution = Execution(compiled(70))
+    assert folds_of(execution) is folds_of(execution)
+
+
+def test_shards_of_whole_blocks_have_no_folds() -> None:
+    """What is not cut stays as it was."""
+    execution = Execution(compiled(128, 256))
+    assert (execution.partials, execution.values, execution.table_bytes, len(Folds(execution))) == (0, 0, 0, 0)
+
+
+def test_blocks_that_are_not_cut_are_read_as_ever() -> None:
+    """Only the row of blocks with the edge is folded."""
+    execution = Execution(compiled(300))
+    values = [unit for fold in Folds(execution).units for unit in fold if unit >= execution.scales]
+    shapes = [next(execution.entries([(unit, 1)])).form.shape for unit in values]
+    assert sum(rows for rows, _ in shapes) == 128
+
+
+def test_the_table_has_an_entry_for_each_block_of_each_tensor() -> None:
+    execution = Execution(compiled(70))
+    assert execution.table_bytes == 2 * 4 * 4 * 2
+
+
+def test_who_has_parts_computes_by_amax_and_nobody_else() -> None:
+    layouts = sources(70)
+    execution = Execution(compile_program("reader", reader(), SourceIndex(layouts, set(layouts))))
+    assert all(execution.by_amax(layout) for layout in layouts)
+    assert execution.by_amax("nobody") == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": 3}, {"strides": (1,)}, {"grain": (0, 1)}, {"at": -1}, {"number": -1}, {"scheme": "no such"}],
+)
+def test_what_is_no_fold_is_refused(change: dict[str, object]) -> None:
+    program = compiled(70)
+    plain = msgspec.to_builtins(program)
+    fold = next(cell[3] for pattern in plain["patterns"] for cell in pattern if cell[3] is not None)
+    columns = ["kind", "number", "at", "strides", "grain", "scheme"]
+    for name, value in change.items():
+        fold[columns.index(name)] = value
+    assert decoded(encoded(program)) == program
+    with pytest.raises(LayoutMismatch):
+        decoded(msgspec.msgpack.encode(plain))
