@@ -21,6 +21,7 @@ from tensorhub_agent.effects import (
     Digest,
     Duplicate,
     Fenced,
+    FoldAmax,
     Free,
     Hold,
     Key,
@@ -43,6 +44,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import AnyCommand, Filled, Ready, Want
 from tensorhub_simulator.clock import Node
+from tensorhub_simulator.computing import write_scales
 from tensorhub_simulator.deltas import Deltas
 from tensorhub_simulator.errands import Errands
 from tensorhub_simulator.lanes import Lanes
@@ -240,6 +242,8 @@ class AgentNode(Node):
                 link.open()
             case Post():
                 self.links[effect.key, effect.source].post(effect)
+            case FoldAmax():
+                self._fold(effect)
             case Confirm():
                 self.links[effect.key, effect.source].confirm(effect)
             case CloseSource():
@@ -259,6 +263,17 @@ class AgentNode(Node):
                 raise Violation("one process", f"{self.name} met a higher incarnation of itself")
             case Rejoin():
                 self._first.rejoin_soon()
+
+    def _fold(self, effect: FoldAmax) -> None:
+        effect.table.fold(effect.source, effect.partials)
+        operation = self.core.shards[effect.key].operation
+        assert isinstance(operation, ReadOperation)
+        program, shelved = operation._carrier.program, self.shelf[effect.key]  # noqa: SLF001 (an oracle sees everything)
+        assert program is not None
+        if not self._may_fill(shelved, self.core.shards[effect.key]):
+            raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")
+        write_scales(effect.table, program, effect.scales, shelved.target)
+        self.world.scales += sum(count for _, count in effect.scales)
 
     def _close(self, effect: CloseSource) -> None:
         core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.

@@ -30,7 +30,7 @@ from tensorhub_common.wire.events.rounds import RoundJoined
 from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_common.wire.transfer import Range
 from tensorhub_planner import coverage, plan
-from tensorhub_simulator import bugs_layouts, bugs_trust, registry_bugs
+from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -309,6 +309,9 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "foreign-view": bugs_layouts.foreign_view,
     "foreign-units-taken": bugs_layouts.foreign_units_taken,
     "root-of-another": bugs_layouts.root_of_another,
+    "values-before-amax": bugs_folds.values_before_amax,
+    "fold-lacks-a-part": bugs_folds.fold_lacks_a_part,
+    "table-of-another-read": bugs_folds.table_of_another_read,
     **registry_bugs.BUGS,
 }
 

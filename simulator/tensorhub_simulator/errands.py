@@ -6,6 +6,7 @@ the agent than the one that began it.
 
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_agent.amax_table import AmaxTable
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.effects import (
     AskPlan,
@@ -23,6 +24,7 @@ from tensorhub_agent.effects import (
 )
 from tensorhub_agent.memory import Place
 from tensorhub_agent.units import Completion
+from tensorhub_common.folds import folds_of
 from tensorhub_common.layout import shared_mismatch
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 from tensorhub_simulator.link import AGAIN_ODDS
@@ -134,4 +136,5 @@ class Errands:
         layouts, shelved = self._world.layouts, self._agent.shelf.get(effect.key)
         program = layouts.executions[answer.program]
         completion = Completion(program, shelved.target.table) if shelved is not None else None
-        return PlanCame(effect.key, effect.number, answer, program, completion)
+        folds, table = (folds_of(program), AmaxTable(program)) if program.partials else (None, None)
+        return PlanCame(effect.key, effect.number, answer, program, completion, folds, table)

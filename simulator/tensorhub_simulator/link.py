@@ -27,6 +27,7 @@ from tensorhub_agent.units import Availability
 from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
+from tensorhub_simulator.computing import Computing
 from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.memory import Segment
 from tensorhub_simulator.spans import Pieces, Spans, Units
@@ -69,6 +70,9 @@ class Link:
         self.lease = ""
         self.closing = self.closed = self.is_open = self.answered = False
         self.spans = self._spans()
+        self.computing: Computing | None = None
+        if self.program is not None:
+            self.computing = Computing(self.program, self.share.layout or "", effect.table)
         self._availability: Availability | None = None
         self.is_local = self.share.transport == "local"
         self.receives = Receives(self)
@@ -87,6 +91,11 @@ class Link:
         if self.program is None:
             return Pieces(self.reader.shelf[self.key].target.table)
         return Units(self.program, self.share.layout or "")
+
+    def here(self, number: int) -> Sequence[int]:
+        """Return which bytes of the reader's memory a piece or unit is; a partial is none of them."""
+        is_partial = self.computing is not None and self.computing.is_partial(number)
+        return () if is_partial else self.spans.here(number)
 
     def __repr__(self) -> str:
         """Name it in a story, which is the same in every process."""
@@ -277,6 +286,8 @@ class Link:
     def post(self, effect: Post) -> None:
         """Take a batch of pieces to bring."""
         pieces = [piece for first, count in effect.pieces for piece in range(first, first + count)]
+        if self.computing is not None:
+            self.computing.posted(effect.batch, effect.pieces)
         self.receives.post(effect.batch, pieces)
         if self._wire is not None:
             self._wire.ask(pieces)
@@ -300,7 +311,9 @@ class Link:
             self.receives.again(ended, wrong)
             self._wire.ask_plain(wrong)
             return
-        if self.program is not None:
+        if self.program is not None and self.computing is not None:
+            self.computing.came(self.number, ended.batch)
+            self.reader.world.partials += sum(map(self.computing.is_partial, ended.pieces))
             self.reader.world.units += len(ended.pieces)
             self.reader.world.relayed += len(ended.pieces) if self._availability is not None else 0
         self.reader.world.patched += sum(map(self._wire.is_patched, ended.pieces))
@@ -366,6 +379,8 @@ class Link:
     def _gone(self) -> None:
         """Tell both ends."""
         self.closed = True
+        if self.computing is not None:
+            self.computing.closed(self.number)
         self._tell_source(LeaseMove.DONE)
         self.reader.links.pop((self.key, self.number), None)
         self.reader.world.links.pop(self.lease, None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from tensorhub_agent.effects import Key
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_simulator.memory import Violation
-from tensorhub_simulator.spans import Pieces, bytes_here
+from tensorhub_simulator.spans import Pieces, bytes_folded, bytes_here
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
@@ -34,8 +34,10 @@ def _bytes_proven(agent: "AgentNode", key: Key, read: ReadOperation) -> set[int]
     if program is None:
         pieces = Pieces(agent.shelf[key].target.table)
         return {at for number in numbers for at in pieces.here(number)}
+    folded = {at for number in numbers if number < program.values for at in bytes_folded(program, number)}
     givers = [(layout, program.given_by(layout)) for layout in program.program.sources]
     giver = {
         unit: layout for layout, ranges in givers for first, count in ranges for unit in range(first, first + count)
     }
-    return {at for number in numbers for at in bytes_here(program, giver[number], number)}
+    plain = (number for number in numbers if number >= program.values)
+    return folded | {at for number in plain for at in bytes_here(program, giver[number], number)}

@@ -2,10 +2,12 @@
 
 import random
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tensorhub_agent.limits import Limits
 from tensorhub_planner.limits import Limits as PlannerLimits
 from tensorhub_planner.limits import Rates
+from tensorhub_simulator.quantised import quantised_cuttings
 from tensorhub_simulator.tensors import Cuttings, unlike_cuttings
 
 STRIPED = PlannerLimits(network=Rates(ingest_bps=1e6, source_bps=10.0, setup_s=0.0))
@@ -15,6 +17,10 @@ MODELS = ("policy", "critic")
 
 UNLIKE = 0.4
 """In so many worlds replicas are cut otherwise than others."""
+
+
+QUANTISED: Final = 0.05
+"""And in so many rollouts read fp8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,9 @@ def draw(seed: int, *, calm: bool) -> Setting:
     )
     if cut.random() < UNLIKE:
         setting = replace(setting, cuttings=unlike_cuttings(cut, setting.trainers, setting.rollouts))
+    fp8 = random.Random(seed * 217645199 + 1)
+    if fp8.random() < QUANTISED:
+        setting = replace(setting, cuttings=quantised_cuttings(fp8, setting.trainers, setting.rollouts))
     if apart.random() < 0.85:  # noqa: PLR2004 (odds)
         return setting
     beside = replace(setting, cuttings=None, models=MODELS[:1], trainers=1, rollouts=1, upgrade=False)

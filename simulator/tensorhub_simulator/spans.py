@@ -5,7 +5,7 @@ from typing import Protocol
 
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.program import Execution
-from tensorhub_common.regions import Form, Sizes
+from tensorhub_common.regions import Sizes
 
 
 class Spans(Protocol):
@@ -46,7 +46,7 @@ class Units:
         """Return which bytes of the source it is."""
         regions = self._program.regions(self._layout, [(number, 1)])
         form = regions.form[0]
-        return _bytes(regions.origin[0], form, form.origin_strides)
+        return _bytes(regions.origin[0], form.origin_shape, form.origin_strides, form.itemsize)
 
     def here(self, number: int) -> Sequence[int]:
         """Return which bytes of the reader it is, in the same order."""
@@ -57,11 +57,19 @@ def bytes_here(program: Execution, layout: str, unit: int) -> Sequence[int]:
     """Return which bytes of the destination a unit is, that a source of this layout gives."""
     regions = program.regions(layout, [(unit, 1)])
     form = regions.form[0]
-    return _bytes(regions.to[0], form, form.to_strides)
+    return _bytes(regions.to[0], form.shape, form.to_strides, form.to_itemsize)
 
 
-def _bytes(at: int, form: Form, strides: Sizes) -> list[int]:
+def bytes_folded(program: Execution, unit: int) -> Sequence[int]:
+    """Return which bytes of the destination a unit is that has to do with a fold; of a partial none."""
+    if unit < program.partials:
+        return ()
+    entries = next(program.entries([(unit, 1)]))
+    return _bytes(entries.to, entries.form.shape, entries.form.to_strides, entries.form.to_itemsize)
+
+
+def _bytes(at: int, shape: Sizes, strides: Sizes, itemsize: int) -> list[int]:
     where = [at]
-    for size, stride in zip(form.shape, strides, strict=True):
+    for size, stride in zip(shape, strides, strict=True):
         where = [start + step * stride for start in where for step in range(size)]
-    return [start + byte for start in where for byte in range(form.itemsize)]
+    return [start + byte for start in where for byte in range(itemsize)]

@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from tensorhub_agent.casting.fp8 import quantise
+from tensorhub_common.derived import derived
 from tensorhub_common.layout import (
     Layout,
     Part,
@@ -31,6 +33,9 @@ Cutting = tuple[Layout, ...]
 
 Values = Mapping[str, np.ndarray]
 """Global tensors by name: bytes, of one dimension more than the tensor."""
+
+FP8_SOURCE_OF: Final = {2: "bfloat16", 4: "float32"}
+"""What a tensor of elements of so many bytes is here, where something is computed of it."""
 
 SHARDS_MAX: Final = 3
 TENSORS_MAX: Final = 4
@@ -100,12 +105,26 @@ def values_of(shards: Iterable[tuple[Layout, bytes]]) -> Values:
 def bytes_of(layout: Layout, values: Values) -> bytes | None:
     """Return what a shard of this layout holds of them; None where they lack something."""
     segment = np.zeros(segment_bytes(layout), np.uint8)
+    computed: dict[tuple[str, str], np.ndarray] = {}
     for part, _, local in _parts(layout, segment):
         whole = values.get(part.name)
         if whole is None or whole.shape[:-1] != part.global_shape:
             return None
+        if part.cast:
+            key = part.name, part.cast
+            whole = computed[key] = computed[key] if key in computed else _quantised(whole, part.cast)
         local[...] = whole[_box(part.offset, part.extent)].reshape(local.shape)
     return segment.tobytes()
+
+
+def _quantised(whole: np.ndarray, cast: str) -> np.ndarray:
+    """Return fp8 values or scales of a whole tensor, as bytes of one dimension more."""
+    kind, itemsize = derived(cast), whole.shape[-1]
+    bits = np.ascontiguousarray(whole).view(np.dtype(f"u{itemsize}"))[..., 0]
+    made, scales = np.zeros(bits.shape, np.uint8), np.zeros(kind.scheme.scales_shape(bits.shape), np.float32)
+    quantise(bits, FP8_SOURCE_OF[itemsize], kind.scheme, made, scales)
+    found = scales if kind.is_scales else made
+    return found.view(np.uint8).reshape(*found.shape, kind.itemsize)
 
 
 def _parts(layout: Layout, segment: np.ndarray) -> Iterable[tuple[Part, int, np.ndarray]]:

@@ -49,7 +49,7 @@ class Receives:
         """Let these pieces be written from now on."""
         segment = self._segment
         for piece in pieces:
-            for at in self.link.spans.here(piece):
+            for at in self.link.here(piece):
                 other = segment.writers.get(at)
                 if other is not None:
                     what = f"piece {piece} of {self.link.key} is asked for while {other} may write"
@@ -75,13 +75,16 @@ class Receives:
         segment = self._segment
         if any(segment.writers.get(at) is not self.link for at in where):
             raise Violation("one writer", f"piece {piece} of {self.link.key} is written by a source that was closed")
-        self.link.reader.written_by(self.link, where, data)
+        if self.link.computing is None or not self.link.computing.is_partial(piece):
+            self.link.reader.written_by(self.link, where, data)
+        elif data:
+            self.link.computing.land(piece, data)
         landing = self._batches[piece]
         landing.halves -= 1
         if landing.halves:
             return None
         for done in landing.pieces:
-            for at in self.link.spans.here(done):
+            for at in self.link.here(done):
                 segment.writers.pop(at, None)
         return landing
 
@@ -89,7 +92,7 @@ class Receives:
         """Let these pieces of a batch that has just landed be written once more, before it is told of."""
         landing.halves = 2 * len(pieces)
         for piece in pieces:
-            self._segment.writers.update(dict.fromkeys(self.link.spans.here(piece), self.link))
+            self._segment.writers.update(dict.fromkeys(self.link.here(piece), self.link))
 
     def close(self) -> None:
         """Let nothing be written any more."""
@@ -122,6 +125,8 @@ class Wire:
         self.asked: deque[Half] = deque()
         self._on_the_way = 0
         self._sending = False
+        self._raw: dict[int, bytes] = {}
+        """The first half of what a piece is computed of."""
 
     def ask(self, pieces: list[int]) -> None:
         """Ask for pieces."""
@@ -158,6 +163,14 @@ class Wire:
         check_served(self.link, piece, there)
         middle = len(there) // 2
         part = slice(middle, None) if half else slice(None, middle)
+        computing = self.link.computing
+        if computing is not None and computing.form(piece).cast:
+            # It is read at two moments all the same, and comes as a whole.
+            raw = self.memory.get(there[part])
+            if not half:
+                self._raw[piece] = raw
+                return (piece, half), (), b""
+            return (piece, half), self.link.here(piece), computing.computed(piece, self._raw.pop(piece) + raw)
         there, here = there[part], here[part]
         if self._delta is not None and self.is_patched(piece):
             return (piece, half), here, self._delta.part(there)

@@ -77,6 +77,8 @@ class World:
         self.touched: set[AgentNode] = set()
         # What came by programs, and of that from half-filled sources.
         self.units = self.relayed = 0
+        # Partials of blocks that sources had parts of, and scales that were folded of such.
+        self.partials = self.scales = 0
         self.patched = self.mispatched = 0
         """Pieces that were right after they were patched, and pieces that were not and came as they are."""
         self.folded: set[RegistryNode] = set()

@@ -1,0 +1,72 @@
+"""Replicas in fp8 fill each other out of shards that cut through blocks, whatever fails: nothing but what numpy makes.
+
+The simulator lets trainers publish and rollouts read in virtual time, kills, stops and cuts off whoever it likes, and
+compares every byte that a shard commits or shows with what the whole published tensor is quantised to.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensorhub_simulator.bugs import planted
+from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.quantised import quantised_cuttings
+from tensorhub_simulator.running import scaled_down
+from tensorhub_simulator.setting import draw
+from tensorhub_simulator.world import World
+
+RIGHT: Final = frozenset(
+    {"AgentUnavailable", "DrainTimeout", "NotPublished", "RegistryUnavailable", "ReplicaConflict", "RetentionFull"}
+    | {"RoundTimeout", "VersionConflict", "VersionUnavailable"}
+)
+SOON_FOUND: Final = {"values-before-amax": 1, "fold-lacks-a-part": 1, "table-of-another-read": 1}
+"""Bugs of folds, and the seeds that found them when last looked for."""
+
+
+def world_of(seed: int, *, calm: bool) -> World:
+    """Return a seed's world, with replicas in fp8."""
+    rng = Random(seed * 31337)
+    cuttings = quantised_cuttings(rng, 1, rng.choice((1, 2, 3)))
+    setting = replace(draw(seed, calm=calm), cuttings=cuttings, models=("policy",), beside=None)
+    return World(seed, replace(setting, trainers=1, rollouts=len(cuttings.rollouts)))
+
+
+def run_all(seeds: Iterable[int]) -> None:
+    """Run these seeds."""
+    for seed in seeds:
+        world_of(seed, calm=False).run()
+
+
+@pytest.mark.timeout(900)
+@given(st.integers(1, 2**32), st.booleans())
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+def test_every_byte_is_that_of_the_whole_tensor(seed: int, calm: bool) -> None:  # noqa: FBT001
+    """And a fresh version reaches all of them once nothing fails any more."""
+    with scaled_down():
+        world = world_of(seed, calm=calm)
+        world.run()
+    assert set(world.calls.raised) <= RIGHT
+
+
+def test_chance_goes_everywhere() -> None:
+    """So that the test above means something: folds are made, also beside half-filled sources, and sources are lost."""
+    partials = scales = relayed = lost = 0
+    with scaled_down():
+        for seed in range(1, 9):
+            world = world_of(seed, calm=False)
+            world.run()
+            partials, scales, relayed = partials + world.partials, scales + world.scales, relayed + world.relayed
+            lost += sum(count for why, count in world.left.items() if why)
+    assert min(partials, scales, relayed, lost) > 0
+
+
+@pytest.mark.parametrize("bug", SOON_FOUND)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """With the seed that found it when last looked for, or another one after it."""
+    with planted(bug), scaled_down(), pytest.raises((Violation, LookupError, AssertionError)):
+        run_all((SOON_FOUND[bug], *range(1, 41)))
