@@ -5,12 +5,19 @@ that each read has of its own.
 """
 
 import enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tensorhub_common.casts import FP8_SCHEMES
 from tensorhub_common.regions import Form, Sizes
+
+ENTRY_BYTES: Final = 4
+"""An entry is a float32."""
+
+TABLE_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A reader keeps so many largest magnitudes of blocks that are cut, 4 bytes each: enough for 10^12 values in blocks of
+128 × 128."""
 
 
 class Kind(enum.IntEnum):
@@ -50,11 +57,17 @@ class Entries(NamedTuple):
     scheme: str
 
 
-def is_good(fold: Fold, rank: int, units: int, owners: int) -> bool:
-    """Tell whether a fold can be that of a cell of so many dimensions, units and owners, whoever has made it."""
+def is_good(fold: Fold, shape: Sizes, units: int, owners: int, table_bytes: int) -> bool:
+    """Tell whether a fold can be that of such a cell, whoever has made it. A tensor has so many bytes of the table."""
+    rank = len(shape)
     if units != 1 or fold.kind is Kind.PLAIN or not len(fold.strides) == len(fold.grain) == rank:
         return False
     if min(fold.grain, default=1) < 1 or min((*fold.strides, fold.at, fold.number)) < 0:
+        return False
+    if fold.kind is not Kind.VALUES and max(fold.grain, default=1) > 1:
+        return False
+    last = sum((-(-size // step) - 1) * far for size, step, far in zip(shape, fold.grain, fold.strides, strict=True))
+    if fold.at + last + ENTRY_BYTES > table_bytes:
         return False
     # Scales can be folded by the reader; all else comes from somebody.
     return fold.scheme in FP8_SCHEMES and (owners > 0 or fold.kind is Kind.SCALES)

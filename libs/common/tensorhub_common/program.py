@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.fold_cells import Entries, Fold, Kind, is_good
+from tensorhub_common.fold_cells import ENTRY_BYTES, TABLE_BYTES_MAX, Entries, Fold, Kind, is_good
 from tensorhub_common.regions import Blocks, Form, Regions, Sizes
 
 UNITS_MAX: Final = 4_000_000
@@ -158,15 +158,21 @@ class Execution:
     def __init__(self, program: Program, digest: str = "") -> None:
         """Number the units. Raises `LayoutMismatch` when they are too many. `digest` is the program's name."""
         self.program, self.digest = program, digest
+        self.table_bytes = max((each.table + each.table_bytes * len(each.to) for each in program.groups), default=0)
+        """All entries that its partials are folded into."""
         self._blocks = _blocks(program)
         self._first = list(accumulate((block.units for block in self._blocks), initial=0))
+        if self.table_bytes > TABLE_BYTES_MAX:
+            blocks, possible = self.table_bytes // ENTRY_BYTES, TABLE_BYTES_MAX // ENTRY_BYTES
+            raise LayoutMismatch(
+                f"the holders' shards cut {blocks} blocks of what is to be quantised, and {possible} are possible: "
+                "use more shards, or larger blocks"
+            )
         if len(self) > UNITS_MAX:
             raise LayoutMismatch(
                 f"a shard would be filled by {len(self)} units, and {UNITS_MAX} are possible: use more shards"
             )
         self._number = {layout: number for number, layout in enumerate(program.sources)}
-        self.table_bytes = max((each.table + each.table_bytes * len(each.to) for each in program.groups), default=0)
-        """All entries that its partials are folded into."""
         self.partials, self.scales, self.values = (self._behind(kind) for kind in list(Kind)[:-1])
         """Behind the last unit of each kind that has to do with folds."""
         self._forms: dict[tuple[int, int, int], Form] = {}
@@ -363,10 +369,12 @@ def _is_whole(group: Group, program: Program) -> bool:
         return False
     if any(len(row) not in (1, boxes) or min(row, default=0) < 0 for row in group.at) or min(group.to, default=0) < 0:
         return False
-    return all(_is_cut(cell, boxes) for cell in program.patterns[group.pattern])
+    if min(group.table, group.table_bytes) < 0:
+        return False
+    return all(_is_cut(cell, boxes, group.table_bytes) for cell in program.patterns[group.pattern])
 
 
-def _is_cut(cell: Cell, boxes: int) -> bool:
+def _is_cut(cell: Cell, boxes: int, table_bytes: int) -> bool:
     cut, rank = cell.cut, len(cell.cut.shape)
     if len(cut.to_strides) != rank or not 0 <= cut.dim < max(rank, 1):
         return False
@@ -376,7 +384,9 @@ def _is_cut(cell: Cell, boxes: int) -> bool:
         return False
     if not all(_is_box(owner, rank, boxes) for owner in cell.owners):
         return False
-    return bool(cell.owners) if cell.fold is None else is_good(cell.fold, rank, cut.units, len(cell.owners))
+    if cell.fold is None:
+        return bool(cell.owners)
+    return is_good(cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes)
 
 
 def _is_box(owner: Owner, rank: int, boxes: int) -> bool:

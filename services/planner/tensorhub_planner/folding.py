@@ -12,19 +12,16 @@ block, or lies within one, in every dimension.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
 from math import prod
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tensorhub_common.casts import cast_name
 from tensorhub_common.derived import Derived, derived, partial_of
-from tensorhub_common.fold_cells import Fold, Kind
+from tensorhub_common.fold_cells import ENTRY_BYTES, Fold, Kind
 from tensorhub_common.layout import Shape
 from tensorhub_common.program import Cell, Cut, Owner
 from tensorhub_common.regions import Blocks
 from tensorhub_planner.atoms import Cutout
 from tensorhub_planner.spans import Span, converts, distance, pieces_of
-
-ENTRY_BYTES: Final = 4
-"""An entry is a float32."""
 
 Number = Callable[[int], int]
 """Gives a box its number within a group."""

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.unit.planner.cut_blocks import reader, sources
 
+from tensorhub_common import program as programs
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.folds import Folds, folds_of
 from tensorhub_common.program import Execution, Program, decoded, encoded
@@ -62,9 +63,27 @@ def test_who_has_parts_computes_by_amax_and_nobody_else() -> None:
     assert execution.by_amax("nobody") == ()
 
 
+def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that would need more is refused by what it would need."""
+    monkeypatch.setattr(programs, "TABLE_BYTES_MAX", 60)
+    with pytest.raises(LayoutMismatch, match=r"cut 16 blocks .* and 15 are possible"):
+        Execution(compiled(70))
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"kind": 3}, {"strides": (1,)}, {"grain": (0, 1)}, {"at": -1}, {"number": -1}, {"scheme": "no such"}],
+    [
+        {"kind": 3},
+        {"kind": 7},
+        {"strides": (1,)},
+        {"strides": (4, 1 << 40)},
+        {"grain": (0, 1)},
+        {"grain": (2, 1)},
+        {"at": -1},
+        {"at": 1 << 20},
+        {"number": -1},
+        {"scheme": "no such"},
+    ],
 )
 def test_what_is_no_fold_is_refused(change: dict[str, object]) -> None:
     program = compiled(70)
