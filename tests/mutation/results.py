@@ -1,5 +1,10 @@
-"""What mutmut has found, read from the files that it keeps beside the mutants."""
+"""What mutmut has found, read from the files that it keeps beside the mutants.
 
+Always true: a module's result is told only when every mutant of it has one, and with the text that they were made of.
+"""
+
+import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -16,16 +21,30 @@ ALIVE = frozenset({"survived", "no tests", "suspicious", "segfault"})
 """What counts as not noticed: also a mutant that no test reaches, and one whose end says nothing."""
 
 
+SOURCES = "sources.json"
+"""Of which text of each module the mutants in this folder were made, by digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survivor:
     """A mutant that no test noticed."""
 
-    name: str
     where: str
     """The function, with its module, as in `tensorhub_common.catalog.rounds.want`."""
     line: str
     mutant: str
     """The line before and after; several lines are joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of all mutants of a module."""
+
+    source: str
+    """The digest of the module's text that they were made of."""
+    counts: dict[str, int]
+    """How many ended so, by mutmut's words."""
+    survivors: tuple[Survivor, ...]
 
 
 @contextmanager
@@ -39,26 +58,46 @@ def _inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def read(folder: Path) -> dict[str, Counter[str]]:
-    """Count the mutants of each module by what became of them."""
-    found: dict[str, Counter[str]] = {}
+def digests(folder: Path) -> dict[str, str]:
+    """Return the digest of each module's text as it stands now."""
+    with _inside(folder):
+        return {
+            _module(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            for path in sorted(walk_mutatable_files())
+            if path.read_bytes()
+        }
+
+
+def note_sources(folder: Path) -> None:
+    """Keep of which text the mutants are made that are about to be made."""
+    (folder / SOURCES).write_text(json.dumps(digests(folder), indent=1))
+
+
+def outcomes(folder: Path) -> dict[str, Outcome]:
+    """Return what became of the modules of which all mutants were tested here."""
+    if not (folder / SOURCES).exists():
+        return {}
+    made_of: dict[str, str] = json.loads((folder / SOURCES).read_text())
+    found: dict[str, Outcome] = {}
     with _inside(folder):
         for path in sorted(walk_mutatable_files()):
-            codes = _data(path).exit_code_by_key.values()
-            if codes:
-                found[_module(path)] = Counter(status_by_exit_code[code] for code in codes)
+            codes, module = _data(path).exit_code_by_key, _module(path)
+            if module in made_of and None not in codes.values():
+                counts = Counter(status_by_exit_code[code] for code in codes.values())
+                alive = [_survivor(path, name) for name, code in codes.items() if status_by_exit_code[code] in ALIVE]
+                found[module] = Outcome(made_of[module], dict(sorted(counts.items())), tuple(alive))
     return found
 
 
-def survivors(folder: Path) -> list[Survivor]:
-    """Return every mutant that was not noticed."""
-    found: list[Survivor] = []
+def survivors(folder: Path) -> list[str]:
+    """Name the mutants that were not noticed."""
     with _inside(folder):
-        for path in sorted(walk_mutatable_files()):
-            for name, code in _data(path).exit_code_by_key.items():
-                if code is not None and status_by_exit_code[code] in ALIVE:
-                    found.append(_survivor(path, name))
-    return found
+        return [
+            name
+            for path in sorted(walk_mutatable_files())
+            for name, code in _data(path).exit_code_by_key.items()
+            if code is not None and status_by_exit_code[code] in ALIVE
+        ]
 
 
 def untested(folder: Path) -> list[str]:
@@ -87,4 +126,4 @@ def _survivor(path: Path, name: str) -> Survivor:
     function = function.removeprefix("x_").removeprefix("x\u01c1").replace("\u01c1", ".")
     lines = get_diff_for_mutant(name, path=path).splitlines()[2:]
     before, after = (" ".join(line[1:].strip() for line in lines if line.startswith(sign)) for sign in ("-", "+"))
-    return Survivor(name, f"{_module(path)}.{function}", before, after)
+    return Survivor(f"{_module(path)}.{function}", before, after)

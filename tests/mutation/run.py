@@ -8,8 +8,11 @@
 mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
 path, so it works in .mutants, where the packages stand side by side.
 
-Always true: docs/mutation.md names every survivor, and the exit status is 0 only if each is explained in survivors.toml
-and each explanation is of one that survived.
+A run tests some modules, and record.json keeps of each what its last run found, whoever made it: so counts of several
+runs add up. What a run has tested in part (it was stopped) is not taken into the record.
+
+Always true: docs/mutation.md names every survivor of the record, and the exit status is 0 only if each is explained in
+survivors.toml and no explanation is of a mutant that was noticed.
 """
 
 import argparse
@@ -18,13 +21,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutation.results import read, survivors, untested
-from tests.mutation.survivors import explanations, judged, page
+from tests.mutation.results import digests, note_sources, outcomes, survivors, untested
+from tests.mutation.survivors import added, explanations, judged, page, recorded, written
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".mutants"
 PAGE = ROOT / "docs" / "mutation.md"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
+RECORD = Path(__file__).with_name("record.json")
 BESIDE = (
     "docs",
     "libs/common/tensorhub_common",
@@ -73,13 +77,23 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="test none: write docs/mutation.md from the results")
     asked = parser.parse_args()
     lay_out()
+    if not asked.report:
+        note_sources(WORK)
     if asked.again:
-        mutate([each.name for each in survivors(WORK) if is_meant(each.name, asked.modules)])
+        mutate([name for name in survivors(WORK) if is_meant(name, asked.modules)])
     elif not asked.report:
         in_work(sys.executable, "-m", "tests.mutation.typed")
         mutate([name for name in untested(WORK) if is_meant(name, asked.modules)])
-    verdict = judged(survivors(WORK), explanations(EXPLAINED.read_text()))
-    PAGE.write_text(page(PAGE.read_text(), read(WORK), verdict))
+    return report()
+
+
+def report() -> int:
+    """Put what was tested here into the record, and write the page; 0 when nothing is left to explain."""
+    now = digests(WORK)
+    record = added(recorded(RECORD.read_text()), outcomes(WORK), now)
+    RECORD.write_text(written(record))
+    verdict = judged(record, now, explanations(EXPLAINED.read_text()))
+    PAGE.write_text(page(PAGE.read_text(), record, now, verdict))
     for text in verdict.unexplained:
         print(f"not explained: {text}")
     for explanation in verdict.stale:

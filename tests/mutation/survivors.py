@@ -1,4 +1,8 @@
-"""Why each surviving mutant is harmless: what survivors.toml says, held against what has survived, as a page."""
+"""Why each surviving mutant is harmless: what survivors.toml says, held against what has survived, as a page.
+
+What has survived is the record of all runs, of which each tests some modules: `Record` is of the last one of each.
+Always true: of a module that nobody has tested nothing is claimed, neither a count nor that an explanation is stale.
+"""
 
 import re
 import tomllib
@@ -6,7 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tests.mutation.results import ALIVE, Survivor
+import msgspec
+from tests.mutation.results import ALIVE, Outcome, Survivor
+
+Record = Mapping[str, Outcome]
+"""By module."""
 
 COLUMNS = ("killed", "caught by type check", "timeout")
 """What counts as noticed, in the table's order."""
@@ -39,12 +47,28 @@ def explanations(text: str) -> list[Explanation]:
     ]
 
 
-def judged(found: Iterable[Survivor], known: Iterable[Explanation]) -> Verdict:
-    """Hold what survived against what is explained."""
+def recorded(text: str) -> Record:
+    """Read the record of all runs."""
+    return msgspec.json.decode(text, type=dict[str, Outcome])
+
+
+def written(record: Record) -> str:
+    """Write it: a line for each thing, so that what two people tested is put together by git."""
+    return msgspec.json.format(msgspec.json.encode(dict(sorted(record.items()))), indent=1).decode() + "\n"
+
+
+def added(record: Record, run: Record, now: Iterable[str]) -> Record:
+    """Return the record with what one run has tested. Modules that are no more are forgotten."""
+    return {module: outcome for module in now if (outcome := run.get(module) or record.get(module)) is not None}
+
+
+def judged(record: Record, now: Iterable[str], known: Iterable[Explanation]) -> Verdict:
+    """Hold what survived against what is explained. `now` are the modules that there are."""
     reasons = {(each.where, each.line, mutant): each for each in known for mutant in each.mutants}
-    unused = dict(reasons)
+    untested = tuple(f"{module}." for module in now if module not in record)
+    unused = {key: each for key, each in reasons.items() if not key[0].startswith(untested)}
     verdict = Verdict([], [], [])
-    for survivor in found:
+    for survivor in (each for outcome in record.values() for each in outcome.survivors):
         key = (survivor.where, survivor.line, survivor.mutant)
         unused.pop(key, None)
         if key in reasons:
@@ -55,31 +79,44 @@ def judged(found: Iterable[Survivor], known: Iterable[Explanation]) -> Verdict:
     return verdict
 
 
-def page(text: str, counts: Mapping[str, Counter[str]], verdict: Verdict) -> str:
-    """Return the page with its tables written anew."""
-    for name, table in (("counts", _counts(counts)), ("survivors", _survivors(verdict))):
+def page(text: str, record: Record, now: Mapping[str, str], verdict: Verdict) -> str:
+    """Return the page with its tables written anew. `now` are the digests of the modules that there are."""
+    for name, table in (("counts", _counts(record, now)), ("survivors", _survivors(verdict))):
         marker = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, done = marker.subn(lambda found, table=table: f"{found[1]}{table}{found[2]}", text)  # type: ignore[misc]
         assert done == 1, f"docs/mutation.md has {done} places for {name}"
     return text
 
 
-def _counts(counts: Mapping[str, Counter[str]]) -> str:
-    rows = [(module.removeprefix("tensorhub_"), each) for module, each in counts.items()]
-    rows.append(("**all**", sum((each for _, each in rows), Counter[str]())))
-    lines = ["| module | mutants | killed by a test | refused by mypy | hung | survived | not tested yet |\n"]
+def _counts(record: Record, now: Mapping[str, str]) -> str:
+    lines = ["| module | mutants | killed by a test | refused by mypy | hung | survived | tested |\n"]
     lines.append("|---|---|---|---|---|---|---|\n")
-    for module, each in rows:
-        noticed = " | ".join(str(each[column]) for column in COLUMNS)
-        alive = sum(each[status] for status in ALIVE)
-        lines.append(f"| {module} | {each.total()} | {noticed} | {alive} | {each['not checked']} |\n")
+    total = Counter[str]()
+    for module, digest in sorted(now.items()):
+        outcome = record.get(module)
+        if outcome is None:
+            lines.append(_row(module, None, "not yet"))
+        elif outcome.counts:
+            counts = Counter(outcome.counts)
+            total += counts
+            lines.append(_row(module, counts, "as it stands" if outcome.source == digest else "changed since"))
+    lines.append(_row("**all**", total, ""))
     return "".join(lines)
+
+
+def _row(module: str, counts: Counter[str] | None, when: str) -> str:
+    if counts is None:
+        cells = ["–"] * (len(COLUMNS) + 2)
+    else:
+        alive = sum(counts[status] for status in ALIVE)
+        cells = [str(count) for count in (counts.total(), *(counts[column] for column in COLUMNS), alive)]
+    return f"| {' | '.join([module.removeprefix('tensorhub_'), *cells, when])} |\n"
 
 
 def _survivors(verdict: Verdict) -> str:
     lines = ["| where | the line | survives as | why |\n|---|---|---|---|\n"]
     rows = [*verdict.explained, *((each, "**not explained yet**") for each in verdict.unexplained)]
-    for survivor, why in sorted(rows, key=lambda row: (row[0].where, row[0].name)):
+    for survivor, why in sorted(rows, key=lambda row: row[0].where):
         where = survivor.where.removeprefix("tensorhub_")
         lines.append(f"| {where} | {_code(survivor.line)} | {_code(survivor.mutant)} | {why} |\n")
     return "".join(lines)
