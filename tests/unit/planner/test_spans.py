@@ -1,0 +1,178 @@
+"""What one box gives of another, and how a cell is cut into units: at their exact limits."""
+
+from math import prod
+
+import msgspec
+import pytest
+
+from tensorhub_common.casts import CASTABLE
+from tensorhub_common.layout import PIECE_BYTES_MAX, Shape
+from tensorhub_common.program import Cut, Owner
+from tensorhub_common.regions import Blocks
+from tensorhub_planner.atoms import Cutout
+from tensorhub_planner.spans import Piece, Span, converts, is_cut_through, owner_of, pieces_of, span_of
+
+VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
+ROW_BYTES = PIECE_BYTES_MAX // 4
+
+
+def cutout(
+    shape: Shape,
+    start: Shape | None = None,
+    stop: Shape | None = None,
+    dtype: str = "bfloat16",
+    cast: str = "",
+    *,
+    is_original: bool = True,
+) -> Cutout:
+    """Return a box of a tensor of this global shape, alone and packed in memory."""
+    begin, end, itemsize = start or (0,) * len(shape), stop or shape, CASTABLE.get(dtype, 1)
+    sizes = tuple(b - a for a, b in zip(begin, end, strict=True))
+    strides = tuple(itemsize * prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+    return Cutout(dtype, itemsize, shape, begin, end, strides, is_original, cast)
+
+
+@pytest.mark.parametrize(
+    ("box", "atom", "how"),
+    [
+        (cutout((4,)), cutout((4,)), ""),
+        (cutout((4,), is_original=False), cutout((4,)), ""),
+        (cutout((4,)), cutout((4,), dtype="float32"), "bfloat16>float32"),
+        (cutout((4,), is_original=False), cutout((4,), dtype="float32"), None),
+        (cutout((4,), dtype="int8"), cutout((4,)), None),
+        (cutout((4,)), cutout((4,), dtype="int8"), None),
+        (cutout((4, 4)), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), f"bfloat16>{VALUES}"),
+        (cutout((4, 4), dtype="float64"), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), None),
+        (cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), ""),
+        (cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), cutout((4, 4)), None),
+        (cutout((4, 4), dtype="float8_e4m3fn"), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), None),
+        (cutout((4, 4), dtype="float32", cast=SCALES), cutout((4, 4), dtype="float8_e4m3fn", cast=VALUES), None),
+    ],
+)
+def test_what_becomes_what(box: Cutout, atom: Cutout, how: str | None) -> None:
+    """As it is, or by one cast of what was published; never by a second one."""
+    assert converts(box, atom) == how
+
+
+def test_boxes_that_touch_give_nothing() -> None:
+    atom = cutout((8, 8), (2, 2), (6, 6))
+    for start, stop in [((0, 0), (2, 8)), ((6, 0), (8, 8)), ((0, 0), (8, 2)), ((0, 6), (8, 8))]:
+        assert span_of(0, cutout((8, 8), start, stop), atom) is None
+    corner = cutout((8, 8), (5, 5), (8, 8))
+    assert span_of(3, corner, atom) == Span(3, (5, 5), (8, 8), corner, "")
+    assert span_of(3, cutout((8, 9), (5, 5), (8, 8)), atom) is None
+    assert span_of(3, cutout((8, 8), (5, 5), (8, 8), dtype="int8"), atom) is None
+
+
+def test_of_values_a_box_gives_whole_blocks() -> None:
+    atom = cutout((300, 128), dtype="float8_e4m3fn", cast=VALUES)
+    assert span_of(0, cutout((300, 128), (100, 0), (300, 128)), atom) == Span(
+        0, (128, 0), (300, 128), cutout((300, 128), (100, 0), (300, 128)), f"bfloat16>{VALUES}"
+    )
+    assert span_of(0, cutout((300, 128), (130, 0), (250, 128)), atom) is None
+    assert span_of(0, cutout((300, 128), (0, 0), (300, 127)), atom) is None
+
+
+def test_blocks_that_are_cut_through_are_told_from_what_nobody_has() -> None:
+    atom = cutout((256, 128), dtype="float8_e4m3fn", cast=VALUES)
+    upper = cutout((256, 128), (0, 0), (100, 128))
+    assert is_cut_through(atom, [upper], (0, 0), (128, 128))
+    assert not is_cut_through(atom, [upper], (128, 0), (256, 128)), "it has nothing of that block"
+    assert not is_cut_through(atom, [], (0, 0), (128, 128))
+    assert not is_cut_through(cutout((256, 128)), [upper], (0, 0), (128, 128)), "nothing is computed there"
+    assert not is_cut_through(atom, [cutout((256, 129), (0, 0), (100, 128))], (0, 0), (128, 128))
+    other = cutout((256, 128), (0, 0), (100, 128), is_original=False)
+    assert not is_cut_through(atom, [other], (0, 0), (128, 128)), "what was cast is not cast again"
+    assert is_cut_through(atom, [other, upper], (5, 0), (128, 128))
+    below = cutout((256, 128), (128, 0), (256, 128))
+    assert not is_cut_through(atom, [below], (0, 0), (128, 128)), "it begins where the block ends"
+
+
+def pieces(shape: Shape, start: Shape | None = None, stop: Shape | None = None) -> list[Piece]:
+    atom = cutout(shape, dtype="float8_e4m3fn")
+    return list(pieces_of(atom, start or (0,) * len(shape), stop or shape))
+
+
+def test_what_fits_into_a_unit_is_one() -> None:
+    (piece,) = pieces((4, ROW_BYTES))
+    assert piece == Piece((0, 0), (4, ROW_BYTES), Cut((4, ROW_BYTES), (ROW_BYTES, 1), 1, 0, 4, 1))
+
+
+def test_what_does_not_is_cut_by_as_many_rows_as_fit() -> None:
+    (piece,) = pieces((9, ROW_BYTES))
+    assert (piece.cut.dim, piece.cut.rows, piece.cut.units) == (0, 4, 3)
+    (piece,) = pieces((9, ROW_BYTES + 1))
+    assert (piece.cut.rows, piece.cut.units) == (3, 3)
+
+
+def test_a_row_of_exactly_a_unit_is_one_and_a_longer_one_is_cut() -> None:
+    (piece,) = pieces((3, PIECE_BYTES_MAX))
+    assert (piece.cut.dim, piece.cut.rows, piece.cut.units) == (0, 1, 3)
+    rows = pieces((3, PIECE_BYTES_MAX + 1))
+    assert [(each.start, each.stop) for each in rows] == [
+        ((row, 0), (row + 1, PIECE_BYTES_MAX + 1)) for row in range(3)
+    ]
+    assert {(each.cut.dim, each.cut.rows, each.cut.units) for each in rows} == {(1, PIECE_BYTES_MAX, 2)}
+    assert rows[0].cut is rows[1].cut, "alike ones are kept once"
+
+
+def test_a_scalar_is_a_unit() -> None:
+    assert pieces(()) == [Piece((), (), Cut((), (), 1, 0, 1, 1))]
+
+
+def test_values_are_cut_where_blocks_begin() -> None:
+    """A box that begins within a block: what is left of that one is a cell of its own once there are several units."""
+    columns = PIECE_BYTES_MAX // 256
+    atom = cutout((1024, columns), dtype="float8_e4m3fn", cast=VALUES)
+    cells = list(pieces_of(atom, (100, 0), (1024, columns)))
+    assert [(cell.start[0], cell.stop[0]) for cell in cells] == [(100, 128), (128, 1024)]
+    assert [(cell.cut.rows, cell.cut.units) for cell in cells] == [(28, 1), (256, 4)]
+    (cell,) = pieces_of(atom, (100, 0), (256, columns))
+    assert (cell.start[0], cell.cut.units) == (100, 1), "with the whole of its first block it is no larger than a unit"
+    assert len(list(pieces_of(atom, (100, 0), (257, columns)))) == 2
+    (cell,) = pieces_of(atom, (100, 0), (120, columns))
+    assert (cell.start[0], cell.stop[0]) == (100, 120)
+    (cell,) = pieces_of(atom, (128, 0), (1024, columns))
+    assert (cell.cut.rows, cell.cut.units) == (256, 4)
+
+
+def test_a_scale_weighs_as_much_as_its_block() -> None:
+    atom = cutout((128 * 1000, 128), dtype="float32", cast=SCALES)
+    (cell,) = pieces_of(atom, (0, 0), (1000, 1))
+    assert (cell.cut.rows, cell.cut.units) == (PIECE_BYTES_MAX // 128**2, -(-1000 * 128**2 // PIECE_BYTES_MAX))
+
+
+def test_how_a_cell_lies_in_its_owner() -> None:
+    atom, box = cutout((8, 8), (2, 2), (6, 6)), cutout((8, 8), (1, 0), (8, 8))
+    span = span_of(0, box, atom)
+    assert span is not None
+    (piece,) = pieces_of(atom, (3, 2), (6, 6))
+    assert owner_of(span, 5, atom, piece) == Owner(5, 2 * 16 + 2 * 2, (16, 2), 2, "")
+
+
+def test_how_values_and_scales_lie_in_what_they_are_computed_of() -> None:
+    shape = (300, 256)
+    box = cutout(shape)
+    values, scales = (cutout(shape, dtype="x", cast=cast) for cast in (VALUES, SCALES))
+    span = span_of(0, box, values)
+    assert span is not None
+    (piece,) = pieces_of(values, (130, 5), (140, 256))
+    blocks = Blocks((128, 256), (2, 5))
+    assert owner_of(span, 1, values, piece) == Owner(1, 128 * 512, (512, 2), 2, f"bfloat16>{VALUES}", blocks, 1)
+    span = span_of(0, box, scales)
+    assert span is not None
+    (piece,) = pieces_of(scales, (1, 0), (3, 2))
+    blocks = Blocks((172, 256), (0, 0))
+    assert owner_of(span, 1, scales, piece) == Owner(1, 128 * 512, (512, 2), 2, f"bfloat16>{SCALES}", blocks, 128)
+
+
+def test_what_others_have_computed_is_taken_as_it_stands() -> None:
+    """From whoever has the values already no block is needed."""
+    atom = cutout((300, 256), dtype="float8_e4m3fn", cast=VALUES)
+    box = atom._replace(start=(7, 0), is_original=False)
+    span = span_of(0, box, atom)
+    assert span is not None
+    assert (span.start, span.cast) == ((7, 0), "")
+    (piece,) = pieces_of(atom, (130, 5), (140, 256))
+    assert owner_of(span, 0, atom, piece).blocks is None
+    assert msgspec.structs.asdict(owner_of(span, 0, atom, piece))["ahead"] == (130 - 7) * 256 + 5
