@@ -11,7 +11,9 @@ from tensorhub_common.casts import (
     FP8_SCHEMES,
     Fp8Scheme,
     Order,
+    cast_name,
     check_value_cast,
+    dtypes_of,
     fp8_scheme,
     tiles,
 )
@@ -95,8 +97,18 @@ def test_floats_become_one_another(one: str, other: str) -> None:
 def test_anything_else_stays_what_it_is(dtype: str) -> None:
     check_value_cast(dtype, dtype)
     for one, other in [(dtype, "float32"), ("float32", dtype), (dtype, "uint16")]:
-        with pytest.raises(LayoutMismatch, match=f"{one} can't become {other} on the way: casts are possible between"):
+        told = f"{one} can't become {other} on the way: casts are possible between float64, float32, .*; register it"
+        with pytest.raises(LayoutMismatch, match=told):
             check_value_cast(one, other)
+
+
+def test_a_cast_is_named_after_what_becomes_what() -> None:
+    assert cast_name("float32", "float32") == ""
+    assert cast_name("float32", "bfloat16") == "float32>bfloat16"
+    assert dtypes_of("float32>bfloat16") == ("float32", "bfloat16")
+    assert dtypes_of("float32>fp8>x") == ("float32", "fp8>x")
+    with pytest.raises(LayoutMismatch, match="'float32' is no name of a cast"):
+        dtypes_of("float32")
 
 
 def test_tiles_are_every_index_once() -> None:

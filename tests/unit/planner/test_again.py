@@ -144,6 +144,12 @@ def test_the_next_version_is_read_as_the_first_one(order: list[int], version: in
         assert all((share.root or "").startswith(f"{version}-") for share in plan.shares)
 
 
+def test_a_version_that_is_asked_for_twice_is_told_as_the_first_time() -> None:
+    """After an answer that came too late."""
+    cluster = Cluster()
+    assert cluster.ask(0, 1) == cluster.ask(0, 1)
+
+
 def lost(holders: list[Holder], at: int) -> list[Holder]:
     return holders[:at] + holders[at + 1 :]
 
@@ -250,9 +256,14 @@ def test_so_many_are_kept() -> None:
     cluster.finish()
     assert len(cluster.kept) == 2
     assert [is_again(cluster.ask(shard, 2)) for shard in (1, 2, 0)] == [True, True, False]
-    cluster.kept = Kept(shares_max=1)
-    cluster.ask(0, 3)
-    assert len(cluster.kept) == 0
+    cluster.finish()
+    shares = len(cluster.ask(0, 3).shares)
+    for shares_max, kept in ((shares - 1, 0), (shares, 1), (2 * shares - 1, 1)):
+        cluster.kept = Kept(shares_max=shares_max)
+        for shard in (1, 0):
+            cluster.finish()
+            cluster.ask(shard, 3)
+        assert len(cluster.kept) == kept
 
 
 HOLDER = trainers(2)[0]

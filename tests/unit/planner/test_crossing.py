@@ -105,6 +105,34 @@ def test_nothing_crosses_where_the_site_has_it_or_will(near: Holder) -> None:
     assert all(not share.far and not share.crosses for share in shares)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_the_site_has_in_part_does_not_cross(turned: bool) -> None:  # noqa: FBT001 (a column)
+    """Whoever has it, in whichever order they are told of."""
+    half = ((0, 128),)
+    others = [FAR, *MATES, holder("d", pieces=half)]
+    shares = planned(*(reversed(others) if turned else others), wants=asks()).shares
+    crossing = normal(run for share in shares if share.far or share.crosses for run in share.pieces)
+    assert crossing == ((128, 128),)
+
+
+@pytest.mark.parametrize(
+    ("near", "avoid"),
+    [
+        (holder("d"), ["d"]),
+        (holder("d", layout="x" * 64), []),
+        (holder("d", root="s" * 32), []),
+        (holder("d", turn=MY_TURN.decided + 1), []),
+        (holder("far", shard=1), []),
+    ],
+    ids=["avoided", "other-layout", "other-root", "later", "other-site"],
+)
+def test_who_can_give_nothing_keeps_nothing_from_crossing(near: Holder, avoid: list[str]) -> None:
+    alone = planned(FAR, *MATES, wants=asks(demand(avoid=avoid)))
+    found = planned(FAR, *MATES, near, wants=asks(demand(avoid=avoid)))
+    parts = [(share.crosses, share.far, share.pieces) for share in found.shares]
+    assert sorted(parts) == sorted((share.crosses, share.far, share.pieces) for share in alone.shares)
+
+
 def test_those_beyond_the_streams_read_what_the_others_cross() -> None:
     """The reader's turn is the third of four."""
     found = planned(FAR, *MATES, wants=asks(), limits=Limits(wan_streams=2))
