@@ -81,8 +81,8 @@ def test_a_version_that_nobody_has_is_refused_with_those_who_could() -> None:
     refusal = nobody_has_it(demand(), Holders((), ("shard 0 of 'trainer' is lost",)))
     assert refusal == Refusal(
         error="VersionUnavailable",
-        reason="no source is left for version 12 of 'policy' (shard 0 of 'trainer' is lost): wait for another holder, and "
-        "ask again",
+        reason="no source is left for version 12 of 'policy' (shard 0 of 'trainer' is lost): wait for another holder, "
+        "and ask again",
     )
 
 
