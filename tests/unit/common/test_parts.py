@@ -20,7 +20,7 @@ from tensorhub_common.layout import (
     layout_of,
     shared_mismatch,
 )
-from tensorhub_common.parts import PARTS_MAX, check_parts, padding
+from tensorhub_common.parts import PARTS_MAX, check_parts, named, padding
 
 
 def rows(name: str, whole: int, first: int, count: int, at: int) -> Part:
@@ -89,6 +89,12 @@ WRONG = {
 def test_what_is_planted_wrong_is_refused_by_name(parts: tuple[Part, ...], said: str) -> None:
     with pytest.raises(LayoutMismatch, match=rf"^tensor 'qkv'.*{said}"):
         layout_of([fused(*parts)])
+
+
+def test_a_part_is_called_by_its_number_and_the_beginning_of_its_name() -> None:
+    whole = Part("x" * 81, (4,), (0,), (4,), (0,), (4,))
+    assert named(3, whole) == f"part 3 ('{'x' * 80}')"
+    assert named(0, padding((0,), (4,))) == "part 0 (padding)"
 
 
 def test_there_is_a_bound_on_parts() -> None:
