@@ -10,7 +10,7 @@ ROUNDS ?= 50
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
-# Such as catalog.rounds, or --again for those that have survived; empty is all.
+# Such as catalog.rounds, or --again for those that have survived or hung; empty is all.
 MODULES ?=
 
 BIN := .venv/bin

@@ -2,7 +2,7 @@
 
     python -m tests.mutation.run                      every module that pyproject.toml names
     python -m tests.mutation.run catalog.rounds       only modules whose name has this in it
-    python -m tests.mutation.run --again              only mutants that survived, after tests were added
+    python -m tests.mutation.run --again              only mutants that survived, after tests were added, or hung
     python -m tests.mutation.run --report             no mutant: write docs/mutation.md anew from the results
 
 mutmut makes the mutants, picks the tests that reach each, and forks a process for it. It takes a module's name from its
@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutation.results import digests, note_sources, outcomes, survivors, untested
+from tests.mutation.results import digests, doubtful, note_sources, outcomes, untested
 from tests.mutation.survivors import added, explanations, judged, page, recorded, written
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,14 +73,16 @@ def main() -> int:
     """Do what the arguments say; 0 when nothing is left to explain."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Mutation testing.")
     parser.add_argument("modules", nargs="*", help="parts of modules' names, as in 'catalog.rounds' (default: all)")
-    parser.add_argument("--again", action="store_true", help="test only those that survived, after tests were added")
+    parser.add_argument(
+        "--again", action="store_true", help="test only those that survived, after tests were added, or hung"
+    )
     parser.add_argument("--report", action="store_true", help="test none: write docs/mutation.md from the results")
     asked = parser.parse_args()
     lay_out()
     if not asked.report:
         note_sources(WORK)
     if asked.again:
-        mutate([name for name in survivors(WORK) if is_meant(name, asked.modules)])
+        mutate([name for name in doubtful(WORK) if is_meant(name, asked.modules)])
     elif not asked.report:
         in_work(sys.executable, "-m", "tests.mutation.typed")
         mutate([name for name in untested(WORK) if is_meant(name, asked.modules)])

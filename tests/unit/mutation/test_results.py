@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from tests.mutation import results
-from tests.mutation.results import Outcome, Survivor, digests, note_sources, outcomes, survivors, untested
+from tests.mutation.results import Outcome, Survivor, digests, doubtful, note_sources, outcomes, untested
 
-KILLED, SURVIVED, REFUSED = 1, 0, 37
+KILLED, SURVIVED, REFUSED, HUNG = 1, 0, 37, 36
 CODES: dict[str, dict[str, int | None]] = {
     "whole": {"whole.x_f__mutmut_1": KILLED, "whole.x_f__mutmut_2": SURVIVED, "whole.x_f__mutmut_3": REFUSED},
-    "begun": {"begun.x_f__mutmut_1": KILLED, "begun.x_f__mutmut_2": None},
+    "begun": {"begun.x_f__mutmut_1": KILLED, "begun.x_f__mutmut_2": None, "begun.x_f__mutmut_3": HUNG},
 }
 
 
@@ -48,6 +48,6 @@ def test_of_unknown_text_nothing_is_told(folder: Path) -> None:
     assert outcomes(folder) == {}
 
 
-def test_what_is_to_be_tested_is_named(folder: Path) -> None:
-    assert survivors(folder) == ["whole.x_f__mutmut_2"]
+def test_what_is_to_be_tested_or_tested_again_is_named(folder: Path) -> None:
+    assert doubtful(folder) == ["begun.x_f__mutmut_3", "whole.x_f__mutmut_2"]
     assert untested(folder) == ["begun.x_f__mutmut_2"]
