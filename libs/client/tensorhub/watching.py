@@ -84,7 +84,7 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
     """Return the first entry to read. Raises `LogGap` when it is no longer there."""
     try:
         # In a cluster that has just lost a node nobody answers until the log has a leader again, which takes seconds.
-        info = await jetstream.insist(lambda: jetstream.api(bus, f"STREAM.INFO.{joblog.stream}"))
+        info = await jetstream.insist(lambda: jetstream.stream_info(bus, joblog.stream))
     except StreamFailure as failure:
         if failure.err_code != jetstream.STREAM_NOT_FOUND:
             raise

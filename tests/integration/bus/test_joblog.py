@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 from tests.integration.bus.conftest import fill, following_of, take
@@ -9,7 +10,15 @@ from tests.integration.conftest import RunningNats
 
 from tensorhub_common.bus import jetstream, joblog
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogFull, LogMissing, MessageTooLarge, NoBus, StreamMismatch, WrongLastSequence
+from tensorhub_common.bus.failures import (
+    LogFull,
+    LogMissing,
+    MessageTooLarge,
+    NoBus,
+    StreamFailure,
+    StreamMismatch,
+    WrongLastSequence,
+)
 from tensorhub_common.bus.joblog import JobLog, jobs, open_job
 from tensorhub_common.subjects import cmd, event, log_stream
 
@@ -56,6 +65,39 @@ class TestOpening:
             await log.entry(1)
         with pytest.raises(LogMissing):
             await anext(log.follow())
+
+    @pytest.mark.parametrize("lies", [jetstream.MISSING_LOOKS_MAX - 1, jetstream.MISSING_LOOKS_MAX])
+    async def test_in_a_cluster_one_node_that_does_not_know_a_log_is_no_fact(
+        self, log: JobLog, monkeypatch: pytest.MonkeyPatch, lies: int
+    ) -> None:
+        """It may have become the leader a moment ago, and not have come to the log's making yet: it is asked again."""
+        await fill(log, 1)
+        left, real = lies, jetstream.api
+
+        async def forgetful(bus: Bus, verb: str, *rest: Any) -> dict[str, Any]:
+            nonlocal left
+            if verb.startswith(("STREAM.INFO", "CONSUMER.CREATE")) and left:
+                left -= 1
+                raise StreamFailure("stream not found", jetstream.STREAM_NOT_FOUND)
+            return await real(bus, verb, *rest)
+
+        monkeypatch.setattr(jetstream, "api", forgetful)
+        monkeypatch.setattr(jetstream, "is_clustered", lambda _bus: True)
+        monkeypatch.setattr(jetstream, "MISSING_WAIT_S", 0.0)
+        if lies < jetstream.MISSING_LOOKS_MAX:
+            assert await log.last_seq() == 1
+        else:
+            with pytest.raises(LogMissing):
+                await log.last_seq()
+        # One more: the first one is said to who makes the consumer.
+        left = lies + 1
+        entries = log.follow()
+        if lies < jetstream.MISSING_LOOKS_MAX:
+            assert (await anext(entries)).seq == 1
+        else:
+            with pytest.raises(LogMissing):
+                await anext(entries)
+        await entries.aclose()
 
 
 class TestAppending:

@@ -1,6 +1,8 @@
 """Where watching begins: what the log's state says, asked again while nobody answers."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -14,6 +16,8 @@ from tensorhub_common.bus.joblog import JobLog
 
 class Answering:
     """A bus on which JetStream is silent for the first requests, as while a log's leader is elected."""
+
+    server_info: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, answer: dict[str, Any], silent: int = 0) -> None:
         self._answer, self._silent = answer, silent

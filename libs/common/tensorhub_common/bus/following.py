@@ -121,7 +121,7 @@ class Following:
             except (NoBus, NoAnswer, NoResponder) as error:
                 _log.debug("stream %s can't be followed yet: %s", self._stream, error)
             except StreamFailure as failure:
-                if failure.err_code == jetstream.STREAM_NOT_FOUND:
+                if failure.err_code == jetstream.STREAM_NOT_FOUND and await self._is_missing():
                     raise self._gone() from None
                 _log.warning("stream %s can't be followed yet: %s", self._stream, failure)
             await asyncio.sleep(wait_s)
@@ -179,6 +179,13 @@ class Following:
         if first > self._next_seq:
             raise self._gap(first)
         self._created = created
+
+    async def _is_missing(self) -> bool:
+        """Tell whether there is no log, by more than one node's first word; where nobody answers, nothing is known."""
+        try:
+            return await jetstream.is_missing(self._bus, self._stream, OPEN_TIMEOUT_S)
+        except (NoBus, NoAnswer, NoResponder, StreamFailure):
+            return False
 
     def _gone(self) -> Exception:
         if self._next_seq > 1:

@@ -50,6 +50,10 @@ NOT_CLUSTERED: Final = 10074
 ATTEMPTS_MAX: Final = 4
 RETRY_WAIT_S: Final = 0.2
 
+MISSING_LOOKS_MAX: Final = 8
+"""In a cluster a stream counts as missing once that has been said so often."""
+MISSING_WAIT_S: Final = 0.5
+
 Result = TypeVar("Result")
 
 NS_PER_S: Final = 1_000_000_000
@@ -147,6 +151,38 @@ async def insist(attempt: Callable[[], Awaitable[Result]], *, on_no_responder: b
                 raise
         await asyncio.sleep(RETRY_WAIT_S)
     raise AssertionError
+
+
+async def stream_info(bus: Bus, stream: str, timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
+    """Return what JetStream says of a stream. Raises `StreamFailure` with `STREAM_NOT_FOUND` when there is none.
+
+    In a cluster that is asked for again, for some seconds, before it counts: a node that has just become the leader of
+    all may not have come to the stream's making yet, and one that slept may not have noticed that it leads no more.
+    """
+    for left in reversed(range(MISSING_LOOKS_MAX)):
+        try:
+            return await api(bus, f"STREAM.INFO.{stream}", None, timeout_s)
+        except StreamFailure as failure:
+            if failure.err_code != STREAM_NOT_FOUND or left == 0 or not is_clustered(bus):
+                raise
+        await asyncio.sleep(MISSING_WAIT_S)
+    raise AssertionError
+
+
+async def is_missing(bus: Bus, stream: str, timeout_s: float = REQUEST_TIMEOUT_S) -> bool:
+    """Tell whether there is no such stream; raise what JetStream says else."""
+    try:
+        await stream_info(bus, stream, timeout_s)
+    except StreamFailure as failure:
+        if failure.err_code == STREAM_NOT_FOUND:
+            return True
+        raise
+    return False
+
+
+def is_clustered(bus: Bus) -> bool:
+    """Tell whether the node that the client is connected to is one of several."""
+    return bool(bus.server_info.get("cluster"))
 
 
 async def ensure_stream(bus: Bus, config: Mapping[str, Any], fixed: Iterable[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ entry that was appended against the last event's sequence stands there only if n
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -196,7 +197,7 @@ class JobLog:
     async def extent(self) -> Extent:
         """Return what stands in the log now. Raises `LogMissing`."""
         try:
-            info = await jetstream.insist(lambda: jetstream.api(self._bus, f"STREAM.INFO.{self.stream}"))
+            info = await jetstream.insist(lambda: jetstream.stream_info(self._bus, self.stream))
         except StreamFailure as failure:
             raise self._missing(failure) from None
         state = info["state"]
@@ -259,15 +260,14 @@ class JobLog:
         return None if stored is None else Entry.of(stored, self.job)
 
     async def _check_exists(self) -> None:
-        try:
-            await jetstream.api(self._bus, f"STREAM.INFO.{self.stream}", None, APPEND_ATTEMPT_S)
-        except StreamFailure as failure:
-            if failure.err_code == jetstream.STREAM_NOT_FOUND:
-                raise self._missing(failure) from None
-        except (NoBus, NoAnswer, NoResponder):
-            pass
+        with contextlib.suppress(NoBus, NoAnswer, NoResponder, StreamFailure):
+            if await jetstream.is_missing(self._bus, self.stream, APPEND_ATTEMPT_S):
+                raise self._no_log()
 
     def _missing(self, failure: StreamFailure) -> Exception:
         if failure.err_code != jetstream.STREAM_NOT_FOUND:
             return failure
+        return self._no_log()
+
+    def _no_log(self) -> LogMissing:
         return LogMissing(f"job {self.job!r} has no log: a registry must open the job first")

@@ -214,20 +214,10 @@ class Snapshots:
             return await jetstream.insist(attempt, on_no_responder=on_no_responder)
         except NoResponder:
             # Without a stream nobody answers. The same is so while its leader is elected, or it was made just now.
-            if await self._is_missing():
+            if await jetstream.is_missing(self._bus, self._stream, ATTEMPT_S):
                 raise
         try:
             return await jetstream.insist(attempt, on_no_responder=True)
         except NoResponder:
             why = f"the snapshots of job {self._job!r} have no leader now: try again later"
             raise StreamFailure(why) from None
-
-    async def _is_missing(self) -> bool:
-        """Tell whether there is no such stream; raise what JetStream says else."""
-        try:
-            await jetstream.api(self._bus, f"STREAM.INFO.{self._stream}", None, ATTEMPT_S)
-        except StreamFailure as failure:
-            if failure.err_code == jetstream.STREAM_NOT_FOUND:
-                return True
-            raise
-        return False
