@@ -17,6 +17,9 @@ from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.file_utils import walk_mutatable_files
 
+ASSERTED = 34
+"""What mutmut notes of a mutant that it was told to skip (`typed`): it counts for nothing."""
+
 ALIVE = frozenset({"survived", "no tests", "suspicious", "segfault"})
 """What counts as not noticed: also a mutant that no test reaches, and one whose end says nothing."""
 
@@ -83,7 +86,7 @@ def outcomes(folder: Path) -> dict[str, Outcome]:
         for path in sorted(walk_mutatable_files()):
             codes, module = _data(path).exit_code_by_key, _module(path)
             if module in made_of and None not in codes.values():
-                counts = Counter(status_by_exit_code[code] for code in codes.values())
+                counts = Counter(status_by_exit_code[code] for code in codes.values() if code != ASSERTED)
                 alive = [_survivor(path, name) for name, code in codes.items() if status_by_exit_code[code] in ALIVE]
                 found[module] = Outcome(made_of[module], dict(sorted(counts.items())), tuple(alive))
     return found

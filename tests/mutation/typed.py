@@ -1,15 +1,20 @@
-"""Makes the mutants, and marks those that mypy refuses: `make check` refuses them too, so no test has to.
+"""Makes the mutants, and marks those that no test has to notice.
 
-Mutmut can do so itself, and parses each of its huge files for that: here its own index says where each mutant stands.
+Which mypy refuses: `make check` refuses them too. Mutmut can mark those itself, and parses each of its huge files for
+that; here its own index says where each mutant stands. And which only take `strict=True` from a zip: it asserts that two
+things are of one length, and a test that noticed would have found a fault already.
+
 Runs in the folder where mutmut works, in a process of its own.
 """
 
 import bisect
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from mutmut.__main__ import create_mutants
@@ -18,9 +23,12 @@ from mutmut.mutation.data import MutantLineSpans, SourceFileMutationData
 from mutmut.state import state
 from mutmut.stats import load_stats
 from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir, walk_mutatable_files
+from tests.mutation.results import ASSERTED
 
 REFUSED = 37
 """What mutmut notes of a mutant that a type checker refuses."""
+
+_STRICT = re.compile(r",\s*(strict=(True|False))?\s*\)")
 
 MYPY = (
     # Not as pyproject.toml has it: the copies of a function side by side, and what can't be reached in one, are no
@@ -48,13 +56,13 @@ def refused_lines(paths: list[Path]) -> dict[Path, list[int]]:
     return found
 
 
-def mark(path: Path, lines: list[int]) -> int:
-    """Mark the mutants of a file that have an error, and say how many have."""
+def mark(path: Path, lines: list[int]) -> tuple[int, int]:
+    """Mark the mutants of a file that have an error, or lack an assertion alone, and say how many do."""
     index = MutantLineSpans.load(path)
     data = SourceFileMutationData(path=path)
     data.load()
     if index is None or not data.exit_code_by_key:
-        return 0
+        return 0, 0
     spans = sorted((span.start, span.end, name) for name, span in index.span_by_function_name.items())
     refused = set()
     for line in lines:
@@ -62,11 +70,26 @@ def mark(path: Path, lines: list[int]) -> int:
         if not start <= line <= end or name.endswith("_orig"):
             raise SystemExit(f"{path}:{line} of the mutated copy has an error of types outside of any mutant")
         refused.add(name)
+    text = (Path("mutants") / path).read_text().splitlines()
+    asserted = lacks_assertion({name: "\n".join(text[start - 1 : end]) for start, end, name in spans})
     for name in data.exit_code_by_key:
-        if name.rpartition(".")[2] in refused:
+        function = name.rpartition(".")[2]
+        if function in refused:
             data.exit_code_by_key[name] = REFUSED
+        elif function in asserted:
+            data.exit_code_by_key[name] = ASSERTED
     data.save()
-    return len(refused)
+    return len(refused), len(asserted - refused)
+
+
+def lacks_assertion(texts: Mapping[str, str]) -> set[str]:
+    """Name the mutants that are their original but for `strict=True`, among the functions of a mutated file."""
+    plain = {name: _STRICT.sub(")", text.replace(name, "")) for name, text in texts.items()}
+    return {
+        name
+        for name in texts
+        if not name.endswith("_orig") and plain[name] == plain.get(f"{name.rpartition('__mutmut_')[0]}__mutmut_orig")
+    }
 
 
 def forget_if_told_otherwise() -> None:
@@ -85,8 +108,10 @@ def main() -> None:
     copy_also_copy_files()
     create_mutants(1)
     paths = list(walk_mutatable_files())
-    refused = refused_lines(paths)
-    print(f"mypy refuses {sum(mark(path, refused[path]) for path in paths)} mutants")
+    lines = refused_lines(paths)
+    marked = [mark(path, lines[path]) for path in paths]
+    refused, asserted = (sum(counts) for counts in zip(*marked, strict=True))
+    print(f"mypy refuses {refused} mutants; {asserted} lack an assertion alone")
 
 
 if __name__ == "__main__":

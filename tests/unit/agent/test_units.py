@@ -88,13 +88,65 @@ def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) 
     np.testing.assert_array_equal(told, able)
 
 
+def of_rows(unit_rows: int, reader: Layout, *sources: Layout) -> Execution:
+    """Return a program whose units are so many rows of 8 bytes."""
+    with mock.patch.object(spans, "PIECE_BYTES_MAX", 8 * unit_rows):
+        by_digest = {layout_digest(each): each for each in sources}
+        return Execution(compile_program("reader", reader, SourceIndex(by_digest)))
+
+
+def matrix(start: tuple[int, int] = (0, 0), stop: tuple[int, int] = (9, 8)) -> Layout:
+    """Return a box of a matrix of 9 rows; a piece of a whole one is of three rows."""
+    shape = (stop[0] - start[0], stop[1] - start[1])
+    return layouts.layout_of([layouts.TensorEntry("w", "int8", 1, shape, (9, 8), start)])
+
+
+def test_a_piece_stands_with_the_last_of_its_units() -> None:
+    table = small_pieces(matrix())
+    completion = Completion(of_rows(1, matrix(), matrix()), table)
+    assert len(table) == 3
+    assert completion.stand([(0, 2), (3, 1)]) == []
+    assert completion.stand([(2, 1), (4, 2)]) == [(0, 2)], "two of one call"
+    assert completion.stand([(6, 2)]) == []
+    assert completion.stand([(8, 1)]) == [(2, 1)]
+
+
+def test_a_unit_may_bring_the_end_of_one_piece_and_the_beginning_of_the_next() -> None:
+    completion = Completion(of_rows(2, matrix(), matrix()), small_pieces(matrix()))
+    assert completion.stand([(0, 1)]) == []
+    assert completion.stand([(2, 1)]) == []
+    assert completion.stand([(1, 1)]) == [(0, 2)]
+    assert completion.stand([(3, 2)]) == [(2, 1)]
+
+
+def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
+    halves = (matrix((0, 0), (9, 4)), matrix((0, 4), (9, 8)))
+    completion = Completion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
+    assert completion.stand([(1, 1)]) == []
+    assert completion.stand([(0, 1)]) == [(0, 3)]
+
+
+def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there() -> None:
+    """Whatever stands before and behind them."""
+    source = matrix()
+    digest, table = layout_digest(source), small_pieces(source)
+    availability = Availability(of_rows(3, matrix((3, 0), (6, 8)), source), digest, table)
+    assert availability.units([(1, 1)]) == ((0, 1),)
+    assert availability.units([(0, 3)]) == ()
+    availability = Availability(of_rows(2, source, source), digest, table)
+    assert availability.units([(1, 1)]) == ((2, 1),), "rows 4 and 5; two others need the piece before or behind as well"
+    assert availability.units([(2, 1)]) == ((3, 2),)
+    assert availability.units([(0, 1)]) == ((0, 2),)
+
+
 def test_what_a_source_says_beyond_its_pieces_is_ignored() -> None:
     entry = layouts.TensorEntry("w", "int8", 1, (4,), (4,), (0,))
     layout = layouts.layout_of([entry])
     digest = layout_digest(layout)
     execution = Execution(compile_program("reader", layout, SourceIndex({digest: layout})))
     availability = Availability(execution, digest, pieces(layout))
-    assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1)]) == ()
+    assert availability.units([(-1, 1), (0, 0), (0, 2), (1, 1), (7, 8)]) == ()
+    assert len(availability._has) == 1, "nor is it kept"
     assert availability.units([(0, 1)]) == ((0, 1),)
 
 

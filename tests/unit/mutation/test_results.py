@@ -8,8 +8,9 @@ from tests.mutation import results
 from tests.mutation.results import Outcome, Survivor, digests, doubtful, note_sources, outcomes, untested
 
 KILLED, SURVIVED, REFUSED, HUNG = 1, 0, 37, 36
+CODES_OF_WHOLE = (KILLED, SURVIVED, REFUSED, results.ASSERTED)
 CODES: dict[str, dict[str, int | None]] = {
-    "whole": {"whole.x_f__mutmut_1": KILLED, "whole.x_f__mutmut_2": SURVIVED, "whole.x_f__mutmut_3": REFUSED},
+    "whole": {f"whole.x_f__mutmut_{number}": code for number, code in enumerate(CODES_OF_WHOLE, start=1)},
     "begun": {"begun.x_f__mutmut_1": KILLED, "begun.x_f__mutmut_2": None, "begun.x_f__mutmut_3": HUNG},
 }
 
