@@ -79,6 +79,8 @@ def test_a_reader_crosses_its_part_and_reads_the_rest_from_its_mates() -> None:
     assert shares["far"].streams == Limits().wan_streams // 4
     assert not shares["far"].crosses
     assert all(shares[agent].crosses and not shares[agent].far for agent in "abc")
+    numbers = {agent: shares[agent].why.rpartition(": ")[2] for agent in "abc"}
+    assert numbers == {"a": "number 1 of 4", "b": "number 2 of 4", "c": "number 4 of 4"}, "the reader is the third"
 
 
 def test_one_that_knows_no_promises_reads_in_a_chain() -> None:

@@ -48,7 +48,9 @@ def test_the_links_names(distance: Distance, link: str) -> None:
     ("told", "counts"),
     [
         (rate("site/a", GB), True),
+        (rate("site/a", GB, samples=LIMITS.samples_min), True),
         (rate("site/a", GB, samples=LIMITS.samples_min - 1), False),
+        (rate("site/a", GB, age_s=0.0), True),
         (rate("site/a", GB, age_s=LIMITS.measured_s_max), True),
         (rate("site/a", GB, age_s=LIMITS.measured_s_max + 1), False),
         (rate("site/a", GB, age_s=-1.0), False),
