@@ -78,14 +78,25 @@ def test_layouts_without_it_have_the_digest_that_they_had() -> None:
         (entry("float8_e4m3fn", part(SCALES, (8, 8), (1, 1))), "register it as float32"),
         (entry("float32", part(SCALES, (300, 8), (3, 1), (1, 0))), r"does not fit .*:scales .*, which are \(3, 1\)"),
         (entry("float8_e4m3fn", part(VALUES, (8, 8), (8, 8), (0, 1))), "of extent .* does not fit"),
-        (entry("float32", part("fp7:scales", (8, 8), (1, 1))), "no cast 'fp7:scales'; possible are fp8-block-128:"),
+        (
+            entry("float32", part("fp7:scales", (8, 8), (1, 1))),
+            "no cast 'fp7:scales'; possible are fp8-block-128:values, fp8-block-128:scales, ",
+        ),
         (entry("float8_e4m3fn", part(VALUES, (8,), (8,))), "blocks need rows and columns"),
-        (entry("float32", part("fp8-tensor:scales", (4096, 4096), (1, 1))), "4096 × 4096 .* not in this version"),
+        (
+            entry("float32", part("fp8-tensor:scales", (4096, 4096), (1, 1))),
+            "4096 × 4096 .* a block may have 1048576. Take",
+        ),
+        (entry("float32", part("fp8-tensor:scales", (1024, 1025), (1, 1))), "1024 × 1025 .* not in this version"),
     ],
 )
 def test_what_a_part_may_not_say_is_refused_by_name(wrong: TensorEntry, said: str) -> None:
     with pytest.raises(LayoutMismatch, match=f"tensor 'mine': .*{said}"):
         layout_of([wrong])
+
+
+def test_the_largest_block() -> None:
+    layout_of([entry("float32", part("fp8-tensor:scales", (1024, 1024), (1, 1)))])
 
 
 def test_padding_is_computed_of_nothing() -> None:

@@ -84,6 +84,8 @@ def test_blocks_that_are_cut_through_are_told_from_what_nobody_has() -> None:
     other = cutout((256, 128), (0, 0), (100, 128), is_original=False)
     assert not is_cut_through(atom, [other], (0, 0), (128, 128)), "what was cast is not cast again"
     assert is_cut_through(atom, [other, upper], (5, 0), (128, 128))
+    above = cutout((256, 128), (0, 0), (128, 128))
+    assert not is_cut_through(atom, [above], (128, 0), (256, 128)), "it ends where the block begins"
     below = cutout((256, 128), (128, 0), (256, 128))
     assert not is_cut_through(atom, [below], (0, 0), (128, 128)), "it begins where the block ends"
 
