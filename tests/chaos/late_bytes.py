@@ -27,6 +27,9 @@ WATCH_S: Final = 0.5
 MISSES_MAX: Final = 20
 """In a row: then the reads are too short for this machine."""
 
+NARROWER: Final = 0.8
+"""After each miss moments are drawn from so much of the time before: reads may be faster than the calm one was."""
+
 SETTINGS: Final = {"TENSORHUB_STALL_S": "1.0"}
 """A stopped source is left after a second, also before its rate is known."""
 
@@ -59,7 +62,7 @@ async def play(stage: Stage, rounds: int, seed: int, *, verbose: bool = False) -
     chance, found, misses = random.Random(seed), Rounds(), 0
     while len(found.reads) < rounds:
         try:
-            read = await _round(stage, chance, found)
+            read = await _round(stage, chance, found, stage.calm_s * NARROWER**misses)
         except Missed as why:
             found.missed += 1
             misses += 1
@@ -78,8 +81,8 @@ async def play(stage: Stage, rounds: int, seed: int, *, verbose: bool = False) -
     return found
 
 
-async def _round(stage: Stage, chance: random.Random, found: Rounds) -> Read:
-    victim, moment_s = chance.choice(HOLDERS), chance.uniform(0, stage.calm_s)
+async def _round(stage: Stage, chance: random.Random, found: Rounds, within_s: float) -> Read:
+    victim, moment_s = chance.choice(HOLDERS), chance.uniform(0, within_s)
     pid = stage.pid(victim)
     async with stage.reader() as reader:
         try:
