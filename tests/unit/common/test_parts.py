@@ -20,7 +20,7 @@ from tensorhub_common.layout import (
     layout_of,
     shared_mismatch,
 )
-from tensorhub_common.parts import PARTS_MAX, check_parts, named, padding
+from tensorhub_common.parts import NAME_BYTES_MAX, PARTS_MAX, check_parts, named, padding
 
 
 def rows(name: str, whole: int, first: int, count: int, at: int) -> Part:
@@ -97,6 +97,13 @@ def test_a_part_is_called_by_its_number_and_the_beginning_of_its_name() -> None:
     assert named(0, padding((0,), (4,))) == "part 0 (padding)"
 
 
+def test_there_is_a_bound_on_names() -> None:
+    """In bytes, not in letters."""
+    check_parts("w", (4,), [Part("ä" * (NAME_BYTES_MAX // 2), (4,), (0,), (4,), (0,), (4,))])
+    with pytest.raises(LayoutMismatch, match=f"longer than {NAME_BYTES_MAX} bytes: rename it"):
+        check_parts("w", (4,), [Part("ä" * (NAME_BYTES_MAX // 2) + "x", (4,), (0,), (4,), (0,), (4,))])
+
+
 def test_there_is_a_bound_on_parts() -> None:
     with pytest.raises(LayoutMismatch, match=f"has {PARTS_MAX + 1} parts"):
         check_parts("w", (8, 4), QKV[:1] * (PARTS_MAX + 1))
@@ -105,7 +112,7 @@ def test_there_is_a_bound_on_parts() -> None:
 def test_a_tensor_without_dimensions_has_one_part() -> None:
     scalar = Part("s", (), (), (), (), ())
     check_parts("w", (), [scalar])
-    with pytest.raises(LayoutMismatch, match="overlap"):
+    with pytest.raises(LayoutMismatch, match=r"part 0 .* and part 1 .* overlap"):
         check_parts("w", (), [scalar, scalar])
 
 
