@@ -8,7 +8,7 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Plan, Refusal
-from tensorhub_planner.compiling import SourceIndex, SourceSet, compile_program
+from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.plan import LayoutsDiffer
 from tensorhub_planner.resharding import (
     cannot_be_filled,
@@ -18,6 +18,7 @@ from tensorhub_planner.resharding import (
     source_set,
     turns_to_program,
 )
+from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.sources import Found, Holder, Holders, Roll
 from tensorhub_planner.topology import Topology
 
