@@ -11,7 +11,7 @@ path, so it works in .mutants, where the packages stand side by side.
 A run tests some modules, and record.json keeps of each what its last run found, whoever made it: so counts of several
 runs add up. What a run has tested in part (it was stopped) is not taken into the record.
 
-Always true: docs/mutation.md names every survivor of the record, and the exit status is 0 only if each is explained in
+Always true: the exit status is 0 only if every survivor of a module that was tested as it stands is explained in
 survivors.toml and no explanation is of a mutant that was noticed.
 """
 

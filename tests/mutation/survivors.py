@@ -1,7 +1,7 @@
 """Why each surviving mutant is harmless: what survivors.toml says, held against what has survived, as a page.
 
 What has survived is the record of all runs, of which each tests some modules: `Record` is of the last one of each.
-Always true: of a module that nobody has tested nothing is claimed, neither a count nor that an explanation is stale.
+Always true: of a module that nobody has tested as it stands no explanation is asked for, and none called stale.
 """
 
 import re
@@ -62,18 +62,22 @@ def added(record: Record, run: Record, now: Iterable[str]) -> Record:
     return {module: outcome for module in now if (outcome := run.get(module) or record.get(module)) is not None}
 
 
-def judged(record: Record, now: Iterable[str], known: Iterable[Explanation]) -> Verdict:
-    """Hold what survived against what is explained. `now` are the modules that there are."""
+def judged(record: Record, now: Mapping[str, str], known: Iterable[Explanation]) -> Verdict:
+    """Hold what survived against what is explained. `now` are the digests of the modules that there are.
+
+    Of a module that has changed since it was tested nothing is asked for: what survived then is told where it is known.
+    """
     reasons = {(each.where, each.line, mutant): each for each in known for mutant in each.mutants}
-    untested = tuple(f"{module}." for module in now if module not in record)
-    unused = {key: each for key, each in reasons.items() if not key[0].startswith(untested)}
+    settled = {module for module, outcome in record.items() if now.get(module) == outcome.source}
+    unsettled = tuple(f"{module}." for module in now if module not in settled)
+    unused = {key: each for key, each in reasons.items() if not key[0].startswith(unsettled)}
     verdict = Verdict([], [], [])
-    for survivor in (each for outcome in record.values() for each in outcome.survivors):
+    for module, survivor in ((module, each) for module, outcome in record.items() for each in outcome.survivors):
         key = (survivor.where, survivor.line, survivor.mutant)
         unused.pop(key, None)
         if key in reasons:
             verdict.explained.append((survivor, reasons[key].why))
-        else:
+        elif module in settled:
             verdict.unexplained.append(survivor)
     verdict.stale.extend(dict.fromkeys(unused.values()))
     return verdict

@@ -28,7 +28,7 @@ def outcome(*survivors: Survivor, source: str = "1", killed: int = 3) -> Outcome
 
 def test_a_mutant_is_explained_by_words_about_itself_alone() -> None:
     found = [survivor("a <= b"), survivor("a != b"), survivor("a <= b", where="catalog.rounds.end")]
-    verdict = judged({ROUNDS: outcome(*found)}, [ROUNDS], explanations(KNOWN))
+    verdict = judged({ROUNDS: outcome(*found)}, {ROUNDS: "1"}, explanations(KNOWN))
     assert verdict.explained == [(found[0], "They are never equal.")]
     assert verdict.unexplained == found[1:]
 
@@ -36,16 +36,23 @@ def test_a_mutant_is_explained_by_words_about_itself_alone() -> None:
 def test_an_explanation_of_what_did_not_survive_is_told() -> None:
     known = explanations(KNOWN)
     both = outcome(survivor("a <= b"), survivor("a > b"))
-    assert judged({ROUNDS: both}, [ROUNDS], known).stale == []
-    assert judged({ROUNDS: outcome(survivor("a <= b"))}, [ROUNDS], known).stale == known
+    assert judged({ROUNDS: both}, {ROUNDS: "1"}, known).stale == []
+    assert judged({ROUNDS: outcome(survivor("a <= b"))}, {ROUNDS: "1"}, known).stale == known
 
 
 def test_an_explanation_of_a_module_that_nobody_has_tested_is_not_stale() -> None:
     known = explanations(KNOWN)
-    assert judged({}, [ROUNDS, "planner.plan"], known).stale == []
+    assert judged({}, {ROUNDS: "1", "planner.plan": "1"}, known).stale == []
     # One whose name begins alike has been tested; and of a module that is no more nothing survives.
-    assert judged({"catalog.round": outcome()}, [ROUNDS, "catalog.round"], known).stale == []
-    assert judged({}, ["planner.plan"], known).stale == known
+    assert judged({"catalog.round": outcome()}, {ROUNDS: "1", "catalog.round": "1"}, known).stale == []
+    assert judged({}, {"planner.plan": "1"}, known).stale == known
+
+
+def test_of_a_module_that_has_changed_since_nothing_is_asked_for() -> None:
+    """What survived and is known is told all the same."""
+    survived = outcome(survivor("a <= b"), survivor("a != b"))
+    verdict = judged({ROUNDS: survived}, {ROUNDS: "2"}, explanations(KNOWN))
+    assert verdict == Verdict([(survivor("a <= b"), "They are never equal.")], [], [])
 
 
 def test_runs_of_several_modules_add_up() -> None:
@@ -65,7 +72,7 @@ def test_the_page_names_counts_and_survivors_and_keeps_the_rest() -> None:
     module = "tensorhub_common.catalog.rounds"
     record = {module: Outcome("1", {"killed": 3, "survived": 1, "no tests": 1, "timeout": 1}, ())}
     verdict = judged(
-        {ROUNDS: outcome(survivor("a <= b"), survivor("a | b"), survivor(""))}, [ROUNDS], explanations(KNOWN)
+        {ROUNDS: outcome(survivor("a <= b"), survivor("a | b"), survivor(""))}, {ROUNDS: "1"}, explanations(KNOWN)
     )
     shown = page(PAGE, record, {module: "1"}, verdict)
     assert "| common.catalog.rounds | 6 | 3 | 0 | 1 | 2 | as it stands |" in shown
