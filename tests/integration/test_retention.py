@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
-from tests.integration.transports import BOTH
+from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 
 import tensorhub
 from tensorhub_common.wire.asks import ReplicaInfo
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 WITHIN_S = 30.0
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOWLY_LOCAL)
 async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
     room = {"TENSORHUB_CACHE_BYTES": "64MiB"}
     async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=request.param, **room) as running:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
 from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of, until, weights, write
-from tests.integration.transports import BOTH
+from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 
 import tensorhub
 from tensorhub_common.segment_names import segment_beginning
@@ -31,7 +31,7 @@ LARGE: Final = 32_000_000
 ATTEMPTS_MAX: Final = 5
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BOTH)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOWLY_LOCAL)
 async def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[RunningHub]:
     """Each agent keeps one copy of the small model in memory, and many on its disk."""
     room = {"TENSORHUB_CACHE_BYTES": str(NBYTES), "TENSORHUB_CACHE_DISK_BYTES": "256MiB", "TENSORHUB_METRICS": "0"}

@@ -32,7 +32,7 @@ damages a byte under a lease that holds (`IntegrityError`)."""
 
 SOON_FOUND: Final = {
     "lease-not-asked": 13,
-    "units-shown-early": 7,
+    "units-shown-early": 17,
     "tensor-stands-early": 3,
     "foreign-view": 3,
     "foreign-units-taken": 3,
@@ -85,7 +85,10 @@ def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, 
 
 
 def test_chance_goes_everywhere() -> None:
-    """So that the test above means something: units come, also from half-filled sources, and sources are lost."""
+    """So that the test above means something: units come, also from half-filled sources, and sources are lost.
+
+    Seeds are tried until all of it was seen.
+    """
     units = relayed = lost = 0
     with scaled_down():
         for seed in range(1, 13):
@@ -93,6 +96,8 @@ def test_chance_goes_everywhere() -> None:
             world.run()
             units, relayed = units + world.units, relayed + world.relayed
             lost += sum(count for why, count in world.left.items() if why)
+            if min(units, relayed, lost) > 0:
+                break
     assert min(units, relayed, lost) > 0
 
 

@@ -15,8 +15,8 @@ from tensorhub_simulator.spreading import processes_here, spread
 def test_some_seeds_keep_all_invariants() -> None:
     totals = Totals()
     with counted() as tables:
-        assert run(range(1, 13), totals) is None
-    assert totals.seeds == 12
+        assert run(range(1, 7), totals) is None
+    assert totals.seeds == 6
     assert totals.reads > 0
     assert totals.patched > 0
     assert not tables["agent"].missing()
@@ -32,15 +32,18 @@ def test_one_seed_gives_one_history() -> None:
 def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every source gives the last delta that it has, from whatever version that leads."""
+    """Every source gives the last delta that it has, from whatever version that leads; seeds are tried until it did."""
     for owner, name, wrong in bugs_trust.patch_from_another_version():
         monkeypatch.setattr(owner, name, wrong)
     totals = Totals()
-    assert run(range(1, 13), totals) is None
+    for seed in range(1, 13):
+        assert run([seed], totals) is None
+        if totals.mispatched:
+            break
     assert totals.mispatched > 0
 
 
-SOON_FOUND = {"digests-of-the-next": 6, "no-drain": 1, "outcome-twice": 5, "patch-not-judged": 3}
+SOON_FOUND = {"digests-of-the-next": 6, "no-drain": 1, "outcome-twice": 11, "patch-not-judged": 3}
 """Four of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
 
 
