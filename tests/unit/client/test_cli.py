@@ -1,12 +1,13 @@
 """The commands: what they print, for people and for programs, and how they end."""
 
+import asyncio
 import importlib.util
 import json
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.unit.client.fake_agent import FakeAgent
 from typer.testing import CliRunner
 
 from tensorhub.cli import hub_checks
+from tensorhub.cli.finding import Finding, ok
 from tensorhub.cli.main import app
 from tensorhub.cli.up import say_ready
 from tensorhub.registry import Registry
@@ -324,6 +326,19 @@ def test_doctor_without_a_hub_fails_and_says_what_to_do(
     assert found["torch"]["found"].startswith(torch.__version__)
     assert all(each["advice"] for each in ended.objects if each["level"] != "ok")
     assert "fail  nats" in run("doctor", "--quick").out
+
+
+def test_doctor_ends_though_the_hub_does_not_answer(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(*_: object) -> AsyncIterator[Finding]:
+        yield ok("nats", "answers")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("tensorhub.cli.doctor.hub", silent)
+    monkeypatch.setattr("tensorhub.cli.doctor.HUB_S_MAX", 0.05)
+    ended = run("doctor", "--quick", "--json")
+    assert ended.code == 1
+    assert ended.objects[-1]["check"] == "hub"
+    assert ended.objects[-1]["found"] == "its checks did not end within 0.05 s; nats was the last that did"
 
 
 def test_a_closed_pipe_ends_a_watch(agent: FakeAgent) -> None:

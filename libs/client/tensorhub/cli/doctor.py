@@ -1,18 +1,22 @@
 """`tensorhub doctor`: is all here that a hub needs, and does it answer?"""
 
+import asyncio
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from tensorhub.cli import options, transport_advice, transport_probes
-from tensorhub.cli.finding import Finding
+from tensorhub.cli.finding import Finding, fail
 from tensorhub.cli.hub_checks import hub
 from tensorhub.cli.machine_checks import machine
 from tensorhub.cli.output import json_line, line
 from tensorhub.cli.running import SAID_NO, job_of, run, settings_of
 from tensorhub.cli.running_agents import running_agents
 from tensorhub_common.settings import Settings
+
+HUB_S_MAX: Final = 20.0
+"""All questions to the hub together take at most so long, however many of its processes are silent."""
 
 
 def doctor(
@@ -53,5 +57,12 @@ def _transports(settings: Settings) -> Iterator[Finding]:
 
 
 async def _hub(settings: Settings, job: str, nats: str | None, tell: Callable[[Finding], None]) -> None:
-    async for finding in hub(settings, job, nats):
-        tell(finding)
+    last = "nothing"
+    try:
+        async with asyncio.timeout(HUB_S_MAX):
+            async for finding in hub(settings, job, nats):
+                tell(finding)
+                last = finding.check
+    except TimeoutError:
+        found = f"its checks did not end within {HUB_S_MAX:g} s; {last} was the last that did"
+        tell(fail("hub", found, "look into the logs of NATS and of the processes that are said to be silent"))

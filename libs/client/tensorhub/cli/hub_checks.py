@@ -61,11 +61,16 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
         for entry in file.registries if file is not None and len(file.registries) > 1 else ():
             yield await _answers(bus, "registry", entry.id)
         yield await _answers(bus, "planner", settings.planner_id)
-        for agent in await _agents(job, address, file):
-            yield await _answers(bus, "agent", agent)
+        # All at once: a host that is off has many that are silent.
+        agents = await _agents(job, address, file)
+        for found in await asyncio.gather(*(_answers(bus, "agent", agent) for agent in agents)):
+            yield found
         yield await _clock(bus)
-    for agent_entry in file.agents if file is not None else ():
-        yield _socket(agent_entry.id, Path(agent_entry.socket))
+    agents_here = file.agents if file is not None else []
+    for found in await asyncio.gather(
+        *(asyncio.to_thread(_socket, each.id, Path(each.socket)) for each in agents_here)
+    ):
+        yield found
 
 
 def _file(settings: Settings, file: HubFile | None) -> Finding:
