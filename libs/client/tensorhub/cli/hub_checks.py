@@ -66,10 +66,8 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
         for found in await asyncio.gather(*(_answers(bus, "agent", agent) for agent in agents)):
             yield found
         yield await _clock(bus)
-    agents_here = file.agents if file is not None else []
-    for found in await asyncio.gather(
-        *(asyncio.to_thread(_socket, each.id, Path(each.socket)) for each in agents_here)
-    ):
+    here = [(agent.id, Path(agent.socket)) for agent in file.agents] if file is not None else []
+    for found in await asyncio.gather(*(asyncio.to_thread(_socket, *each) for each in here)):
         yield found
 
 
