@@ -10,7 +10,7 @@ from tensorhub_common.layout import PIECE_BYTES_MAX, Shape
 from tensorhub_common.program import Cut, Owner
 from tensorhub_common.regions import Blocks
 from tensorhub_planner.atoms import Cutout
-from tensorhub_planner.spans import Piece, Span, converts, is_cut_through, owner_of, pieces_of, span_of
+from tensorhub_planner.spans import Piece, Span, converts, owner_of, pieces_of, span_of
 
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
 ROW_BYTES = PIECE_BYTES_MAX // 4
@@ -71,23 +71,6 @@ def test_of_values_a_box_gives_whole_blocks() -> None:
     )
     assert span_of(0, cutout((300, 128), (130, 0), (250, 128)), atom) is None
     assert span_of(0, cutout((300, 128), (0, 0), (300, 127)), atom) is None
-
-
-def test_blocks_that_are_cut_through_are_told_from_what_nobody_has() -> None:
-    atom = cutout((256, 128), dtype="float8_e4m3fn", cast=VALUES)
-    upper = cutout((256, 128), (0, 0), (100, 128))
-    assert is_cut_through(atom, [upper], (0, 0), (128, 128))
-    assert not is_cut_through(atom, [upper], (128, 0), (256, 128)), "it has nothing of that block"
-    assert not is_cut_through(atom, [], (0, 0), (128, 128))
-    assert not is_cut_through(cutout((256, 128)), [upper], (0, 0), (128, 128)), "nothing is computed there"
-    assert not is_cut_through(atom, [cutout((256, 129), (0, 0), (100, 128))], (0, 0), (128, 128))
-    other = cutout((256, 128), (0, 0), (100, 128), is_original=False)
-    assert not is_cut_through(atom, [other], (0, 0), (128, 128)), "what was cast is not cast again"
-    assert is_cut_through(atom, [other, upper], (5, 0), (128, 128))
-    above = cutout((256, 128), (0, 0), (128, 128))
-    assert not is_cut_through(atom, [above], (128, 0), (256, 128)), "it ends where the block begins"
-    below = cutout((256, 128), (128, 0), (256, 128))
-    assert not is_cut_through(atom, [below], (0, 0), (128, 128)), "it begins where the block ends"
 
 
 def pieces(shape: Shape, start: Shape | None = None, stop: Shape | None = None) -> list[Piece]:
