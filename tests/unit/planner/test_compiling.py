@@ -152,25 +152,6 @@ def quantised(start: Shape, stop: Shape, whole: Shape = (256, 128)) -> Layout:
     return layout_of([TensorEntry("mine", "float8_e4m3fn", 1, extent, extent, (0, 0), (part,))])
 
 
-def test_blocks_that_shards_cut_through_are_told_with_what_to_do() -> None:
-    shards = {
-        name: layout_of([entry("w", (256, 128), (a, 0), (b, 128), "bfloat16")])
-        for name, a, b in [("a", 0, 100), ("b", 100, 256)]
-    }
-    told = refusal(quantised((0, 0), (256, 128)), ("a", "b"), **shards)
-    assert told == (
-        "[0:128, 0:128] of 'w' as fp8-block-128:values is computed of [0:128, 0:128], and the edges of the holders' "
-        "shards cut through blocks of 128 × 128 there, which this version can't put together: shard the published "
-        "tensor at whole blocks, or read it as it was published and quantise it where it is used"
-    )
-    lower = quantised((128, 0), (256, 128))
-    assert len(Execution(compiled(lower, ("a", "b"), **shards))) == 1
-    told = refusal(
-        quantised((0, 0), (256, 128)), ("b",), b=layout_of([entry("w", (256, 128), (128, 0), None, "bfloat16")])
-    )
-    assert told == "no holder has [0:128, 0:128] of 'w' as fp8-block-128:values"
-
-
 def test_a_box_that_gives_no_whole_block_cuts_nothing() -> None:
     """One rank of another replica has a part of a block alone: the whole is filled as if that one weren't there."""
     whole = layout_of([entry("w", (512, 128), dtype="bfloat16")])
