@@ -119,7 +119,7 @@ class Fleet:
 
     async def check_equal(self) -> None:
         """Raise unless every reader holds the trainer's bytes."""
-        digests = [(await process.ask("digest"))["digest"] for process in [self.trainer, *self.readers]]
+        digests = [(await process.ask("digest"))["digests"][0] for process in [self.trainer, *self.readers]]
         if len(set(digests)) != 1:
             raise RuntimeError(f"the copies differ from the trainer's bytes: {digests}")
 

@@ -27,8 +27,8 @@ PREFIX: Final = "BENCHMARK_SITES"
 
 NEAR: Final = "near"
 FAR: Final = "far"
-NEAR_HOST: Final = "host-0"
-"""The trainer's; all others stand in the far site."""
+NEAR_AGENTS: Final = "BENCHMARK_NEAR_AGENTS"
+"""Names the variable that tells how many hosts, from the first one on, stand in the near site: the trainer's."""
 
 AGENT: Final = (sys.executable, "-m", "benchmarks.sites")
 
@@ -108,7 +108,7 @@ def make_plain(name: str, device: str) -> None:
 
 def _be_agent() -> None:
     """Be an agent of `tensorhub up` that moves to its site first."""
-    far = os.environ["TENSORHUB_HOST"] != NEAR_HOST
+    far = int(os.environ["TENSORHUB_HOST"].rpartition("-")[2]) >= int(os.environ[NEAR_AGENTS])
     site = FAR if far else NEAR
     enter(f"{os.environ[PREFIX]}-{site}")
     os.environ |= {"TENSORHUB_ADDRESS": address(int(far)), "TENSORHUB_SITE": site}

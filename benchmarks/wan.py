@@ -2,11 +2,12 @@
 
 A trainer, NATS, registry and planner stand in one site, and so many replicas, each with an agent on a host of its own,
 in another one, behind a thin and long line (benchmarks/sites.py). All wait for a version when it is published. It is
-read in three ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the trainer
-by itself; *killed*, like shared, but an agent that is in the middle of its part is killed when half of the version
-has crossed; and *delta*, where all hold a version in which one value of a hundred is another one. Shown are the time
-until the last (surviving) replica has it, and what went over the line, to the bytes of the model. Needs root, `ip` and
-`ss`.
+read in several ways: *shared*, as it is by default; *star*, where each replica pulls all of it over TCP from the
+trainer by itself; *killed*, like shared, but an agent in the middle of its part is killed when half of the version has
+crossed; *unlike* and *unlike-killed*, where the trainer has two shards, each with some rows of every tensor and an
+agent of its own, and the replicas are whole; and *delta*, where all hold a version in which one value of a hundred is
+another one. Shown are the time until the last (surviving) replica has it, and what went over the line, to the bytes of
+the model. Needs root, `ip` and `ss`.
 """
 
 import argparse
@@ -28,15 +29,17 @@ from tests.partition.namespaces import enter
 from benchmarks import page, report
 from benchmarks.fleet import JOB, Process
 from benchmarks.llama import shapes
-from benchmarks.sites import AGENT, FAR, NEAR, PREFIX, Sites, address
+from benchmarks.sites import AGENT, FAR, NEAR, NEAR_AGENTS, PREFIX, Sites, address
 from tensorhub.up import nats_server
 from tensorhub.up.hub_file import AgentEntry
 from tensorhub.up.up import Commands, Up
 
 MODEL: Final = "wan"
-TRAINER: Final = "agent-0"
 MIB: Final = 1 << 20
-WAYS: Final = ("shared", "star", "killed", "delta")
+WAYS: Final = ("shared", "star", "killed", "unlike", "unlike-killed", "delta")
+UNLIKE: Final = 2
+"""Where the trainer is cut otherwise than the replicas, into so many shards."""
+
 CHANGED: Final = 0.01
 """The part of the values that is another one in a delta."""
 
@@ -67,6 +70,8 @@ class Took:
     """What survivors asked for and did not count, to the model's bytes."""
     dropped: int
     """Frames that found the line's queue full."""
+    left: tuple[str, ...] = ()
+    """Which sources survivors have left before the end, and why."""
     lost: float = 0.0
     """What the killed agent had taken over the line and nobody has of it, to the model's bytes."""
 
@@ -74,65 +79,84 @@ class Took:
 class Far:
     """The trainer and the far replicas of one hub."""
 
-    def __init__(self, sites: Sites, agents: Sequence[AgentEntry], mib: int, bound_s: float) -> None:
-        """Start nobody yet; each call of a replica may take `bound_s`."""
+    def __init__(self, sites: Sites, agents: Sequence[AgentEntry], shards: int, mib: int, bound_s: float) -> None:
+        """Start nobody yet; the first agents are the trainer's shards'. Each call of a replica may take `bound_s`."""
         self._sites, self._agents, self._bound_s = sites, agents, bound_s
+        self._near = {agent.id: number for number, agent in enumerate(agents[:shards])}
         self.whole = mib * MIB
         self._shapes = shapes(mib)
-        self.trainer: Process | None = None
+        self.trainer: list[Process] = []
         self.readers: dict[str, Process] = {}
 
     async def register(self, nats: str) -> None:
         """Start the processes, each in its site, and register them."""
         for agent in self._agents:
-            site = NEAR if agent.id == TRAINER else FAR
+            shard = self._near.get(agent.id)
+            site = FAR if shard is None else NEAR
             process = await Process.start(os.environ, ("ip", "netns", "exec", self._sites.name(site)))
-            if agent.id == TRAINER:
-                self.trainer = process
-            else:
+            if shard is None:
                 self.readers[agent.id] = process
+            else:
+                self.trainer.append(process)
             await process.ask(
                 "register",
                 socket=agent.socket,
                 nats=nats,
                 job=JOB,
                 model=MODEL,
-                replica="trainer" if agent.id == TRAINER else agent.id,
+                replica=agent.id if shard is None else "trainer",
                 shapes=self._shapes,
-                fill=agent.id == TRAINER,
+                fill=shard is not None,
+                shard=shard or 0,
+                shards=1 if shard is None else len(self._near),
             )
+
+    async def train(self, do: str, **arguments: Any) -> list[Any]:  # noqa: ANN401 (a worker's arguments)
+        """Have all shards of the trainer do something."""
+        return await asyncio.gather(*(each.ask(do, **arguments) for each in self.trainer))
 
     async def run(self, way: str) -> Took:
         """Publish to waiting readers; measure until the last one has it, and compare all bytes."""
-        assert self.trainer is not None
-        await self.trainer.ask("change", part=CHANGED if way == "delta" else 1.0)
+        await self.train("change", part=CHANGED if way == "delta" else 1.0)
         wait = {"wait_s": self._bound_s, "timeout_s": self._bound_s, "answer_s": 2 * self._bound_s}
         updates = {name: asyncio.create_task(each.ask("update", **wait)) for name, each in self.readers.items()}
         await asyncio.sleep(JOIN_S)
         before, held = self._sites.counters(), self._taken()
-        published = await self.trainer.ask("publish")
+        published = await self.train("publish")
         taken = 0
-        if way == "killed":
+        if way.endswith("killed"):
             victim, taken = await self._kill(before["tcp_payload"], held)
             updates.pop(victim).cancel()
             await self.readers.pop(victim).kill()
         reads = await asyncio.gather(*updates.values())
         after = self._sites.counters()
-        await self._check_equal(reads, published["version"])
-        return self._took(way, published, reads, {name: after[name] - before[name] for name in after}, taken)
+        await self._check_equal(reads, published[0]["version"])
+        return self._took(
+            way,
+            min(each["begin"] for each in published),
+            reads,
+            {name: after[name] - before[name] for name in after},
+            taken,
+        )
 
-    def _took(self, way: str, published: Any, reads: Sequence[Any], sent: dict[str, int], taken: int) -> Took:  # noqa: ANN401 (a worker's answer)
+    def _took(self, way: str, begin: float, reads: Sequence[Any], sent: dict[str, int], taken: int) -> Took:
         whole = self.whole
-        sources = [[s for s in read["report"]["sources"] if s["agent"] == TRAINER] for read in reads]
+        sources = [[s for s in read["report"]["sources"] if s["agent"] in self._near] for read in reads]
         crossed = [sum(source["nbytes"] for source in each) / whole for each in sources]
         return Took(
             way=way,
-            seconds=max(read["end"] for read in reads) - published["begin"],
+            seconds=max(read["end"] for read in reads) - begin,
             payload=sent["tcp_payload"] / whole,
             interface=sent["interface"] / whole,
             crossed=tuple(crossed),
             wasted=sum(source["wasted_bytes"] for each in sources for source in each) / whole,
             dropped=sent["dropped"],
+            left=tuple(
+                f"number {number} left {source['agent']}, {source['wasted_bytes'] / whole:.3f} wasted: {source['lost']}"
+                for number, read in enumerate(reads)
+                for source in read["report"]["sources"]
+                if source["lost"]
+            ),
             lost=taken / whole - (1 - sum(crossed)) if taken else 0.0,
         )
 
@@ -148,9 +172,9 @@ class Far:
         return victim.id, taken[victim.pid]
 
     def _taken(self) -> dict[int, int]:
-        """Return what each process of the far site has received from the trainer's agent, by its id."""
-        trainer = next(agent.pid for agent in self._agents if agent.id == TRAINER)
-        ports = {port for port, pid, _ in self._sockets(NEAR) if pid == trainer}
+        """Return what each process of the far site has received from the trainer's agents, by its id."""
+        trainer = {agent.pid for agent in self._agents if agent.id in self._near}
+        ports = {port for port, pid, _ in self._sockets(NEAR) if pid in trainer}
         taken: dict[int, int] = {}
         for _, pid, nbytes in self._sockets(FAR, ports):
             taken[pid] = taken.get(pid, 0) + nbytes
@@ -170,18 +194,18 @@ class Far:
         return found
 
     async def _check_equal(self, reads: Sequence[Any], version: int) -> None:
-        assert self.trainer is not None
         if {read["version"] for read in reads} != {version}:
             raise RuntimeError(f"not everybody has read version {version}")
-        digests = [(await each.ask("digest"))["digest"] for each in (self.trainer, *self.readers.values())]
-        if len(set(digests)) != 1:
-            raise RuntimeError(f"the copies differ from the trainer's bytes: {digests}")
+        shards = len(self.trainer)
+        digests = [(await each.ask("digest", shards=shards))["digests"] for each in self.readers.values()]
+        right = [each["digests"][0] for each in await self.train("digest")]
+        if any(each != right for each in digests):
+            raise RuntimeError(f"the copies differ from the trainer's bytes: {right}, {digests}")
 
     async def end(self) -> None:
         """Let all processes end."""
-        for process in (self.trainer, *self.readers.values()):
-            if process is not None:
-                await process.end()
+        for process in (*self.trainer, *self.readers.values()):
+            await process.end()
 
 
 async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bound_s: float, times: int) -> list[Took]:
@@ -192,27 +216,26 @@ async def measure(ways: Sequence[str], sites: Sites, mib: int, replicas: int, bo
         "TENSORHUB_PIPELINING": pipelining,
         "TENSORHUB_DELTAS": deltas,
         PREFIX: sites.prefix,
+        NEAR_AGENTS: str(shards := UNLIKE if ways[0].startswith("unlike") else 1),
     }
     found: list[Took] = []
     with (
         tempfile.TemporaryDirectory(prefix="tensorhub-wan-") as folder,
         mock.patch.object(nats_server, "LISTEN", address(0)),
     ):
-        agents = 1 + replicas
+        agents = shards + replicas
         up = Up(Path(folder), agents=agents, hosts=agents, commands=Commands(agent=AGENT), environment=environment)
         async with up:
-            far = Far(sites, up.hub.agents, mib, bound_s)
+            far = Far(sites, up.hub.agents, shards, mib, bound_s)
             try:
                 await far.register(up.hub.nats)
                 if "delta" in ways:
                     await far.run("shared")
-                    assert far.trainer is not None
-                    await far.trainer.ask("unpublish")
+                    await far.train("unpublish")
                 for number in range(times * len(ways)):
                     found.append(await far.run(ways[number // times]))
                     print(found[-1], file=sys.stderr, flush=True)
-                    assert far.trainer is not None
-                    await far.trainer.ask("unpublish")
+                    await far.train("unpublish")
             finally:
                 await far.end()
     return found
@@ -256,7 +279,7 @@ def main() -> None:
     found: list[Took] = []
     with Sites(options.mbit, options.rtt_ms) as sites:
         enter(sites.name(NEAR))
-        for ways in (["shared", "killed"], ["star"], ["delta"]):
+        for ways in (["shared", "killed"], ["unlike", "unlike-killed"], ["star"], ["delta"]):
             chosen = [way for way in ways if way in options.ways]
             if chosen:
                 found += asyncio.run(measure(chosen, sites, options.mib, options.replicas, bound_s, options.times))

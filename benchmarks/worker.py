@@ -75,13 +75,18 @@ class Worker:
         shapes: Mapping[str, Sequence[int]],
         fill: bool,
         install: str = "in-place",
+        shard: int = 0,
+        shards: int = 1,
     ) -> Answer:
-        """Connect to an agent and register one shard: of zeros, as new memory is, or with `fill` of random bits."""
+        """Connect to an agent and register one shard: of zeros, as new memory is, or with `fill` of random bits.
+
+        Of several shards each has some rows of every tensor.
+        """
         self.hub = tensorhub.connect(job, agent=socket, nats=nats)
-        specs = {name: tensorhub.TensorSpec(tuple(shape), torch.bfloat16) for name, shape in shapes.items()}
-        self.shard = self.hub.register(model, specs, replica=replica, install=install)
+        specs = {name: _rows(tuple(shape), shard, shards) for name, shape in shapes.items()}
+        self.shard = self.hub.register(model, specs, replica=replica, install=install, shard=shard, shards=shards)
         if fill:
-            random = np.random.Generator(np.random.SFC64(1))
+            random = np.random.Generator(np.random.SFC64(1 + shard))
             for tensor in self.shard.tensors.values():
                 words = tensor.view(torch.int16).flatten().numpy()
                 words[:] = np.frombuffer(random.bytes(words.nbytes), dtype=np.int16)
@@ -125,13 +130,15 @@ class Worker:
             tensor.view(torch.uint8).flatten()[:: mmap.PAGESIZE].sum()
         return {"seconds": time.perf_counter() - begin}
 
-    def digest(self) -> Answer:
-        """Hash all bytes, for the parent to compare."""
-        hasher = xxhash.xxh3_128()
+    def digest(self, *, shards: int = 1) -> Answer:
+        """Hash all bytes, for the parent to compare: those of each of so many shards of what stands here."""
+        hashers = [xxhash.xxh3_128() for _ in range(shards)]
         for name, tensor in sorted(self._registered().tensors.items()):
-            hasher.update(name.encode())
-            hasher.update(tensor.view(torch.uint8).numpy().data)
-        return {"digest": hasher.hexdigest()}
+            for number, hasher in enumerate(hashers):
+                begin, end = _bounds(tensor.shape[0], number, shards)
+                hasher.update(name.encode())
+                hasher.update(tensor[begin:end].view(torch.uint8).numpy().data)
+        return {"digests": [hasher.hexdigest() for hasher in hashers]}
 
     def close(self) -> Answer:
         """Release the shard."""
@@ -143,6 +150,20 @@ class Worker:
     def _registered(self) -> tensorhub.Shard:
         assert self.shard is not None, "register first"
         return self.shard
+
+
+def _bounds(rows: int, shard: int, shards: int) -> tuple[int, int]:
+    """Return which rows of so many a shard has."""
+    return rows * shard // shards, rows * (shard + 1) // shards
+
+
+def _rows(shape: tuple[int, ...], shard: int, shards: int) -> tensorhub.TensorSpec:
+    """Return a shard's rows of a tensor."""
+    if shards == 1:
+        return tensorhub.TensorSpec(shape, torch.bfloat16)
+    begin, end = _bounds(shape[0], shard, shards)
+    offset = (begin, *(0 for _ in shape[1:]))
+    return tensorhub.TensorSpec((end - begin, *shape[1:]), torch.bfloat16, global_shape=shape, offset=offset)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import Drained
 from tensorhub_common.wire.events.rounds import RoundJoined
 from tensorhub_common.wire.events.versions import VersionPublished
-from tensorhub_common.wire.transfer import Range
+from tensorhub_common.wire.transfer import LeaseGrant, Range
 from tensorhub_planner import coverage, plan
 from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
@@ -223,6 +223,19 @@ def _promises_all() -> list[Replacement]:
     return [(Readings, "firm", firm), (Readings, "awaited", lambda _self: [])]
 
 
+def _other_units_promised() -> list[Replacement]:
+    """A shard that is filled by one program tells a reader of another one of its units, as if they were the same."""
+    grant: Callable[..., Any] = LeaseTable._grant_coming  # noqa: SLF001
+
+    def take(self: Any, coming: Any, ask: Any, *rest: Any) -> Any:
+        if ask.program is None or coming.units is None:
+            return grant(self, coming, ask, *rest)
+        answer = grant(self, coming, msgspec.structs.replace(ask, program=coming.units.program), *rest)
+        return msgspec.structs.replace(answer, program=ask.program) if isinstance(answer, LeaseGrant) else answer
+
+    return [(LeaseTable, "_grant_coming", take)]
+
+
 def _readers_kept() -> list[Replacement]:
     """A shard whose round is decided anew for the same version keeps its readers, though its turn is later by then."""
     decided = ReadOperation._decided  # noqa: SLF001
@@ -291,6 +304,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "wait-cycle": _wait_cycle,
     "promise-kept": _promise_kept,
     "promises-all": _promises_all,
+    "other-units": _other_units_promised,
     "readers-kept": _readers_kept,
     "swap-per-shard": _swap_per_shard,
     "mapped-not-waited-for": _mapped_not_waited_for,

@@ -46,6 +46,8 @@ AGAIN_ODDS: Final = 0.03
 """So often a word comes twice."""
 
 LEASE_HOLD_S: Final = 1.0
+GONE: Final = LeaseMove.READER_GONE
+
 HOLD_LOOK_S: Final = 0.02
 """How often a question that a source holds is looked at: production wakes it."""
 
@@ -139,6 +141,7 @@ class Link:
             units=self.program is not None,
             nbytes=self.share.nbytes,
             promises=self.share.crosses,
+            program=self.program.digest if self.program is not None else None,
         )
         self._asks += 1
         asks = self._asks
@@ -149,8 +152,17 @@ class Link:
 
     def _silent(self, asks: int) -> None:
         if not self.answered and asks == self._asks:
-            self.answered = True
-            self.lost("its agent did not answer")
+            self._again_or_lost("its agent did not answer")
+
+    def _again_or_lost(self, reason: str) -> None:
+        """Ask once more whoever is worth it, as `sources.py` does."""
+        if (self.share.crosses or self.share.far) and not self.closing:
+            self.reader.world.links.pop(self.lease, None)
+            self.answered, self.lease = False, ""
+            self.open()
+            return
+        self.answered = True
+        self.lost(reason)
 
     def _ask_arrives(self, ask: LeaseAsk) -> None:
         if not self.source.up:
@@ -191,14 +203,14 @@ class Link:
             return
         self.clock.after(self.clock.lag(), self.source, lambda: self._connected(answer))
         self.source_life = self.source.life
-        self._at_reader(LEASE_ASK_S, self._unconnected)
+        self._at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
 
-    def _unconnected(self) -> None:
-        if not self.is_open:
-            self.lost("its transport did not open")
+    def _unconnected(self, grant: LeaseGrant) -> None:
+        if not self.is_open and grant.lease == self.lease:
+            self._again_or_lost("its transport did not open")
 
     def _connected(self, grant: LeaseGrant) -> None:
-        if self.is_cut:
+        if self.is_cut or grant.lease != self.lease:
             return
         lease = self.source.core.redeemed(grant.ticket, self.source.now)
         self.source.set_timer()
@@ -220,6 +232,10 @@ class Link:
         if self.closing:
             self._tell_source(LeaseMove.READER_GONE)
             return
+        if grant.lease != self.lease:
+            # It was given up, and asked for again; the source hears that its connection has ended.
+            self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
+            return
         self.is_open = True
         self._wire = Wire(self, memory, self._arrived, delta)
         self._digests = grant.digests
@@ -228,7 +244,9 @@ class Link:
         if self.program is not None:
             # As `sources.py` does: units of a program are no pieces of the source.
             digests = b""
-            if grant.filling:
+            if grant.filling and grant.program == self.program.digest:
+                self.reader.world.counted_on_units += grant.promises
+            elif grant.filling:
                 table = self.reader.world.layouts.table(self.share.layout or "")
                 self._availability = Availability(self.program, self.share.layout or "", table)
                 pieces = self._availability.units(pieces or ())

@@ -15,7 +15,19 @@ COVERED_FROM_SEEDS: Final = 500
 """A run of so many seeds has to make every transition that can be made."""
 
 COUNTED: Final = (
-    *("seeds", "steps", "commands", "events", "versions", "reads", "units", "relayed", "patched", "promises"),
+    *(
+        "seeds",
+        "steps",
+        "commands",
+        "events",
+        "versions",
+        "reads",
+        "units",
+        "relayed",
+        "patched",
+        "promises",
+        "exchanges",
+    ),
     *("kills", "stops", "outages", "cuts", "jumps", "losses"),
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import cache, pace, reading, readings, serving, shard, sharing, superseding, trial
+from tensorhub_agent import cache, ceding, pace, reading, readings, serving, shard, sharing, superseding, trial
 from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
 from tensorhub_planner import spans
@@ -22,7 +22,11 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "BATCH_BYTES_MIN", 1),
     (pace, "STALL_MIN_S", 0.3),
     (reading, "CROSSER_OPEN_S_MAX", 3.0),
-    (reading, "CROSSER_SILENT_S", 2.5),
+    (reading, "CROSSER_SILENT_S", 4.0),
+    (reading, "CROSSER_STARVED_S", 6.0),
+    (reading, "FAR_BPS_MIN", 20),
+    (reading, "FAR_SILENT_S", 4.0),
+    (ceding, "CEDE_GAIN_S", 0.03),
     (reading, "HOPE_S", 0.5),
     (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
@@ -40,6 +44,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
     (spans, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
     (readings, "RELAYED_BYTES", 8),
+    (readings, "RELAYED_FAR_BYTES", 4),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
 """Constants of production, and what they are in a world of a few bytes and seconds."""
@@ -67,6 +72,8 @@ class Totals:
     reads: int = 0
     promises: int = 0
     """Leases whose readers counted on what a half-filled source promises."""
+    exchanges: int = 0
+    """Of these, of readers that are told of units."""
     kills: int = 0
     stops: int = 0
     outages: int = 0
@@ -96,6 +103,7 @@ class Totals:
             self.versions += sum(job.truth.published.values())
             self.reads += job.calls.reads
             self.promises += job.counted_on
+            self.exchanges += job.counted_on_units
             self.raised.update(job.calls.raised)
             self.left.update(job.left)
             self.units += job.units

@@ -21,6 +21,8 @@ UNLIKE = 0.4
 
 QUANTISED: Final = 0.05
 """And in so many rollouts read fp8."""
+MATES = 0.7
+"""In so many of those where these stand in another site than the trainers they are cut alike, and share out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,10 @@ def draw(seed: int, *, calm: bool) -> Setting:
         deleted_after_s=0.0,
     )
     if cut.random() < UNLIKE:
-        setting = replace(setting, cuttings=unlike_cuttings(cut, setting.trainers, setting.rollouts))
+        cuttings = unlike_cuttings(cut, setting.trainers, setting.rollouts)
+        if setting.sites and cut.random() < MATES:
+            cuttings = Cuttings(cuttings.trainers, cuttings.rollouts[:1] * setting.rollouts)
+        setting = replace(setting, cuttings=cuttings)
     fp8 = random.Random(seed * 217645199 + 1)
     if fp8.random() < QUANTISED:
         setting = replace(setting, cuttings=quantised_cuttings(fp8, setting.trainers, setting.rollouts))

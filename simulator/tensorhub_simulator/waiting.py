@@ -41,14 +41,14 @@ def check_waiting(links: Iterable[Link]) -> None:
 
 
 def check_promises(cores: Iterable[AgentCore]) -> None:
-    """Raise `Violation` if a shard promises a piece for which it waits itself; one that reads units promises none."""
+    """Raise `Violation` if a shard promises a piece, or a unit, for which it waits itself."""
     for core in cores:
         for key, coming in core.table.coming.items():
             if not coming.is_counted_on:
-                # Nobody waits for it; what is read by a program has other numbers, and promises nothing.
+                # Nobody waits for it.
                 continue
             operation = core.shards[key].operation
-            transfer = operation.transfer if isinstance(operation, ReadOperation) and not coming.units else None
+            transfer = operation.transfer if isinstance(operation, ReadOperation) else None
             for source in transfer.sources.values() if transfer is not None else ():
                 both = split(coming.promised, source.parked)[0]
                 if both:

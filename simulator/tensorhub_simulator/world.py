@@ -70,8 +70,8 @@ class World:
         self.calls = Calls(self)
         self.links: dict[str, Link] = {}
         self.strangers = Strangers(self)
-        # Leases that counted on promises.
-        self.counted_on = 0
+        # Leases that counted on promises, and those of them that were told of units.
+        self.counted_on = self.counted_on_units = 0
         self.left: Counter[str] = Counter()
         """Why sources were left, and how often."""
         self.touched: set[AgentNode] = set()

@@ -106,3 +106,32 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     """With the seed that found it when last looked for, or another one after it."""
     with planted(bug), scaled_down(), pytest.raises((Violation, LookupError, AssertionError)):
         run_all((SOON_FOUND[bug], *range(1, 41)))
+
+
+def far_mates(seed: int) -> World:
+    """Return a seed's world in which three replicas of one layout stand in another site than the trainer."""
+    cut = unlike_cuttings(Random(seed), 1, 1)
+    setting = replace(draw(seed, calm=False), models=("policy",), beside=None, sites=True, agents=5)
+    cuttings = Cuttings(cut.trainers, cut.rollouts * 3)
+    return World(seed, replace(setting, cuttings=cuttings, trainers=1, rollouts=3))
+
+
+def run_far_mates(seeds: Iterable[int]) -> int:
+    """Run seeds; return how many leases counted on units that were promised."""
+    exchanges = 0
+    for seed in seeds:
+        world = far_mates(seed)
+        world.run()
+        exchanges += world.counted_on_units
+    return exchanges
+
+
+def test_replicas_of_a_far_site_exchange_units_whatever_fails() -> None:
+    """Every byte is compared, and nobody promises what it waits for; and it does happen."""
+    with scaled_down():
+        assert run_far_mates(range(1, 25)) > 0
+
+
+def test_a_reader_that_takes_the_units_of_another_program_for_its_own_is_found() -> None:
+    with planted("other-units"), scaled_down(), pytest.raises((Violation, LookupError, AssertionError)):
+        run_far_mates(range(1, 41))

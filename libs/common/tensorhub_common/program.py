@@ -11,6 +11,9 @@ come from the same sources. So a program is a few patterns, and for each tensor 
 Units are numbered block by block: a *block* are the cells of a group that the same sources have. Blocks stand in the
 order of their sources, so what one source gives is few ranges of numbers, however many tensors there are.
 
+Memory of the destination's own layout has every unit, at the same place: it is a source of any program that fills the
+layout, and no program need name it.
+
 Where sources' edges cut through blocks of fp8 nobody has whole, a *fold* is a box of such blocks: *partials* are units
 whose elements are the largest magnitudes (amax) in what one source has of each block. They go into the read's *table*
 and not into the destination. Once a fold's partials are all there, its scales follow, and its values are asked for with
@@ -35,6 +38,9 @@ from tensorhub_common.regions import Blocks, Form, Regions, Sizes
 
 UNITS_MAX: Final = 4_000_000
 """A program has at most so many units, as a layout has pieces."""
+
+HERE: Final = 0
+"""Stands for no owner, where the forms of units are kept: an identity is never 0."""
 
 Range = tuple[int, int]
 
@@ -203,6 +209,9 @@ class Execution:
 
     def given_by(self, layout: str) -> tuple[Range, ...]:
         """Return the units that a source of this layout has, in order; none where the program knows no such layout."""
+        if layout == self.program.layout:
+            first = self._behind(Kind.PARTIAL)
+            return ((first, len(self) - first),) if len(self) > first else ()
         if self._given is None:
             self._given = self._given_by_all()
         number = self._number.get(layout)
@@ -255,6 +264,8 @@ class Execution:
 
         Partials go into the table. Of values that have to be computed by their amax, `Regions.amax` is not known here.
         """
+        if layout == self.program.layout:
+            return self._regions_here(ranges)
         source = self._number[layout]
         to: list[int] = []
         origin: list[int] = []
@@ -271,6 +282,16 @@ class Execution:
             origin.append(there + (ahead * owner.step * owner.strides[cut.dim] if ahead else 0))
             form.append(self._form(cut, owner, unit))
         return Regions(to, origin, form)
+
+    def _regions_here(self, ranges: Iterable[Range]) -> Regions:
+        """Return these units as they stand in memory of the destination's layout: where they belong."""
+        to: list[int] = []
+        form: list[Form] = []
+        for group, tensor, cell, unit in self._units(ranges):
+            cut = cell.cut
+            to.append(group.to[tensor] + cell.to + (unit * cut.rows * cut.to_strides[cut.dim] if unit else 0))
+            form.append(self._form_here(cut, unit))
+        return Regions(to, to, form)
 
     def places(self, ranges: Iterable[Range]) -> Iterator[Place]:
         """Yield where these units go, whoever gives them. Partials go nowhere."""
@@ -306,6 +327,14 @@ class Execution:
                 cast=owner.cast,
                 blocks=None if owner.blocks is None else _blocks_of(cut, owner.blocks, owner.step, unit),
             )
+        return form
+
+    def _form_here(self, cut: Cut, unit: int) -> Form:
+        key = (id(cut), HERE, unit if unit == cut.units - 1 else 0)
+        form = self._forms.get(key)
+        if form is None:
+            strides, itemsize = cut.to_strides, cut.itemsize
+            form = self._forms[key] = Form(cut.sizes(unit), strides, strides, itemsize, itemsize)
         return form
 
 

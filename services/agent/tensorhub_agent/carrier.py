@@ -8,6 +8,7 @@ verified in the memory that is being filled; when the transfer is given up, thei
 from collections.abc import Sequence
 
 from tensorhub_agent.amax import Table
+from tensorhub_agent.ceding import Ceded
 from tensorhub_agent.effects import (
     AskPlan,
     Available,
@@ -30,7 +31,7 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
-from tensorhub_agent.lease_frames import Have, Promise, Retract, Stock
+from tensorhub_agent.lease_frames import Cede, Have, Promise, Retract, Stock
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.readings import Todo
@@ -184,7 +185,8 @@ class Carrier:
         core = self._core
         core.break_waiting("the shard is filled from other layouts than its own")
         if self._turn is not None and not core.place.swaps:
-            core.table.expect(core.key, transfer.version, transfer.root, self._turn, len(core.place.nbytes), units=True)
+            pieces, units = len(core.place.nbytes), self._completion
+            core.table.expect(core.key, transfer.version, transfer.root, self._turn, pieces, units=units)
 
     def digest(self) -> None:
         """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
@@ -209,11 +211,22 @@ class Carrier:
         if pieces:
             core.out.extend(Show(lease, Have(pieces)) for lease in core.table.prove(core.key, pieces))
 
-    def _promise(self, transfer: Transfer) -> None:
+    def _show_units(self, units: tuple[Range, ...], completion: Completion) -> None:
+        """Tell readers of the same program of units, and all others of the pieces that are whole by them."""
+        core = self._core
+        self._show(tuple(completion.stand(units)))
+        if units:
+            core.out.extend(Show(lease, Have(units)) for lease in core.table.prove_units(core.key, units))
+
+    def _promise(self, transfer: Transfer, ceded_now: Sequence[Ceded]) -> None:
         """Let those who count on it know what this shard has under way, and what it waits for itself."""
         core = self._core
-        if self.program is not None or not core.table.counts_on_promises(core.key):
+        transfer.is_counted_on = core.table.counts_on_promises(core.key)
+        if not transfer.is_counted_on:
             return
+        for ceded in ceded_now:
+            leases = core.table.cede(core.key, ceded.pieces)
+            core.out.extend(Show(lease, Cede(ceded.pieces, ceded.heir)) for lease in leases)
         news = core.table.promise(core.key, transfer.readings.firm(), transfer.readings.awaited())
         if news is not None:
             said = [each for each in (Retract(news.broken), Promise(news.fresh)) if each.pieces]
@@ -249,6 +262,12 @@ class Carrier:
                 transfer.promised(source, news.pieces)
             case Retract():
                 transfer.retracted(source, news.pieces, now)
+            case Cede():
+                key, heir = self._core.key, news.heir
+                if (heir.replica, heir.shard) == (key.replica, key.shard):
+                    transfer.inherited(source, news.pieces, now)
+                else:
+                    transfer.ceded(source, news.pieces, heir, now)
 
     def drive(self, agent: str, now: float) -> None:
         """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
@@ -264,8 +283,11 @@ class Carrier:
         if transfer.proof.digests is not None:
             core.table.vouch(core.key, transfer.proof.digests)
         self._fold(todo)
-        self._show(tuple(todo.proven) if self._completion is None else tuple(self._completion.stand(todo.proven)))
-        self._promise(transfer)
+        if self._completion is None:
+            self._show(tuple(todo.proven))
+        else:
+            self._show_units(tuple(todo.proven), self._completion)
+        self._promise(transfer, todo.ceded)
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
@@ -337,10 +359,18 @@ class Carrier:
             mapped=core.place.mapped,
             program=self._reads_by,
             rates=core.measured.told(now),
-            promises=self.program is None,
-            uncrossed=tuple(transfer.readings.uncrossed),
+            promises=True,
+            uncrossed=self._uncrossed(transfer),
+            crossers=transfer.readings.crossers,
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
+
+    def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
+        """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
+        key, readings = self._core.key, transfer.readings
+        if not readings.asks_for_inherited:
+            return tuple(readings.uncrossed)
+        return tuple(each for each in readings.crossers if (each.replica, each.shard) != (key.replica, key.shard))
 
     def _root_of(self, share: Share) -> str | None:
         """Return what a source must hold by the log: in its own layout, where that is not the reader's."""

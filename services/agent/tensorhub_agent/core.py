@@ -116,10 +116,7 @@ class AgentCore:
             return self.job_deleted(str(gone(event.job)), now)
         if isinstance(event, CommandRejected) and event.error == JobGone.__name__:
             return self.job_deleted(event.message, now)
-        if isinstance(event, AgentJoined) and event.agent == self.agent:
-            effects += self._on_joined(event, now)
-        elif self._is_disowned_by(event):
-            effects.append(Rejoin())
+        effects += self._on_standing(event, now)
         for core in self._concerned(event):
             core.on_event(event, now)
             effects += self._take(core)
@@ -184,12 +181,27 @@ class AgentCore:
                 self.keeper.forget(key)
         return effects
 
+    def _on_standing(self, event: AnyEvent, now: float) -> list[AnyEffect]:
+        """Take what the log says of this agent's standing, or of another one's."""
+        if isinstance(event, AgentJoined) and event.agent == self.agent:
+            return self._on_joined(event, now)
+        if isinstance(event, AgentLost):
+            return self._on_lost(event)
+        return [Rejoin()] if self._is_disowned_by(event) else []
+
     def _is_disowned_by(self, event: AnyEvent) -> bool:
         """Tell whether the log does not take this incarnation for the live one any more."""
-        if isinstance(event, AgentLost):
-            return (event.agent, event.incarnation) == (self.agent, self.incarnation)
         refused = isinstance(event, CommandRejected) and event.error == StaleSender.__name__
         return refused and self._speech.is_answered_by(event)
+
+    def _on_lost(self, event: AgentLost) -> list[AnyEffect]:
+        """Join anew if it is this one that the log has lost; else let reads know, which may wait for what it brings."""
+        if event.agent == self.agent:
+            return [Rejoin()] if event.incarnation == self.incarnation else []
+        for core in self.shards.values():
+            if isinstance(core.operation, ReadOperation):
+                core.operation.lose_agent(event.agent, event.incarnation)
+        return []
 
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
@@ -312,10 +324,15 @@ class AgentCore:
         return core is not None and (core.held.memory, core.held.version) == (Memory.READY, ask.version)
 
     def _may_be_decided(self, ask: LeaseAsk) -> bool:
-        """Tell whether the log may have decided what this agent has not heard yet, and the reader has."""
+        """Tell whether the log may have decided what this agent has not heard yet, and the reader has.
+
+        Or whether it is not known yet by which program the shard will be filled.
+        """
         core = self._asked_for(ask)
         operation = core.operation if core is not None else None
-        return isinstance(operation, ReadOperation) and operation.stage is Stage.JOINING
+        if not isinstance(operation, ReadOperation):
+            return False
+        return operation.stage is Stage.JOINING or (ask.program is not None and operation.may_turn_to_program)
 
     def redeemed(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket from the transport."""

@@ -124,8 +124,9 @@ class JobAgent:
         )
         # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
         # Names can't hold a quotation mark, so the JSON of one is its text.
-        # And that all of it is over.
-        self._concerns = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode(), b'"job.deleted"'}
+        # And that all of it is over, or that somebody is lost for whom a read here may wait.
+        own = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
+        self._concerns = {*own, b'"job.deleted"', b'"agent.lost"'}
 
     # Standing in the log.
 

@@ -7,6 +7,7 @@ from typing import Final
 from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.ranges import marked
+from tensorhub_agent.units import Completion
 from tensorhub_common.wire.transfer import Range, Transport, Turn
 
 
@@ -55,10 +56,13 @@ class Offered:
     """Marks of the pieces that stand there, while it is being filled; None: all do."""
     count: int = 0
     """How many pieces it has, with or without digests."""
-    units: bool = False
+    units: Completion | None = None
     """It is filled by a program: no digests are known before all stands, so only who needs none may read."""
+    has_units: bytearray = field(default_factory=bytearray)
+    """Marks of the units of that which stand there."""
     promised: bytearray = field(default_factory=bytearray)
-    """Marks of the pieces that are promised, while it is being filled; those that stand there may be among them."""
+    """Marks of the pieces that are promised, while it is being filled, or of units, where it is filled by a program;
+    those that stand there may be among them."""
     is_counted_on: bool = False
     """Somebody had a lease that counts on promises."""
 
@@ -82,6 +86,8 @@ class Lease:
     """So much its reader was planned to read."""
     is_promised: bool = False
     """Of what does not stand there yet its reader waits only for what is promised."""
+    units: Completion | None = None
+    """Its reader goes by the program by which the shard is filled, and is told of units."""
     state: LeaseState = LeaseState.GRANTED
     base: str | None = None
     """The root of what its reader holds, where a delta from there is being made."""
@@ -92,9 +98,11 @@ class Lease:
         """Return what its reader may ask for; None: everything, and it knows."""
         if not self.is_told:
             return None
-        has = self.offered.has
-        whole = self.offered.count
-        return tuple(marked(has, 0, len(has))) if has is not None else ((0, whole),) if whole else ()
+        has = self.offered.has if self.units is None else self.offered.has_units
+        whole = self.offered.count if self.units is None else self.units.units
+        if self.offered.has is None or has is None:
+            return ((0, whole),) if whole else ()
+        return tuple(marked(has, 0, len(has)))
 
     def promised(self) -> tuple[Range, ...]:
         """Return what its reader may wait for, where that is not everything."""

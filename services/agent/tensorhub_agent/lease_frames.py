@@ -8,7 +8,8 @@
                                        ←   Holds(number, holds)
                                        ←   Have(pieces), where the source is half-filled: at first, with each
                                            piece that stands there, and as the answer to Renew
-                                       ←   Promise(pieces), Retract(pieces), to a reader that counts on promises
+                                       ←   Promise(pieces), Retract(pieces), Cede(pieces, heir), to a reader that
+                                           counts on promises
                                        ←   Broken, and the end (at any time)
       Done, and the end                →
 
@@ -21,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from tensorhub_common.wire.transfer import Range
+from tensorhub_common.wire.transfer import Range, SourceId
 
 REASON_CHARS_MAX: Final = 500
 
@@ -31,8 +32,9 @@ RENEW_S: Final = 1.0
 HAVE_RANGES_MAX: Final = 256
 """A frame tells of so many ranges of pieces at most."""
 
-CONFIRM_S: Final = 2.0
-"""A source that doesn't say within this whether the lease holds is lost."""
+CONFIRM_S: Final = 30.0
+"""A source that doesn't say within this whether the lease holds is lost. The answer comes behind the bytes that are
+under way: over a thin line, or from a busy machine, that takes seconds."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="t"):
@@ -97,14 +99,21 @@ class Retract(Frame, frozen=True, tag="retract"):
     pieces: tuple[Range, ...]
 
 
-Stock = Have | Promise | Retract
+class Cede(Frame, frozen=True, tag="cede"):
+    """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
+
+    pieces: tuple[Range, ...]
+    heir: SourceId
+
+
+Stock = Have | Promise | Retract | Cede
 """What a half-filled source tells of its pieces."""
 
 
 def frames_of(news: Stock) -> Sequence[Stock]:
     """Return the frames that tell of this, one at least, each short enough."""
     starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
-    return [type(news)(news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
+    return [msgspec.structs.replace(news, pieces=news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
 
 
 class Done(Frame, frozen=True, tag="done"):
@@ -120,4 +129,4 @@ class Broken(Frame, frozen=True, tag="broken"):
 
 
 FromReader = Hello | Renew | Confirm | Done
-FromSource = Welcome | No | Holds | Have | Promise | Retract | Broken
+FromSource = Welcome | No | Holds | Have | Promise | Retract | Cede | Broken

@@ -140,6 +140,8 @@ class Lending:
             return self._lent(lease, place) if lease.is_mapped else opened
 
         def lacks(origin: int, nbytes: int) -> bool:
+            if lease.units is not None:
+                return table.lacks_units(lease.name, origin, nbytes)
             at = place.table.piece_at
             return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
 

@@ -21,7 +21,7 @@ from tensorhub_agent.boxes import BadForm
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copy_job import CopyStopped, Job
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, Promise, Renew, Retract
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Cede, Done, Have, Holds, Promise, Renew, Retract
 from tensorhub_agent.local_frames import from_source, send
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.settled import Ending
@@ -110,7 +110,7 @@ class OpenLease(ABC):
                 match await from_source(self._framed):
                     case Holds() as holds:
                         self._confirming.answered(holds)
-                    case Have() | Promise() | Retract() as news:
+                    case Have() | Promise() | Retract() | Cede() as news:
                         self._on_have(news)
                     case Broken(reason):
                         self._lose(f"the source has broken the lease: {reason}")

@@ -94,6 +94,17 @@ class ReadOperation:
         return self._carrier.transfer
 
     @property
+    def may_turn_to_program(self) -> bool:
+        """Whether the read has nothing yet, so that the plan which it awaits decides what it goes by."""
+        transfer = self.transfer
+        return (
+            transfer is not None
+            and not self._carrier.abandoned
+            and transfer.has_nothing
+            and (self._carrier.program is None)
+        )
+
+    @property
     def reached(self) -> bool:
         """Once memory is being written the read is finished for the next worker."""
         return self.stage in (Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.FILLED, Stage.ENDING)
@@ -122,6 +133,11 @@ class ReadOperation:
             self._on_ready(event, now)
         elif isinstance(event, RoundEvent) and self._voice.is_round(event.round):
             self._on_round(event, now)
+
+    def lose_agent(self, agent: str, incarnation: int) -> None:
+        """Take note that the log has lost an agent, which may be a source's."""
+        if self.transfer is not None:
+            self.transfer.readings.lose_agent(agent, incarnation)
 
     def _is_over(self) -> bool:
         operation: object = self.core.operation

@@ -82,10 +82,11 @@ class Pace:
     def patience_s(self, flying_bytes: int, stall_s: float) -> float:
         """Return how long it may be silent with so much under way; `stall_s` is the most.
 
-        A local source does nothing for a read: when its bytes are late, it is the reader that is busy.
+        A local source does nothing for a read: when its bytes are late, it is the reader that is busy. Between sites
+        TCP is silent for seconds after a loss, and what is asked for again crosses again.
         """
         rate = self.rate
-        if rate is None or self.is_trusted or self.transport == "local":
+        if rate is None or self.is_trusted or self.is_far or self.transport == "local":
             return stall_s
         return min(stall_s, max(STALL_MIN_S, STALL_TIMES * flying_bytes / rate))
 

@@ -22,20 +22,32 @@ OPENING_MAX: Final = 32
 """So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
 
 CROSSER_OPEN_S_MAX: Final = 10.0
-"""Nor one of the reader's group within this: it has to open a source in another site first."""
+"""Nor one of the reader's group within this, which has to open a source in another site first; nor that one: where it
+is left its part crosses to another reader."""
 
 WAITING_SILENT_S: Final = 3.0
 """A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
 
-CROSSER_SILENT_S: Final = 10.0
-"""One of the reader's group may be silent for longer: to leave it means to bring its part over once more, and the
-connection of one that is killed ends at once."""
+CROSSER_SILENT_S: Final = 30.0
+"""One of the reader's group may be silent for longer, as long as the log has not lost its agent: to leave it means to
+bring its part over once more. The connection of one that is killed ends at once, and one that is stopped is lost."""
+
+CROSSER_STARVED_S: Final = 60.0
+"""Such a one may have nothing new for so long: what it promises it has under way, and gives up by itself."""
+
+FAR_BPS_MIN: Final = 500_000
+"""A source in another site is given so long as this takes for what is under way: the transport brings all of that side
+by side, so that the first of it may come with the last."""
+
+FAR_SILENT_S: Final = 30.0
+"""But not longer. One that is stopped is lost to the log long before, and then the bounds of any source count."""
 
 STARVED_TIMES: Final = 2
 """A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
 
-HOPE_S: Final = 2.0
-"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first."""
+HOPE_S: Final = 5.0
+"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
+hear that it has inherited the piece, on a busy machine."""
 
 FOREVER: Final = float("inf")
 
@@ -85,6 +97,10 @@ class Reading:
     """Which of the sessions that carry one share."""
     is_asked: bool = True
     """Whether it is being opened, or was. It waits for its turn before that."""
+    shown_at: float | None = None
+    """When a half-filled source had shown all that was parked here."""
+    is_lost: bool = False
+    """The log has lost its agent; its connection may stand."""
     fed: float = 0.0
     """When a half-filled source was last seen to have something new, or was begun to be waited for."""
     flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
@@ -143,20 +159,32 @@ class Reading:
         """How many pieces have not been asked for yet."""
         return count_of(self.queue) + count_of(self.parked)
 
+    def queued_bytes(self, sizes: Sequence[int]) -> int:
+        """Return how much it is to be asked for yet."""
+        return sum(sum(sizes[first : first + count]) for first, count in self.queue)
+
     def due(self, stall_s: float) -> float:
         """Return until when it may go on as it does, without progress or without anything new."""
         if self.phase is SourcePhase.OPEN and self.parked and not self.queue and not self.flying:
-            silent_s = CROSSER_SILENT_S if self.share.crosses else WAITING_SILENT_S
-            return min(self.since + silent_s, self.fed + STARVED_TIMES * stall_s)
+            if not self.share.crosses:
+                return min(self.since + WAITING_SILENT_S, self.fed + STARVED_TIMES * stall_s)
+            silent_s = WAITING_SILENT_S if self.is_lost else CROSSER_SILENT_S
+            return min(self.since + silent_s, self.fed + CROSSER_STARVED_S)
         return self.since + self._patience_s(stall_s)
 
     def _patience_s(self, stall_s: float) -> float:
         if self.phase is SourcePhase.OPENING:
             if not self.is_asked:
                 return FOREVER
-            return CROSSER_OPEN_S_MAX if self.share.crosses else OPEN_S_MAX
+            is_worth_it = (self.share.crosses or self.share.far) and not self.is_lost
+            return CROSSER_OPEN_S_MAX if is_worth_it else OPEN_S_MAX
         if self.phase is not SourcePhase.OPEN:
             return FOREVER
+        is_awaited = bool(self.flying) or self.confirming or bool(self.checking)
+        if is_awaited and self.share.crosses and not self.is_lost:
+            return CROSSER_SILENT_S
+        if is_awaited and self.share.far and not self.is_lost:
+            return min(FAR_SILENT_S, stall_s + (self.flying_bytes + self.unconfirmed_bytes) / FAR_BPS_MIN)
         if self.confirming or (self.checking and not self.flying):
             return stall_s
         return self.pace.patience_s(self.flying_bytes, stall_s) if self.flying else FOREVER
@@ -164,6 +192,11 @@ class Reading:
     def remaining_s(self, now: float) -> float:
         """Return how long what is under way is expected to take yet."""
         return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.since)
+
+    def left_s(self, sizes: Sequence[int], now: float) -> float:
+        """Return how long all that it is to bring is expected to take yet."""
+        nbytes = self.queued_bytes(sizes) + self.flying_bytes - self.early_bytes
+        return self.pace.remaining_s(nbytes, now - self.since)
 
     def places(self) -> Iterable[Iterable[Range]]:
         """Yield everything that is with this source."""
@@ -235,6 +268,8 @@ class Reading:
             self.fed = now
             there, self.parked = split(self.has, self.parked)
             self.queue.extend(there)
+            if there and not self.parked:
+                self.shown_at = now
 
     def promises(self, ranges: Iterable[Range]) -> None:
         """Take note of what it promises."""

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tensorhub_agent.ceding import Ceded, cede
 from tensorhub_agent.folding import Folding
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, merged, take_first
+from tensorhub_agent.ranges import count_of, mark, merged, split, take_first
 from tensorhub_agent.reading import OPENING_MAX, Reading, SourcePhase
 from tensorhub_agent.sharing import check, feed, fill, share_out, too_slow
 from tensorhub_agent.trial import NO_FASTER, Trial
@@ -21,6 +22,9 @@ from tensorhub_common.wire.transfer import SHARES_MAX, Plan, Range, Share, Sourc
 
 RELAYED_BYTES: Final = 8 * 1024 * 1024
 """A source is asked for its word on so much at a time, where others wait for what it brings."""
+
+RELAYED_FAR_BYTES: Final = 1024 * 1024
+"""The same for one in another site: its line is thin, and the whole site waits."""
 
 SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""
@@ -37,8 +41,15 @@ class Todo:
     close: list[int] = field(default_factory=list)
     fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
     """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
+    ceded: list[Ceded] = field(default_factory=list)
+    """Of what would be this reader's to bring over to its site, what a mate brings over from now on."""
     proven: list[Range] = field(default_factory=list)
     """Pieces that stand in the destination, verified: others may read them there."""
+
+
+def relayed_bytes(share: Share) -> int:
+    """Return on how much a source is asked for its word at a time, where others wait for what it brings."""
+    return RELAYED_FAR_BYTES if share.far else RELAYED_BYTES
 
 
 def everything(_: Share) -> bytearray | None:
@@ -79,6 +90,12 @@ class Readings:
         self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
         self.uncrossed: dict[SourceId, None] = {}
         """Who does not bring over to the site what would be its part."""
+        self.crossers: tuple[SourceId, ...] = ()
+        """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
+        self.asks_for_inherited = False
+        """The question that is out is for what a mate has ceded: that is this reader's part, whoever's it was."""
+        self._inherited = bytearray(len(nbytes))
+        """Marks of what a mate has ceded to this reader, and no source here could bring."""
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
         self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
@@ -117,7 +134,8 @@ class Readings:
         """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
         open_ = [source for source in self.by_number.values() if source.phase is SourcePhase.OPEN]
         flying = [run for source in open_ for ranges, _ in source.flying.values() for run in ranges]
-        return [*flying, *(run for source in open_ for run in source.queue)]
+        come = [run for source in open_ for run in source.unconfirmed]
+        return [*flying, *come, *(run for source in open_ for run in source.queue)]
 
     def awaited(self) -> list[Range]:
         """Return what waits for others to get it."""
@@ -144,6 +162,7 @@ class Readings:
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
         before = count_of(self.loose)
+        self.crossers = self.crossers or plan.crossers
         given, self.loose = self.folding.spread(plan, self.loose, len(self._nbytes))
         for share, ranges in given:
             for stream in range(share.streams):
@@ -251,6 +270,41 @@ class Readings:
             self.uncrossed[source.share.source] = None
             self.loose.extend(given_up)
 
+    def inherit(self, source: Reading, pieces: Sequence[Range]) -> None:
+        """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
+        mine = source.retracts(pieces)
+        share_out(mine, [each for each in self.by_number.values() if each.share.far and each.is_live])
+        mark(self._inherited, mine)
+        self.loose.extend(mine)
+
+    def await_heir(self, source: Reading, pieces: Sequence[Range], heir: SourceId) -> None:
+        """Wait at the heir for what a mate has ceded to it."""
+        given_up = source.retracts(pieces)
+        crossing = (each for each in self.by_number.values() if each.is_live and each.share.crosses)
+        waits_at = next((each for each in crossing if each.share.source == heir), None)
+        if waits_at is not None:
+            waits_at.give(given_up)
+        else:
+            # The mate itself finds out that the heir is gone, or brings what it gets from there.
+            self.loose.extend(given_up)
+
+    def cede(self, began: float, now: float) -> None:
+        """Hand over to mates what would take a slow far source too long."""
+        self.todo.ceded += cede(list(self.by_number.values()), self._nbytes, began, now)
+
+    def to_be_planned(self) -> tuple[Range, ...]:
+        """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
+        self.loose = merged(self.loose)
+        mine = split(self._inherited, self.loose)[0]
+        self.asks_for_inherited = bool(mine)
+        return tuple(mine) or self.folding.choice(self.loose)
+
+    def lose_agent(self, agent: str, incarnation: int) -> None:
+        """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
+        for source in self.by_number.values():
+            if source.share.source.agent == agent and source.share.source.incarnation <= incarnation:
+                source.is_lost = True
+
     def pump(self, now: float, *, is_asking: bool, is_relayed: bool) -> None:
         """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting.
 
@@ -283,7 +337,7 @@ class Readings:
         if not source.queue and not source.flying:
             source.confirming, source.since = True, now
             self.todo.confirm.append(source.number)
-        elif source.owed or (is_relayed and source.unconfirmed_bytes >= RELAYED_BYTES):
+        elif source.owed or (is_relayed and source.unconfirmed_bytes >= relayed_bytes(source.share)):
             source.check_early()
             self.todo.confirm.append(source.number)
 

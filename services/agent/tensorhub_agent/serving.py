@@ -10,6 +10,10 @@ on as those of a ready shard. Given up, or decided anew, they are broken before 
 
 A reader of any turn may have a lease that counts on promises: of the pieces that don't stand there yet it waits only
 for those that are promised. What is promised is what the shard itself waits for nobody to get.
+
+A shard that is filled by a transfer program tells of its pieces to readers of whatever layout and program; one that
+goes by the same program is told of units. Only such a one may count on promises: the units of another program are other
+bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +25,7 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
 from tensorhub_agent.ranges import mark, split, unmark
+from tensorhub_agent.units import Completion
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.asks import Serving
 from tensorhub_common.wire.commands import NO_ROOT
@@ -84,15 +89,19 @@ class LeaseTable:
         if offered is not None:
             offered.granting = False
 
-    def expect(self, key: Key, version: int, root: str | None, turn: Turn, pieces: int, *, units: bool = False) -> None:
+    def expect(
+        self, key: Key, version: int, root: str | None, turn: Turn, pieces: int, *, units: Completion | None = None
+    ) -> None:
         """The shard will be filled with a version: readers of later turns may have leases, once there are digests.
 
-        With `units` there will be none before the end, and those who read by a program may have them at once.
+        With `units`, of a program, there will be none before the end, and who reads by a program may have them at once.
         """
         assert key not in self.coming
-        self.coming[key] = Offered(
-            version, root, b"", turn=turn, has=bytearray(pieces), units=units, promised=bytearray(pieces)
-        )
+        numbers = pieces if units is None else units.units
+        has_units = bytearray(0 if units is None else numbers)
+        coming = Offered(version, root, b"", turn=turn, has=bytearray(pieces), units=units, has_units=has_units)
+        coming.promised = bytearray(numbers)
+        self.coming[key] = coming
 
     def vouch(self, key: Key, digests: bytes) -> None:
         """Grant leases on a shard that is being filled: the log vouches for these digests."""
@@ -106,7 +115,17 @@ class LeaseTable:
         if coming is None or coming.has is None:
             return []
         mark(coming.has, pieces)
-        return [lease.name for lease in coming.leases.values() if lease.state is LeaseState.OPEN]
+        return [each.name for each in coming.leases.values() if each.units is None and each.state is LeaseState.OPEN]
+
+    def prove_units(self, key: Key, units: Sequence[Range]) -> list[str]:
+        """These units stand in a shard that is filled by a program; returns the open leases of who is told of units."""
+        coming = self.coming.get(key)
+        if coming is None:
+            return []
+        mark(coming.has_units, units)
+        return [
+            each.name for each in coming.leases.values() if each.units is not None and each.state is LeaseState.OPEN
+        ]
 
     def counts_on_promises(self, key: Key) -> bool:
         """Tell whether anybody waits for what the shard promises."""
@@ -127,8 +146,18 @@ class LeaseTable:
         unmark(coming.promised, broken)
         if not fresh and not broken:
             return None
-        open_ = [each for each in coming.leases.values() if each.is_promised and each.state is LeaseState.OPEN]
-        return Promised(tuple(each.name for each in open_), tuple(fresh), tuple(broken))
+        return Promised(_counting(coming), tuple(fresh), tuple(broken))
+
+    def cede(self, key: Key, pieces: Sequence[Range]) -> tuple[str, ...]:
+        """The shard does not bring these over itself: it promises them no more. Returns who is to hear whose they are.
+
+        That is everybody who counts on it, whether these were promised by then or not.
+        """
+        coming = self.coming.get(key)
+        if coming is None:
+            return ()
+        unmark(coming.promised, pieces)
+        return _counting(coming)
 
     def abandon(self, key: Key) -> list[str]:
         """The shard will not hold the version: break its leases; returns their names."""
@@ -192,17 +221,24 @@ class LeaseTable:
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
         assert coming.turn is not None
-        # What is filled by a program has pieces under way of which nobody can say when they stand: it promises none.
-        promises = ask.promises and not coming.units
+        program = None if coming.units is None else coming.units.program
+        if ask.promises and ask.program != program:
+            return LeaseRefusal(reason="the shard is not filled by the program by which the reader goes")
+        promises = ask.promises
         if not promises and not precedes(coming.turn, ask.turn):
             return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
-        if coming.units and not ask.units:
+        if coming.units is not None and not ask.units:
             return LeaseRefusal(reason="the shard is filled by a program: what its pieces hash to is not known yet")
-        if not coming.digests and not coming.units:
+        if not coming.digests and coming.units is None:
             return None
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         answer = self._granted(coming, key, ask, name, ticket, endpoint, now)
-        if not promises or isinstance(answer, LeaseRefusal):
+        if isinstance(answer, LeaseRefusal):
+            return answer
+        if program is not None and ask.program == program:
+            self._leases[name].units = coming.units
+            answer = msgspec.structs.replace(answer, program=program)
+        if not promises:
             return answer
         coming.is_counted_on = self._leases[name].is_promised = True
         return msgspec.structs.replace(answer, promises=True)
@@ -312,6 +348,13 @@ class LeaseTable:
         has = lease.offered.has
         return has is not None and has.find(0, first, stop) != -1
 
+    def lacks_units(self, name: str, origin: int, nbytes: int) -> bool:
+        """Tell the same of bytes, for a lease whose reader is told of units."""
+        lease = self._leases.get(name)
+        if lease is None or lease.units is None:
+            return True
+        return lease.offered.has is not None and lease.units.spans.lacks(lease.offered.has_units, origin, nbytes)
+
     def holds(self, name: str) -> bool:
         """Tell whether the memory has been kept for this lease up to now."""
         lease = self._leases.get(name)
@@ -358,6 +401,12 @@ def summed(readers: Iterable[tuple[Transport, int]]) -> tuple[Serving, ...]:
         before = found.get(transport, Serving(transport, 0, 0))
         found[transport] = Serving(transport, before.readers + 1, before.nbytes + nbytes)
     return tuple(found.values())
+
+
+def _counting(coming: Offered) -> tuple[str, ...]:
+    """Return the open leases that count on what a shard promises."""
+    leases = coming.leases.values()
+    return tuple(each.name for each in leases if each.is_promised and each.state is LeaseState.OPEN)
 
 
 def _is_asked_for(coming: Offered, ask: LeaseAsk) -> bool:

@@ -31,7 +31,7 @@ def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
 
     What a source could be asked for only once a fold is known stays loose: a plan may know better.
     """
-    for source in sources:
+    for source in sorted(sources, key=lambda each: each.share.crosses):
         if source.able is not None and loose:
             there, loose[:] = split(source.able, loose)
             waiting, there = source.apart(there)
@@ -103,7 +103,7 @@ def take_over(taker: Reading, others: Iterable[Reading]) -> bool:
 
     Returns whether there was anything to take.
     """
-    if taker.able is not None:
+    if taker.able is not None and not taker.share.crosses:
         # Most sources of other layouts have each their own, so only those of one layout are compared.
         others = [other for other in others if other.share.layout == taker.share.layout]
     able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))

@@ -37,10 +37,11 @@ from tensorhub_agent.lease_frames import Have, Stock
 from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import EncodingSession, SourceSession, TransportLost
+from tensorhub_agent.transport import EncodingSession, SourceSession, TransportLost, TransportSilent
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.units import Availability
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NoAnswer
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
@@ -120,20 +121,7 @@ class Sources:
     async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
         try:
-            grant = await self._lease(effect, reader, headers)
-            # Units of a program are no pieces of the source: no list of digests is about them.
-            wants = effect.program is None
-            about = await self._digests(effect.share.source.agent, reader.agent, grant, headers) if wants else NOTHING
-            digests, sizes = about
-            if effect.program is not None and grant.filling:
-                await self._await_units(effect, effect.program)
-            session = await self._transports.open(
-                effect.share.transport,
-                grant,
-                reader=reader.agent,
-                on_lost=lambda reason: self._lost(key, number, reason),
-                on_have=lambda news: self._have(key, number, news),
-            )
+            grant, (digests, sizes), session = await self._let_in(effect, reader, headers)
         except TensorHubError as why:
             self._tell(SourceLost(key, number, str(why)))
             return
@@ -160,6 +148,43 @@ class Sources:
             if not isinstance(news, Have):
                 self._tell(Available(key, number, news))
 
+    async def _let_in(
+        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+    ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
+        """Get a lease, what is to be known of it, and a session.
+
+        One that is far, or crosses for the site, is asked again when it was silent: to leave it would be to let its
+        part cross to another one. The core says how long that is worth waiting.
+        """
+        while True:
+            try:
+                return await self._asked(effect, reader, headers)
+            except (NoAnswer, TransportSilent):
+                if not (effect.share.crosses or effect.share.far):
+                    raise
+                source = self._open.get((effect.key, effect.source))
+                if source is not None:
+                    source.told.clear()
+
+    async def _asked(
+        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+    ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
+        """Do so once."""
+        key, number, agent = effect.key, effect.source, effect.share.source.agent
+        grant = await self._lease(effect, reader, headers)
+        # Units of a program are no pieces of the source: no list of digests is about them.
+        about = await self._digests(agent, reader.agent, grant, headers) if effect.program is None else NOTHING
+        if effect.program is not None and grant.filling and grant.program != effect.program.digest:
+            await self._await_units(effect, effect.program)
+        session = await self._transports.open(
+            effect.share.transport,
+            grant,
+            reader=reader.agent,
+            on_lost=lambda reason: self._lost(key, number, reason),
+            on_have=lambda news: self._have(key, number, news),
+        )
+        return grant, about, session
+
     async def _await_units(self, effect: OpenSource, program: Execution) -> None:
         """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
         source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
@@ -174,8 +199,8 @@ class Sources:
         if source.session is None:
             source.told.append(news)
         else:
-            if source.availability is not None:
-                news = type(news)(source.availability.units(news.pieces))
+            if source.availability is not None and isinstance(news, Have):
+                news = Have(source.availability.units(news.pieces))
             self._tell(Available(key, number, news))
 
     async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
@@ -195,6 +220,7 @@ class Sources:
             base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
             awaits_patches=_awaits_patches(effect),
             promises=effect.share.crosses,
+            program=effect.program.digest if effect.program is not None else None,
         )
         subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
         while True:

@@ -11,14 +11,15 @@ from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
+from tensorhub_agent.ceding import CEDE_PAUSE_S
 from tensorhub_agent.effects import Base
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, merged, split
+from tensorhub_agent.ranges import count_of, split
 from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
 from tensorhub_agent.readings import Readings, Todo, everything, nothing
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.folds import Folds
-from tensorhub_common.wire.transfer import PlanAnswer, Range, Refusal, Share
+from tensorhub_common.wire.transfer import PlanAnswer, Range, Refusal, Share, SourceId
 from tensorhub_common.wire.worker import Encoded
 
 LOOK_S: Final = 0.25
@@ -86,6 +87,9 @@ class Transfer:
         """What stood in the destination, whole, when the read began."""
         self.is_relayed = False
         """Others read what is being filled here, and wait for it."""
+        self.is_counted_on = False
+        """Mates wait for what this reader brings over."""
+        self._cedes_from = now
         self._seen = now
         if not self.readings.loose:
             self.asking.at = None
@@ -152,6 +156,21 @@ class Transfer:
         source = self._telling(number, pieces)
         if source is not None:
             self.readings.doubted(source, source.retracts(pieces))
+            self._advance(now)
+
+    def inherited(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a mate has ceded to this reader: it is brought over here, and promised."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            self._cedes_from = now + CEDE_PAUSE_S
+            self.readings.inherit(source, pieces)
+            self._advance(now)
+
+    def ceded(self, number: int, pieces: Sequence[Range], heir: SourceId, now: float) -> None:
+        """Take note of what a mate has ceded to another one: it is awaited there from now on."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            self.readings.await_heir(source, pieces, heir)
             self._advance(now)
 
     def _telling(self, number: int, pieces: Sequence[Range]) -> Reading | None:
@@ -255,6 +274,8 @@ class Transfer:
         if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
+        if self.phase is Phase.RUNNING and self.is_counted_on and now >= self._cedes_from:
+            self.readings.cede(self.started, now)
         if self.phase is Phase.RUNNING:
             self.readings.leave_slow(now)
 
@@ -336,8 +357,7 @@ class Transfer:
             self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
             return
         self.asking.asked(now)
-        self.readings.loose = merged(self.readings.loose)
-        self.readings.todo.plan = self.readings.folding.choice(self.readings.loose), self.readings.left_out()
+        self.readings.todo.plan = self.readings.to_be_planned(), self.readings.left_out()
 
     # Sources.
 

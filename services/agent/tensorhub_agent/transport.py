@@ -27,6 +27,10 @@ class TransportLost(TensorHubError):
     """The source refused the ticket, broke the lease, went away, or the session was closed."""
 
 
+class TransportSilent(TransportLost):
+    """The source has not let the reader in within the bound of the transport: it may be busy, and be asked again."""
+
+
 class LeaseOpened(msgspec.Struct, frozen=True):
     """A ticket was good: the lease is open, and this is the memory that may be read."""
 

@@ -41,7 +41,7 @@ from tensorhub_agent.local_session import LentSession, LocalSession, OpenLease
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
 from tensorhub_agent.ranges import merged
 from tensorhub_agent.refused import REFUSED, Kind
-from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, TransportLost, unheard
+from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, TransportLost, TransportSilent, unheard
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.wire.commands import PROTOCOL
@@ -187,7 +187,7 @@ class LocalTransport:
                     framed.close()
                     raise
         except TimeoutError:
-            raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
+            raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
         except TransportLost:
             raise
         except (TensorHubError, msgspec.MsgspecError) as why:

@@ -17,7 +17,7 @@ from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.lease_frames import Hello, Stock
 from tensorhub_agent.mappings import MAPPINGS_MAX, MappingCache
-from tensorhub_agent.transport import OnHave, OnLost, TransportLost, unheard
+from tensorhub_agent.transport import OnHave, OnLost, TransportLost, TransportSilent, unheard
 from tensorhub_agent.ucxx_engine import Engine
 from tensorhub_agent.ucxx_frames import COUNT_BITS, TAG_BITS, encode
 from tensorhub_agent.ucxx_gathering import Gathering
@@ -116,7 +116,7 @@ class UcxxTransport:
             async with asyncio.timeout(OPEN_S):
                 return await self._opened(grant, address, int(port), reader, _Gate(on_lost), on_have)
         except TimeoutError:
-            raise TransportLost(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
+            raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
         except TransportLost as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
 

@@ -24,7 +24,7 @@ from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.encodings.patching import Overwrites, patch_pieces, unpack_pieces
 from tensorhub_agent.gather_frames import Sums
-from tensorhub_agent.lease_frames import RENEW_S, Broken, Done, Have, Holds, No, Promise, Renew, Retract, Welcome
+from tensorhub_agent.lease_frames import RENEW_S, Broken, Cede, Done, Have, Holds, No, Promise, Renew, Retract, Welcome
 from tensorhub_agent.settled import Ending, settled
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_agent.ucxx_frames import COUNT_BITS, Fetch, Idle, Pack, Packed, Want, WantPatches, encode, from_source
@@ -283,7 +283,7 @@ class UcxxSession:
                     self.lose(f"the source refused: {reason}")
                 case Holds() as holds:
                     self._confirming.answered(holds)
-                case Have() | Promise() | Retract() as news:
+                case Have() | Promise() | Retract() | Cede() as news:
                     self._on_have(news)
                 case Sums() as sums:
                     self._gatherer.took(sums)

@@ -1,5 +1,8 @@
 """Between the units of a transfer program and the pieces of a layout, on both sides of a half-filled source. Pure.
 
+Readers of one layout that go by one program tell each other of units, as they are; `UnitSpans` finds which of them lie
+in a run of bytes.
+
 Who is filled by a program tells its own readers which *pieces* of its layout stand (`Completion`); who reads from a
 half-filled source of whatever layout hears of that one's pieces, and finds out which of its own units can be had
 (`Availability`). Always true: a piece is said to stand only when every byte of it does, but for padding; a unit can be
@@ -8,13 +11,18 @@ had only when all pieces that its box reaches into stand.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import pairwise
+from typing import Final
 
 from tensorhub_agent.ranges import mark, marked, merged
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Range
+
+FAR_BEHIND: Final = 1 << 62
+"""No segment is so long."""
 
 
 class Completion:
@@ -27,6 +35,7 @@ class Completion:
     def __init__(self, program: Execution, table: PieceTable) -> None:
         """Begin with nothing. Raises `LayoutMismatch` for a program whose boxes are not all in the table's tensors."""
         self._program, self._table = program, table
+        self.program, self.units = program.digest, len(program)
         self._missing = list(table.nbytes)
         """Of each piece, the bytes that no contiguous box has brought."""
         self._left: dict[int, int] = {}
@@ -39,6 +48,11 @@ class Completion:
                 raise LayoutMismatch("the transfer program has a box that lies in no tensor of the shard")
             self._left[tensor] = self._left.get(tensor, 0) + place.nbytes
         self._stands = bytearray(len(table))
+
+    @cached_property
+    def spans(self) -> "UnitSpans":
+        """Where the units stand. Only who serves another reader of the same program needs that."""
+        return UnitSpans(self._program)
 
     def stand(self, units: Iterable[Range]) -> list[Range]:
         """Take note of units that stand; return the pieces that are whole by that, and were not before."""
@@ -74,6 +88,43 @@ class Completion:
         fresh = [(a, b - a) for a, b in list(pairwise(edges))[::2] if b > a]
         mark(self._stands, fresh)
         return fresh
+
+
+class UnitSpans:
+    """Where the units of a program stand in memory of the layout that it fills, by their bytes."""
+
+    def __init__(self, program: Execution) -> None:
+        """Put them in order."""
+        units = program.given_by(program.program.layout)
+        here = program.regions(program.program.layout, units)
+        numbers = [unit for first, count in units for unit in range(first, first + count)]
+        spans = zip(here.to, here.form, numbers, strict=True)
+        every = sorted((to, to + form.span_bytes, unit, form.is_packed_here) for to, form, unit in spans)
+        packed = [each for each in every if each[3]]
+        self._packed = [(to, stop, unit) for to, stop, unit, _ in packed]
+        self._strided = [(to, stop, unit) for to, stop, unit, is_packed in every if not is_packed]
+        self._longest = max((stop - to for to, stop, _ in self._strided), default=0)
+
+    def lacks(self, stands: bytearray, origin: int, nbytes: int) -> bool:
+        """Tell whether any of these bytes belongs to a unit that does not stand, by those marks.
+
+        Of units that lie strided, a run belongs to any in whose span it lies: what is between their rows is other
+        units' of the same tensor.
+        """
+        at, stop = origin, origin + nbytes
+        place = bisect_right(self._packed, (at, FAR_BEHIND)) - 1
+        while 0 <= place < len(self._packed):
+            begin, end, unit = self._packed[place]
+            if not begin <= at < end or not stands[unit]:
+                break
+            if end >= stop:
+                return False
+            at, place = end, place + 1
+        first = bisect_left(self._strided, (stop - self._longest,))
+        for begin, end, unit in self._strided[first : bisect_right(self._strided, (origin, FAR_BEHIND))]:
+            if begin <= origin and stop <= end and stands[unit]:
+                return False
+        return True
 
 
 class Availability:

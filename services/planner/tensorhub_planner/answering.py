@@ -24,8 +24,8 @@ from tensorhub_planner.resharding import (
     ProgramQuestion,
     cannot_be_filled,
     nobody_has_it,
+    program_sources,
     reads_by_program,
-    source_set,
     turns_to_program,
 )
 from tensorhub_planner.source_set import SourceSet
@@ -125,7 +125,7 @@ class Answering:
 
     async def _program(self, demand: Demand, found: Found) -> Compiled:
         if demand.program is None:
-            return await self._knowledge.compiled(found.seat.layout, source_set(found))
+            return await self._knowledge.compiled(found.seat.layout, program_sources(demand, found))
         try:
             named = await self._knowledge.program(demand.program)
         except LayoutMismatch as why:

@@ -6,6 +6,9 @@ works that out by itself from the log, so what it comes to depends on nothing el
 nor on load. One that can't cross falls out for its own run alone, which goes in blocks to the others; which block goes
 to whom is settled by rendezvous hashing, so whoever leaves out the same crossers, at whatever time, comes to the same.
 
+Readers that go by a transfer program share out its units in the same way. Where replicas of several layouts were
+decided together, the layout of the first by turn crosses, and the others read in the site, behind earlier turns.
+
 Always true: a piece has one crosser, as long as any is left.
 """
 
@@ -86,14 +89,13 @@ def groups_of(
     Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces or
     will have them.
     """
-    is_asked = demand.promises and demand.program is None
-    mates = [each for each in holders.able if _is_mate(each, seat, demand, topology)] if is_asked else []
+    mates = _mates(demand, seat, holders, topology) if demand.promises else []
     turns = {each.source: each.turn for each in mates} | {seat.me: demand.turn}
-    crossers = sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
+    crossers = list(demand.crossers) or sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
     if mates and seat.me in crossers:
         ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
         left = without(ends, _nearby(demand, seat, wanted, holders, topology))
-        out = {*demand.avoid, *demand.uncrossed}
+        out = {*demand.avoid, *demand.uncrossed, *(each for each in crossers if each not in turns)}
         for without_me in (False, True):
             divided = divide(crossers, out | {seat.me} if without_me else out - {seat.me}, sizes)
             parts = {each: common(pieces, left) for each, pieces in divided.items()}
@@ -102,12 +104,41 @@ def groups_of(
     yield NOBODY
 
 
-def _is_mate(holder: Holder, seat: Seat, demand: Demand, topology: Topology) -> bool:
-    """Tell whether one command has decided this holder's round and the reader's, in one site, for equal pieces."""
-    if holder.turn is None or demand.turn is None or demand.mapped:
+def shares_out(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> bool:
+    """Tell whether a reader that may have to go by a program belongs to those who share out what crosses to their site.
+
+    `holders` are of any layout. Not where somebody in the site has the version, or will have it by an earlier decision:
+    such a one is read, whatever its layout.
+    """
+    if not demand.promises or demand.turn is None or not _mates(demand, seat, holders, topology):
         return False
-    is_equal = holder.turn.decided == demand.turn.decided and holder.key == seat.key and holder.source != seat.me
-    return is_equal and topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE
+    near = [each for each in holders.able if topology.distance(seat.me.agent, each.source.agent) <= Distance.SITE]
+    if any(each.turn is None or each.turn.decided < demand.turn.decided for each in near):
+        return False
+    together = [each for each in near if each.turn is not None and each.turn.decided == demand.turn.decided]
+    first = min((each.turn for each in together if each.turn is not None), default=demand.turn)
+    return demand.turn < first or any(each.turn == first and _is_at_seat(each, seat) for each in together)
+
+
+def _mates(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> list[Holder]:
+    """Return those whose round the same command has decided as the reader's, in its site, for equal pieces."""
+    turn, me = demand.turn, seat.me
+    if turn is None or demand.mapped:
+        return []
+    return [
+        each
+        for each in holders.able
+        if each.turn is not None
+        and each.turn.decided == turn.decided
+        and _is_at_seat(each, seat)
+        and each.source != me
+        and topology.distance(me.agent, each.source.agent) <= Distance.SITE
+    ]
+
+
+def _is_at_seat(holder: Holder, seat: Seat) -> bool:
+    """Tell whether a shard has the same bytes as the reader's at equal versions. Its key may be that of a program."""
+    return (holder.layout, holder.shards, holder.source.shard) == (seat.layout, seat.shards, seat.me.shard)
 
 
 def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology) -> Ranges:
@@ -116,15 +147,16 @@ def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topolo
     for holder in holders.able:
         is_before = holder.turn is None or (demand.turn is not None and holder.turn.decided < demand.turn.decided)
         is_of_use = holder.key == seat.key and holder.source not in demand.avoid and holder.source != seat.me
-        if not is_before or not is_of_use or demand.root not in (None, holder.root):
+        if not is_before or not is_of_use or (demand.program is None and demand.root not in (None, holder.root)):
             continue
         if topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE:
             found.extend(wanted if holder.pieces is None else common(wanted, holder.pieces))
     return normal(found)
 
 
-def shares_of(group: Group, me: SourceId, topology: Topology, sizes: Sizes) -> list[Share]:
-    """Return what the reader reads from the others of its group."""
+def shares_of(group: Group, seat: Seat, topology: Topology, sizes: Sizes, *, by_program: bool) -> list[Share]:
+    """Return what the reader reads from the others of its group, which have its own layout."""
+    me, layout = seat.me, seat.layout if by_program else None
     whole = len(group.crossers)
     return [
         Share(
@@ -133,6 +165,7 @@ def shares_of(group: Group, me: SourceId, topology: Topology, sizes: Sizes) -> l
             pieces=pieces,
             nbytes=sizes.of(pieces),
             why=f"it crosses this part for the site: number {group.crossers.index(source) + 1} of {whole}",
+            layout=layout,
             crosses=True,
         )
         for source, pieces in group.others(me).items()

@@ -90,8 +90,9 @@ def plan(
         version=demand.version,
         shares=(
             *_shares(choices, sizes, able, partial(group.streams, limits), foreign=demand.program is not None),
-            *shares_of(group, seat.me, topology, sizes),
+            *shares_of(group, seat, topology, sizes, by_program=demand.program is not None),
         ),
+        crossers=group.crossers,
         program=demand.program,
         why=why_plan(choices, wanted, sizes, found.left_out, len(group.crossers)),
     )

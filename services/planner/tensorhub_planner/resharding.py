@@ -4,6 +4,7 @@ A reader goes by a program where nobody of its own layout has held the version y
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,6 +13,7 @@ from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
+from tensorhub_planner.crossing import shares_out
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
@@ -39,6 +41,18 @@ def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
     return unavailable and whole and not demand.mapped
 
 
+def program_sources(demand: Demand, found: Found) -> SourceSet:
+    """Return the layouts of which the reader's program is to be compiled.
+
+    Readers that share out what crosses to their site exchange units, so they must have one program, at whatever time
+    each of them asks and whoever has come to hold the version by then: theirs is of the layouts in which the version
+    was published. For all others everybody counts who has it.
+    """
+    if _are_there(found.originals, found) and shares_out(demand, found.seat, found.holders, found.topology):
+        return SourceSet(found.originals, found.originals)
+    return source_set(found)
+
+
 def source_set(found: Found) -> SourceSet:
     """Return the layouts of all who have the version, each once, in the order of replicas and shards.
 
@@ -50,13 +64,22 @@ def source_set(found: Found) -> SourceSet:
     return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
 
 
+def _are_there(layouts: Sequence[str], found: Found) -> bool:
+    """Tell whether each of these layouts stands ready with somebody."""
+    ready = {holder.layout for holder in found.holders.able if holder.turn is None}
+    return bool(layouts) and ready.issuperset(layouts)
+
+
 def in_units(found: Found, execution: Execution) -> Found:
-    """Say of each holder which units of the program it has; one that has none is left out."""
+    """Say of each holder which units of the program it has; one that has none is left out.
+
+    The reader's own layout has all of them, whatever the program was compiled of.
+    """
     by_layout = found.roll.by_layout if found.roll is not None else holders_by_layout(found.holders.able)
     key = found.seat.key
     able = [
         msgspec.structs.replace(holder, key=key, pieces=units)
-        for layout in execution.program.sources
+        for layout in dict.fromkeys((*execution.program.sources, found.seat.layout))
         for holder in by_layout.get(layout, ())
         if (units := execution.given_by(layout))
     ]
@@ -81,6 +104,11 @@ class ProgramQuestion:
         plan = kept.again(reader, demand, found, ledger, limits, now)
         if plan is not None:
             return plan
+        has_folds = any(True for _ in self.execution.fold_runs())
+        if has_folds or not found.originals or not set(self.execution.program.sources).issubset(found.originals):
+            # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
+            # so nobody is waited for.
+            demand = msgspec.structs.replace(demand, promises=False)
         question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
         answer = question.decide(ledger, limits, now)
         assert not isinstance(answer, LayoutsDiffer)

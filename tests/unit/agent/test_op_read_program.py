@@ -37,6 +37,11 @@ def layout(*more: str) -> Layout:
     return layout_of([*entries, *(TensorEntry(name, "uint8", 1, (1,), (1,), (0,)) for name in more)])
 
 
+def completion(digest: str) -> Completion:
+    program = compile_program("mine", layout(), SourceIndex({"theirs": layout("a")}))
+    return Completion(Execution(program, digest), pieces(layout()))
+
+
 def program_for(reader: OneAgent, key: Key, fills: str | None = None) -> PlanCame:
     """Answer the last question with a plan by a program, all from a source of another layout."""
     mine = reader.core.shards[key].place.layout
@@ -228,7 +233,7 @@ def test_what_the_log_has_no_digest_of_is_not_hashed() -> None:
 
 def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_too() -> None:
     table, key = LeaseTable(), Key(MODEL, "middle", 0)
-    table.expect(key, 1, None, Turn(1, 1), 3, units=True)
+    table.expect(key, 1, None, Turn(1, 1), 3, units=completion("program"))
     middle = SourceId("a", 1, "middle", 0)
     ask = LeaseAsk(
         job="j", model=MODEL, source=middle, version=1, root="none", reader=OTHER, turn=Turn(2, 2), units=True
@@ -240,31 +245,85 @@ def test_who_opens_a_lease_when_all_stands_there_is_told_of_all_without_digests_
     assert lease.pieces() == ((0, 3),)
 
 
-def test_a_shard_that_is_filled_by_a_program_promises_nothing() -> None:
-    """What it has under way are units; so a reader that counts on promises waits by the order of turns, or not."""
-    table, key = LeaseTable(), Key(MODEL, "middle", 0)
-    table.expect(key, 1, None, Turn(2, 2), 3, units=True)
-    middle = SourceId("a", 1, "middle", 0)
+MIDDLE = Key(MODEL, "middle", 0)
 
-    def asked(turn: Turn) -> object:
-        ask = LeaseAsk(
-            job="j",
-            model=MODEL,
-            source=middle,
-            version=1,
-            root=None,
-            reader=OTHER,
-            turn=turn,
-            units=True,
-            promises=True,
-        )
-        return table.grant(ask, f"lease-{turn}", f"ticket-{turn}", "here", 0.0)
 
-    assert isinstance(asked(Turn(1, 1)), LeaseRefusal)
-    granted = asked(Turn(3, 3))
+def filled_by_a_program() -> LeaseTable:
+    table = LeaseTable()
+    table.expect(MIDDLE, 1, None, Turn(2, 2), 3, units=completion("program"))
+    return table
+
+
+def asks(table: LeaseTable, turn: Turn, program: str, *, promises: bool) -> LeaseGrant | LeaseRefusal:
+    ask = LeaseAsk(
+        job="j",
+        model=MODEL,
+        source=SourceId("a", 1, "middle", 0),
+        version=1,
+        root=None,
+        reader=OTHER,
+        turn=turn,
+        units=True,
+        promises=promises,
+        program=program,
+    )
+    answer = table.grant(ask, f"lease-{turn.round}", f"ticket-{turn.round}", "here", 0.0)
+    assert answer is not None
+    return answer
+
+
+def test_whoever_counts_on_promises_goes_by_the_same_program() -> None:
+    """The units of another one are other bytes: what was promised of these would say nothing of those."""
+    table = filled_by_a_program()
+    assert isinstance(asks(table, Turn(2, 3), "another", promises=True), LeaseRefusal)
+    granted = asks(table, Turn(2, 1), "program", promises=True)
     assert isinstance(granted, LeaseGrant)
-    assert not granted.promises
-    assert not table.counts_on_promises(key)
+    assert (granted.promises, granted.program) == (True, "program")
+    assert table.counts_on_promises(MIDDLE)
+
+
+def test_readers_of_other_programs_are_told_of_pieces_and_those_of_the_same_of_units() -> None:
+    table = filled_by_a_program()
+    for number, program in enumerate(("program", "another"), 3):
+        granted = asks(table, Turn(2, number), program, promises=False)
+        assert isinstance(granted, LeaseGrant)
+        assert (granted.promises, granted.program) == (False, "program" if program == "program" else None)
+        assert table.redeem(f"ticket-{number}", 0.0) is not None
+    assert table.prove(MIDDLE, [(0, 1)]) == ["lease-4"]
+    assert table.prove_units(MIDDLE, [(0, 2)]) == ["lease-3"]
+    late = asks(table, Turn(2, 5), "program", promises=True)
+    assert isinstance(late, LeaseGrant)
+    lease = table.redeem("ticket-5", 0.0)
+    assert lease is not None
+    assert lease.pieces() == ((0, 2),)
+    assert table.promise(MIDDLE, [(2, 1)], []) is not None
+    assert lease.promised() == ((2, 1),)
+    first = NBYTES[0]
+    assert not table.lacks_units("lease-5", 0, first)
+    assert table.lacks_units("lease-4", 0, first), "it is told of pieces"
+    table.offer(MIDDLE, 1, "root", b"")
+    assert not table.lacks_units("lease-5", 0, sum(NBYTES))
+    assert lease.pieces() == ((0, 3),)
+
+
+def test_a_question_for_units_waits_until_the_plan_says_by_which_program_the_shard_is_filled() -> None:
+    """Refused, the whole of its part would cross once more."""
+    reader, key = begun()
+    asked = LeaseAsk(
+        job="j",
+        model=MODEL,
+        source=SourceId("agent-1", 1, key.replica, key.shard),
+        version=1,
+        root=None,
+        reader=OTHER,
+        turn=Turn(1 << 30, 1),
+        units=True,
+        promises=True,
+        program="program",
+    )
+    assert reader.core.lease_asked(asked, "lease", "ticket", "here", reader.now) is None
+    told(reader, program_for(reader, key))
+    assert isinstance(reader.core.lease_asked(asked, "lease", "ticket", "here", reader.now), LeaseGrant)
 
 
 def test_a_source_that_never_answers_an_early_question_has_a_bound() -> None:

@@ -136,7 +136,7 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     driven.brings(far)
     keep_alive(driven, mate, HOPE_S / 2)
     assert driven.todo.plan is None
-    keep_alive(driven, mate, HOPE_S)
+    keep_alive(driven, mate, HOPE_S / 2 + RENEWED_S)
     assert list(driven.transfer.readings.uncrossed) == [source_id("mate")]
     assert driven.transfer.readings.awaited() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2

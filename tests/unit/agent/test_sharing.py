@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from tensorhub_agent import sharing
@@ -286,3 +287,29 @@ def test_sources_are_not_compared_where_nobody_has_anything_waiting(monkeypatch:
     feed(sources, [])
     assert sum(looks) < 3 * len(sources), "of all others the few that have something are looked at"
     assert sorted(run for each in sources for run in each.queue) == [(0, 1), (1, 1), (2, 1)]
+
+
+def of_a_program(number: int, *, far: bool, units: int = 4, queue: tuple[Range, ...] = ()) -> Reading:
+    """Return a source of a read by a program: far away and of another layout, or a mate of the reader's own."""
+    reading = source(number, queue=queue, rate=1.0)
+    layout = "theirs" if far else "own"
+    reading.share = msgspec.structs.replace(reading.share, far=far, crosses=not far, layout=layout)
+    reading.able = bytearray(b"\1" * units)
+    return reading
+
+
+def test_a_mate_takes_over_what_it_has_from_a_far_source_of_another_layout() -> None:
+    """What somebody in the site has need not cross."""
+    far, mate = of_a_program(1, far=True, queue=((0, 4),)), of_a_program(2, far=False)
+    mate.has = bytearray(b"\0\1\1\0")
+    take_over(mate, [far, mate])
+    assert list(mate.queue) == [(1, 2)]
+    take_over(far, [far, mate])
+    assert list(far.queue) == [(0, 1), (3, 1)], "and a far source takes nothing over from a mate"
+
+
+def test_with_nobody_to_ask_what_is_loose_is_brought_from_afar_and_not_awaited_from_mates() -> None:
+    far, mate = of_a_program(1, far=True), of_a_program(2, far=False)
+    loose = [(0, 4)]
+    share_out(loose, [mate, far])
+    assert (list(far.queue), list(mate.queue), loose) == ([(0, 4)], [], [])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.shardings import cuttings, models
 
-from tensorhub_agent.units import Availability, Completion
+from tensorhub_agent.units import Availability, Completion, UnitSpans
 from tensorhub_common import layout as layouts
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
@@ -189,3 +189,44 @@ def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
 
 def _gives(execution: Execution, layout: str, unit: int) -> bool:
     return any(first <= unit < first + count for first, count in execution.given_by(layout))
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_run_of_bytes_is_lacked_unless_its_units_stand(data: st.DataObject) -> None:
+    """Of a unit that lies in one piece exactly its bytes; of a strided one, what lies in its span."""
+    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
+        execution, reader, _ = of(data)
+    here = execution.regions(layout_digest(reader), [(0, len(execution))])
+    assert here.to == here.origin
+    lookup, stands = UnitSpans(execution), bytearray(len(execution))
+    painted = np.zeros(sum(pieces(reader).nbytes) + 4096, bool)
+    for unit, (at, form) in enumerate(zip(here.to, here.form, strict=True)):
+        if not data.draw(st.booleans()):
+            continue
+        stands[unit] = 1
+        assert not lookup.lacks(stands, at, form.span_bytes)
+        painted[at : at + form.span_bytes] = True
+    for at, form in zip(here.to, here.form, strict=True):
+        some = data.draw(st.integers(1, 3 * form.span_bytes))
+        if not painted[at : at + some].all():
+            assert lookup.lacks(stands, at, some)
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_a_source_of_the_reader_s_own_layout_gives_each_unit_where_it_belongs(data: st.DataObject) -> None:
+    """By whichever program: the bytes of a unit are the same there and here."""
+    execution, reader, _ = of(data)
+    own = layout_digest(reader)
+    assert execution.given_by(own) == (((0, len(execution)),) if len(execution) else ())
+    here = execution.regions(own, [(0, len(execution))])
+    for source in execution.program.sources:
+        if source == own:
+            continue
+        there = execution.regions(source, units := execution.given_by(source))
+        numbers = [unit for first, count in units for unit in range(first, first + count)]
+        for unit, to, form in zip(numbers, there.to, there.form, strict=True):
+            mine = here.form[unit]
+            assert (here.to[unit], mine.shape, mine.to_strides) == (to, form.shape, form.to_strides)
+            assert (mine.origin_strides, mine.itemsize, mine.cast) == (form.to_strides, form.to_itemsize, "")

@@ -179,3 +179,17 @@ def test_all_of_a_group_come_to_one_division() -> None:
     for me in CROSSERS:
         left = [pieces for each, pieces in crossed.items() if each != me]
         assert normal([*crossed[me], *(run for pieces in left for run in pieces)]) == SIZES.all()
+
+
+def test_what_is_divided_anew_is_so_among_those_of_the_first_plan() -> None:
+    """The log has lost one of them meanwhile: the runs of the others stay what they are."""
+    first = planned(FAR, *MATES, wants=asks())
+    whole = by_agent(first)
+    lost = whole["a"].pieces
+    again = msgspec.structs.replace(asks(demand(lost, avoid=["a"])), crossers=first.crossers)
+    gone = by_agent(planned(FAR, *MATES[1:], wants=again))
+    assert gone == by_agent(planned(FAR, *MATES, wants=again)), "whether the planner has heard or not"
+    forgotten = by_agent(planned(FAR, *MATES[1:], wants=asks(demand(lost, avoid=["a"]))))
+    assert {agent: share.pieces for agent, share in gone.items()} != {
+        agent: share.pieces for agent, share in forgotten.items()
+    }

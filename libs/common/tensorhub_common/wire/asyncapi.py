@@ -100,6 +100,7 @@ _VALUES: Final[Json] = {
     "units": False,
     "promises": True,
     "is_early": False,
+    "crossers": [],
     "uncrossed": [],
     "far": False,
     "streams": 1,

@@ -92,6 +92,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The reader knows what promises are, so it may be sent to those of its group that cross to the site for it."""
     uncrossed: tuple[SourceId, ...] = ()
     """Of the reader's group, who does not bring these pieces over to the site, though it would be its part."""
+    crossers: tuple[SourceId, ...] = ()
+    """The reader's group, as its first plan had it: what is shared out anew is so among the same ones, whoever was lost
+    or has become ready meanwhile."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +128,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     version: int
     shares: tuple[Share, ...]
     why: str
+    crossers: tuple[SourceId, ...] = ()
+    """Those of the reader's site that bring a part over each, it among them; it says so when it asks again."""
     program: str | None = None
     """The digest of the transfer program by which a shard of another layout than its sources' is filled."""
 
@@ -163,6 +168,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """To wait until they are made takes the reader less time than to read the pieces at once."""
     promises: bool = False
     """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
+    program: str | None = None
+    """The transfer program by which the reader goes: a source that is filled by the same one may tell of its units."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
@@ -179,6 +186,8 @@ class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     """The source is being filled with the version: it says over the transport what it has, and gives that."""
     promises: bool = False
     """The source says what it promises, and of what it lacks the reader waits for that alone."""
+    program: str | None = None
+    """What the source tells of are units of this program, the reader's own; None: pieces of the source's layout."""
     mapped: bool = False
     """The descriptor that comes with the transport's welcome carries a lock, and may be handed on to be mapped."""
     patch_sizes: bytes = b""

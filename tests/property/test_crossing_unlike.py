@@ -1,0 +1,207 @@
+"""A site whose replicas are cut otherwise than the trainer's takes each byte once too, by one program for all."""
+
+from dataclasses import dataclass
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorhub_common.catalog.state import root_key
+from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of
+from tensorhub_common.program import Execution, encoded
+from tensorhub_common.wire.transfer import Demand, Plan, SourceId, Turn
+from tensorhub_planner.again import Kept
+from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_planner.limits import Limits
+from tensorhub_planner.load import Ledger
+from tensorhub_planner.ranges import Ranges, Sizes, common, normal
+from tensorhub_planner.resharding import ProgramQuestion, program_sources
+from tensorhub_planner.source_set import SourceSet
+from tensorhub_planner.sources import Found, Holder, Holders, Seat
+from tensorhub_planner.topology import Place, Topology
+
+DECIDED = 7
+ROWS, COLUMNS = 12, 4
+TENSORS = 5
+NEAR, FAR, ELSEWHERE = "berlin", "paris", "oslo"
+
+
+def rows(begin: int, end: int) -> Layout:
+    """Return some rows of all tensors."""
+    shape, whole = (end - begin, COLUMNS), (ROWS, COLUMNS)
+    return layout_of([TensorEntry(f"t{n}", "float32", 4, shape, whole, (begin, 0)) for n in range(TENSORS)])
+
+
+WHOLE, TOP, BOTTOM = rows(0, ROWS), rows(0, 5), rows(5, ROWS)
+TRAINER = (rows(0, 3), rows(3, 8), rows(8, ROWS))
+LAYOUTS = {layout_digest(each): each for each in (WHOLE, TOP, BOTTOM, *TRAINER)}
+ORIGINALS = tuple(sorted(map(layout_digest, TRAINER)))
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A replica of one shard or two: its number, which is that of its round, and its layouts."""
+
+    number: int
+    cut: tuple[Layout, ...]
+
+    def source(self, shard: int) -> SourceId:
+        return SourceId(f"agent-{self.number}-{shard}", 1, f"replica-{self.number}", shard)
+
+    def holders(self, *, ready: bool = False, decided: int = DECIDED) -> list[Holder]:
+        turn = None if ready else Turn(decided, self.number)
+        return [holder(self.source(shard), each, len(self.cut), turn) for shard, each in enumerate(self.cut)]
+
+
+def holder(source: SourceId, layout: Layout, shards: int, turn: Turn | None) -> Holder:
+    digest = layout_digest(layout)
+    key = root_key(shards, source.shard, digest)
+    return Holder(
+        source=source, key=key, layout=digest, shards=shards, root="root" if turn is None else None, turn=turn
+    )
+
+
+TRAINERS = [holder(SourceId(f"trainer-{n}", 1, "trainer", n), each, 3, None) for n, each in enumerate(TRAINER)]
+TOPOLOGY = Topology(
+    {each.source.agent: Place("h", NEAR) for each in TRAINERS}
+    | {f"agent-{n}-{shard}": Place(f"h{n}", FAR) for n in range(1, 12) for shard in (0, 1)}
+    | {"away-0": Place("h", ELSEWHERE)}
+)
+STRANGER = holder(SourceId("away-0", 1, "away", 0), rows(0, 7), 1, None)
+"""Came to hold the version meanwhile, in a site and a layout of its own."""
+
+
+def demand(reader: Reader, shard: int, pieces: Ranges | None = None, **more: object) -> Demand:
+    me = reader.source(shard)
+    asked = Demand(
+        model="m",
+        version=1,
+        replica=me.replica,
+        shard=shard,
+        agent=me.agent,
+        root=None,
+        at_seq=1,
+        turn=Turn(DECIDED, reader.number),
+        promises=True,
+        pieces=pieces,
+    )
+    return msgspec.structs.replace(asked, **more)
+
+
+def found(reader: Reader, shard: int, holders: list[Holder]) -> Found:
+    digest = layout_digest(reader.cut[shard])
+    seat = Seat(
+        me=reader.source(shard),
+        key=root_key(len(reader.cut), shard, digest),
+        layout=digest,
+        shards=len(reader.cut),
+    )
+    others = tuple(each for each in holders if each.source.replica != reader.source(0).replica)
+    return Found(seat, Holders(others), TOPOLOGY, ORIGINALS)
+
+
+def compiled(layout: str, sources: SourceSet) -> tuple[Execution, Sizes]:
+    index = SourceIndex({digest: LAYOUTS[digest] for digest in sources.layouts}, sources.originals)
+    program = compile_program(layout, LAYOUTS[layout], index)
+    execution = Execution(program, str(hash(encoded(program))))
+    return execution, Sizes(execution.nbytes())
+
+
+def plan(reader: Reader, shard: int, holders: list[Holder], asked: Demand | None = None) -> tuple[Plan, Sizes]:
+    asked, who = asked or demand(reader, shard), found(reader, shard, holders)
+    execution, sizes = compiled(who.seat.layout, program_sources(asked, who))
+    asked = msgspec.structs.replace(asked, program=execution.digest)
+    limits = Limits()
+    answer = ProgramQuestion("job", asked, who, execution, sizes).decide(Kept(), Ledger(limits), limits, 0.0)
+    assert isinstance(answer, Plan), answer
+    return answer, sizes
+
+
+def crossed(found: Plan) -> Ranges:
+    return normal(each for share in found.shares if share.far for each in share.pieces)
+
+
+@settings(deadline=None)
+@given(st.permutations(range(1, 7)), st.integers(2, 6), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], count: int, meanwhile: list[bool]) -> None:
+    """Each asks a planner of its own; some of them when a holder of another layout has come."""
+    readers = [Reader(number, (TOP, BOTTOM)) for number in order[:count]]
+    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    for shard in (0, 1):
+        plans = {}
+        for reader, more in zip(readers, meanwhile, strict=False):
+            plans[reader.number], sizes = plan(reader, shard, [*everybody, *([STRANGER] if more else [])])
+        assert len({each.program for each in plans.values()}) == 1
+        over = [crossed(each) for each in plans.values()]
+        assert normal(each for pieces in over for each in pieces) == sizes.all()
+        assert sum(map(sizes.of, over)) == sizes.of(sizes.all())
+        for each in plans.values():
+            for share in each.shares:
+                assert share.far != share.crosses, "from afar, or from a mate"
+                if share.crosses:
+                    giver = plans[int(share.source.agent.split("-")[1])]
+                    assert common(crossed(giver), share.pieces) == share.pieces
+                    assert share.layout == layout_digest((TOP, BOTTOM)[shard])
+
+
+@settings(deadline=None)
+@given(st.permutations(range(1, 6)))
+def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> None:
+    """The others read in the site, behind earlier turns: nothing of theirs crosses."""
+    readers = [Reader(number, (WHOLE,) if place < 3 else (TOP, BOTTOM)) for place, number in enumerate(order)]
+    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    first = min(readers, key=lambda reader: reader.number)
+    whole = Sizes([4 * ROWS * COLUMNS * TENSORS]).of(((0, 1),))
+    over = 0
+    for reader in readers:
+        for shard in range(len(reader.cut)):
+            answer, sizes = plan(reader, shard, everybody)
+            over += sizes.of(crossed(answer))
+            for share in answer.shares:
+                if not share.far and not share.crosses:
+                    assert int(share.source.agent.split("-")[1]) < reader.number, "an earlier turn"
+            if reader.cut != first.cut:
+                assert not crossed(answer)
+    assert over == whole
+
+
+def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
+    readers = [Reader(number, (WHOLE,)) for number in (1, 2)]
+    near = Reader(9, (TOP, BOTTOM))
+    everybody = [*TRAINERS, *near.holders(ready=True), *(each for reader in readers for each in reader.holders())]
+    for reader in readers:
+        answer, _ = plan(reader, 0, everybody)
+        assert not crossed(answer)
+        assert not any(share.crosses for share in answer.shares)
+
+
+@settings(deadline=None)
+@given(st.integers(2, 6), st.data())
+def test_the_part_of_one_that_fell_out_crosses_once_more_at_most(count: int, data: st.DataObject) -> None:
+    readers = [Reader(number, (WHOLE,)) for number in range(1, count + 1)]
+    everybody = [*TRAINERS, *(each for reader in readers for each in reader.holders())]
+    dead = data.draw(st.sampled_from(readers))
+    program, sizes = plan(dead, 0, everybody)
+    lost = crossed(program)
+    over = []
+    for reader in readers:
+        if reader != dead and lost:
+            word = data.draw(st.sampled_from(("avoid", "uncrossed")))
+            answer, _ = plan(reader, 0, everybody, demand(reader, 0, lost, **{word: (dead.source(0),)}))
+            over.append(crossed(answer))
+            assert dead.source(0) not in [share.source for share in answer.shares]
+    assert sum(map(sizes.of, over)) == sizes.of(lost)
+
+
+def test_whoever_goes_by_a_program_of_other_layouts_waits_for_nobody() -> None:
+    """Its units are others than those of its mates."""
+    readers = [Reader(number, (WHOLE,)) for number in (1, 2)]
+    everybody = [*TRAINERS, STRANGER, *(each for reader in readers for each in reader.holders())]
+    who = found(readers[0], 0, everybody)
+    LAYOUTS.setdefault(STRANGER.layout, rows(0, 7))
+    execution, sizes = compiled(who.seat.layout, SourceSet((*ORIGINALS, STRANGER.layout), ORIGINALS))
+    asked = demand(readers[0], 0, program=execution.digest)
+    limits = Limits()
+    answer = ProgramQuestion("job", asked, who, execution, sizes).decide(Kept(), Ledger(limits), limits, 0.0)
+    assert isinstance(answer, Plan)
+    assert not any(share.crosses for share in answer.shares)

@@ -1,0 +1,197 @@
+"""A crosser that is slow hands a part over, one that is stopped is replaced, and whoever lives is waited for."""
+
+import msgspec
+import pytest
+from tests.unit.agent.exchange import LOST_AFTER_S, PIECE_BYTES, Site
+from tests.unit.agent.one_agent import MODEL, OneAgent
+
+from tensorhub_agent import ceding
+from tensorhub_agent.ceding import Ceded
+from tensorhub_agent.effects import Available, Show
+from tensorhub_agent.lease_frames import HAVE_RANGES_MAX, Cede, Have, frames_of
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.reading import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S, Reading, SourcePhase
+from tensorhub_agent.transfer import Transfer
+from tensorhub_common.wire.events.hub import AgentLost
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Share, SourceId, Turn
+
+FAST_BPS = 8.0 * PIECE_BYTES
+PIECES = 256
+MATES = 4
+ALONE_S = PIECES / MATES * PIECE_BYTES / FAST_BPS
+"""All are as fast as each other: 8 s."""
+
+
+def site(*slow_bps: float) -> Site:
+    return Site([*slow_bps, *[FAST_BPS] * (MATES - len(slow_bps))], PIECES)
+
+
+def test_mates_as_fast_as_each_other_cross_once_and_cede_nothing() -> None:
+    found = site()
+    found.run(60)
+    assert all(mate.is_done for mate in found.mates)
+    assert found.crossed == 1
+    assert {mate.crossed_bytes for mate in found.mates} == {PIECES // MATES * PIECE_BYTES}
+
+
+@pytest.mark.parametrize("times", [4, 8, 16])
+def test_what_a_slow_one_has_not_asked_for_is_brought_by_others_and_crosses_once(times: int) -> None:
+    found = site(FAST_BPS / times)
+    found.run(60)
+    slow = found.mates[0]
+    assert all(mate.is_done for mate in found.mates)
+    assert found.crossed == 1, "what is handed over is so by agreement"
+    assert slow.crossed_bytes < PIECES // MATES * PIECE_BYTES
+    assert found.now < 3 * ALONE_S, "alone it would have taken so many times as long"
+
+
+def test_without_handing_over_all_wait_for_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the test above can fail."""
+    monkeypatch.setattr(ceding, "CEDE_GAIN_S", 1e9)
+    found = site(FAST_BPS / 4)
+    found.run(120)
+    assert found.crossed == 1
+    assert found.now > 3 * ALONE_S
+
+
+def test_two_slow_ones_hand_over_to_whoever_has_shown_all_of_its_part() -> None:
+    found = site(FAST_BPS / 4, FAST_BPS / 8)
+    found.run(60)
+    assert all(mate.is_done for mate in found.mates)
+    assert found.crossed == 1
+
+
+def test_one_that_is_killed_is_replaced_and_what_it_had_shown_does_not_cross_again() -> None:
+    found = site()
+    found.run(ALONE_S / 2)
+    dead = found.mates[0]
+    found.kill(dead)
+    found.run(60, but=(dead,))
+    assert all(mate.is_done for mate in found.mates[1:])
+    assert found.crossed < 1 + 0.02
+
+
+def test_one_that_is_stopped_costs_what_it_had_not_shown_once_more_at_most() -> None:
+    """Its connections stand. The log loses it, and then its mates leave it; it goes on when it wakes."""
+    found = site()
+    found.run(2.0)
+    stopped = found.mates[0]
+    stopped.stopped_until = found.now + 10.0
+    shown = stopped.crossed_bytes
+    found.run(2.0 + LOST_AFTER_S)
+    found.lose(stopped)
+    found.run(60)
+    assert all(mate.is_done for mate in found.mates)
+    part = PIECES / MATES * PIECE_BYTES
+    assert found.crossed <= 1 + (part - shown) / (PIECES * PIECE_BYTES) + 0.05
+
+
+def test_one_that_is_silent_and_that_the_log_has_not_lost_is_waited_for() -> None:
+    """A busy machine: nobody else brings its part over."""
+    found = site()
+    found.run(2.0)
+    found.mates[0].stopped_until = found.now + 10.0
+    found.run(60)
+    assert all(mate.is_done for mate in found.mates)
+    assert found.crossed == 1
+
+
+def test_an_heir_that_is_stopped_before_it_hears_is_not_waited_for() -> None:
+    found = site(FAST_BPS / 8)
+    while not any(mate.transfer.readings.firm() == [] for mate in found.mates[1:]):
+        found.run(found.now + 0.1)
+    for mate in found.mates[1:3]:
+        mate.stopped_until = found.now + 10.0
+    found.run(120)
+    assert all(mate.is_done for mate in found.mates)
+    assert found.crossed <= 1.25
+
+
+# What the agent does with it.
+
+HEIR = SourceId("agent-3", 1, "rollout-3", 0)
+
+
+def reading() -> tuple[OneAgent, Transfer]:
+    """Return an agent that reads, with its source open, and a reader that counts on what it promises."""
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
+    reader.join()
+    key = reader.register("rollout")
+    trainer.publish(trainer.key("trainer"), "a")
+    trainer.log()
+    reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    reader.log()
+    operation = reader.core.shards[key].operation
+    assert isinstance(operation, ReadOperation)
+    assert operation.transfer is not None
+    ask = LeaseAsk(
+        job="j",
+        model=MODEL,
+        source=SourceId("agent-1", 1, key.replica, key.shard),
+        version=1,
+        root=operation.transfer.root,
+        reader=HEIR,
+        turn=Turn(1, 1),
+        promises=True,
+    )
+    assert isinstance(reader.core.lease_asked(ask, "lease", "ticket", "here", reader.now), LeaseGrant)
+    assert reader.core.redeemed("ticket", reader.now) is not None
+    return reader, operation.transfer
+
+
+def test_what_is_ceded_is_promised_no_more_and_all_that_count_on_it_hear_whose_it_is() -> None:
+    reader, transfer = reading()
+    (key,) = reader.core.shards
+    reader.do(reader.core.on_news(Available(key, 10**6, Have()), reader.now))
+    promised = reader.core.table.coming[key].promised
+    assert promised.count(1) == 3
+    transfer.todo()
+    transfer.readings.todo.ceded.append(Ceded(HEIR, ((1, 2),)))
+    reader.seen.clear()
+    reader.do(reader.core.on_news(Available(key, 10**6, Have()), reader.now))
+    assert Cede(((1, 2),), HEIR) in [each.news for each in reader.seen if isinstance(each, Show)]
+
+
+def test_the_log_s_word_that_an_agent_is_lost_reaches_the_reads_that_wait_for_it() -> None:
+    reader, transfer = reading()
+    (source,) = transfer.sources.values()
+    for agent, incarnation, is_lost in (("another", 1, False), ("elsewhere", 0, False), ("elsewhere", 1, True)):
+        reader.do(reader.core.on_event(AgentLost(agent=agent, incarnation=incarnation, term=1), reader.now))
+        assert source.is_lost is is_lost
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_silent_mate_has_long_until_the_log_has_lost_it(is_lost: bool) -> None:  # noqa: FBT001
+    share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", crosses=True)
+    source = Reading(1, share, SourcePhase.OPEN, 0.0)
+    source.is_lost = is_lost
+    source.parked.append((0, 1))
+    assert source.due(stall_s=5.0) == (WAITING_SILENT_S if is_lost else CROSSER_SILENT_S)
+    source.queue.append((0, 1))
+    source.asked(1, ((0, 1),), 1, 0.0)
+    assert source.due(stall_s=5.0) == (5.0 if is_lost else CROSSER_SILENT_S)
+
+
+def test_a_word_of_many_ranges_comes_in_frames_that_each_name_the_heir() -> None:
+    many = tuple((2 * number, 1) for number in range(HAVE_RANGES_MAX + 1))
+    frames = frames_of(Cede(many, HEIR))
+    assert [len(each.pieces) for each in frames] == [HAVE_RANGES_MAX, 1]
+    assert all(isinstance(each, Cede) and each.heir == HEIR for each in frames)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(frames[1]), type=Cede) == frames[1]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_far_source_has_as_long_as_a_thin_line_takes_for_what_is_under_way(is_lost: bool) -> None:  # noqa: FBT001
+    share = Share(source=HEIR, transport="ucxx", pieces=((0, 1),), nbytes=1, why="", far=True)
+    source = Reading(1, share, SourcePhase.OPEN, 0.0)
+    source.is_lost = is_lost
+    source.asked(1, ((0, 1),), 4 * FAR_BPS_MIN, 0.0)
+    assert source.due(stall_s=5.0) == (5.0 if is_lost else 9.0)
+    source.asked(2, ((0, 1),), 1000 * FAR_BPS_MIN, 0.0)
+    assert source.due(stall_s=5.0) == (5.0 if is_lost else FAR_SILENT_S)
