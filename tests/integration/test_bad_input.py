@@ -72,7 +72,7 @@ async def assert_goes_on(scene: Scene) -> None:
 async def test_unknown_versions(hub: RunningHub, scene: Scene) -> None:
     fresh = await scene.there.register("unknown", WEIGHTS, replica="reader")
     for wish in ("latest", 3):
-        async with refused(hub, scene, tensorhub.VersionUnavailable, "'unknown'", "has a trainer published it?"):
+        async with refused(hub, scene, tensorhub.VersionUnavailable, "'unknown'", "has a trainer published"):
             await fresh.replicate(wish, timeout_s=0.3)
     async with refused(hub, scene, tensorhub.VersionUnavailable, "version 6", "'m'"):
         await scene.reader.replicate(6, timeout_s=0.3)

@@ -60,7 +60,7 @@ def test_what_a_plan_names_wakes_and_the_rest_sleeps_on() -> None:
     folding = Folding(FOLDS, UNITS)
     given, left = folding.spread(plan(*partials_of(SCALE)), [SCALE, VALUE], UNITS)
     assert units_of(given[0][1]) == units_of(partials_of(SCALE))
-    assert left == [SCALE, VALUE]
+    assert units_of(left) == units_of([SCALE, VALUE])
     assert asleep(folding) == EXECUTION.partials - len(partials_of(SCALE))
 
 
