@@ -82,10 +82,10 @@ class Answering:
         """Return the plan, or a refusal. Raises what `Knowledge` raises, and `BadCommand`."""
         if demand.mapped and demand.program is not None:
             raise BadCommand("what is mapped is not filled, so a demand for it names no program")
-        found = await self._found(demand, any_layout=False)
-        if isinstance(found, Refusal):
-            return found
         if not reads_by_program(demand):
+            found = await self._found(demand, any_layout=False)
+            if isinstance(found, Refusal):
+                return found
             sizes = await self._knowledge.sizes(found.seat.layout)
             answer = self._decide(Question(self._job, demand, found, sizes))
             whole = demand.pieces is None or count_of(normal(demand.pieces)) == len(sizes)

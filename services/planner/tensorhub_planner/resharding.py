@@ -4,7 +4,6 @@ A reader goes by a program where nobody of its own layout has held the version y
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,7 +20,7 @@ from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import absentees, why_refusal
 from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import Found, Holders, holders_by_layout, layouts_in_order
+from tensorhub_planner.sources import Found, Holders, holders_by_layout, layouts_in_order, published_set
 from tensorhub_planner.ways import made_of
 
 
@@ -48,8 +47,10 @@ def program_sources(demand: Demand, found: Found) -> SourceSet:
     each of them asks and whoever has come to hold the version by then: theirs is of the layouts in which the version
     was published. For all others everybody counts who has it.
     """
-    if _are_there(found.originals, found) and shares_out(demand, found.seat, found.holders, found.topology):
-        return SourceSet(found.originals, found.originals)
+    roll = found.roll
+    published = published_set(found.originals, found.holders) if roll is None else roll.original_set
+    if published is not None and shares_out(demand, found.seat, found.holders, found.topology):
+        return published
     return source_set(found)
 
 
@@ -62,12 +63,6 @@ def source_set(found: Found) -> SourceSet:
         return found.roll.source_set
     layouts = layouts_in_order(found.holders.able)
     return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
-
-
-def _are_there(layouts: Sequence[str], found: Found) -> bool:
-    """Tell whether each of these layouts stands ready with somebody."""
-    ready = {holder.layout for holder in found.holders.able if holder.turn is None}
-    return bool(layouts) and ready.issuperset(layouts)
 
 
 def in_units(found: Found, execution: Execution) -> Found:

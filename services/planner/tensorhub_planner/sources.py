@@ -86,6 +86,12 @@ def layouts_in_order(holders: Iterable[Holder]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(holder.layout for holder in in_order))
 
 
+def published_set(originals: tuple[str, ...], holders: Holders) -> SourceSet | None:
+    """Return the layouts in which a version was published, if each of them stands ready with somebody."""
+    ready = {holder.layout for holder in holders.able if holder.turn is None}
+    return SourceSet(originals, originals) if originals and ready.issuperset(originals) else None
+
+
 @dataclass(frozen=True)
 class Roll:
     """What the catalog says to every shard of a replica alike, where holders of any layout count."""
@@ -117,6 +123,11 @@ class Roll:
         return SourceSet(layouts, tuple(each for each in self.originals if each in held))
 
     @cached_property
+    def original_set(self) -> SourceSet | None:
+        """The layouts in which the version was published, if each of them stands ready with somebody."""
+        return published_set(self.originals, self.holders)
+
+    @cached_property
     def places(self) -> Mapping[SourceId, int]:
         """The place of each holder among them."""
         return {holder.source: place for place, holder in enumerate(self.holders.able)}
@@ -136,7 +147,7 @@ class Found(msgspec.Struct, frozen=True):
     holders: Holders
     topology: Topology
     originals: tuple[str, ...] = ()
-    """The layouts in which the version was published."""
+    """The layouts in which the version was published, where holders of any layout count."""
     roll: Roll | None = None
     """The same, as it was made for all shards of the reader's replica."""
 
@@ -239,7 +250,8 @@ def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, 
             if len(absent) < ABSENT_MAX:
                 absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
     found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
-    return Roll(found, Topology(places), _originals(model.versions[demand.version]))
+    # Who reads from its own layout alone does not ask what was published, and for thousands of shards that is long.
+    return Roll(found, Topology(places), _originals(model.versions[demand.version]) if seat is None else ())
 
 
 def _originals(version: Version) -> tuple[str, ...]:
