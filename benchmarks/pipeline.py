@@ -33,8 +33,8 @@ COUNTS: Final = (1, 2, 4, 8)
 TRAINER: Final = "agent-0"
 MIB: Final = 1 << 20
 APART_S: Final = 2.0
-"""So long after one publication comes the next one. Agents say with their beats who reads from them, and a planner counts
-those of the round before for that long: who publishes twice within a beat gets plans for a busier cluster than there is."""
+"""So long after one publication comes the next one. Agents say with their beats who reads from them, and until the next
+beat a planner counts those of the round before: plans made within that are for a busier cluster than there is."""
 
 WAYS: Final[Mapping[str, str]] = {"pipelined": "on", "star": "off"}
 """How the readers are served, and the planner's setting for it."""
