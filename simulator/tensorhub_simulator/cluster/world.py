@@ -163,7 +163,7 @@ class World:
                 stops_s = generation.stops_after_s(self.cluster, replica.kind, replica.number, self.latest)
                 life = replica.life
                 self.agenda.after(stops_s, lambda: self.want(replica, self.agenda.now, life))
-            case "behind-a-seed" if self._has_seed(replica):
+            case "behind-a-seed" if self._waits_for_seed(replica):
                 pass
             case _:
                 self._decide(replica, self._decisions, self.agenda.now)
@@ -171,9 +171,11 @@ class World:
     def _is_seed(self, replica: Replica) -> bool:
         return self.cluster.replicas[replica.kind].memory_host
 
-    def _has_seed(self, replica: Replica) -> bool:
-        """Tell whether a replica waits for a copy in its site; where no seed stands it reads at once."""
+    def _waits_for_seed(self, replica: Replica) -> bool:
+        """Tell whether a replica waits for a copy in its site; where no seed stands, or it has it, it reads at once."""
         site = self.cluster.replicas[replica.kind].site
+        if self._seeded.get(site) == self.latest:
+            return False
         seeds = (each for each in self.cluster.replicas.values() if each.memory_host)
         return not self._is_seed(replica) and any(each.site == site for each in seeds)
 

@@ -247,3 +247,22 @@ def test_one_rail_has_its_part_of_the_line() -> None:
         result = run(World(msgspec.structs.replace(cluster, rails=rails)))
         assert min(took(result)) == pytest.approx(8.0, rel=0.1)
         assert took(baselines.run(msgspec.structs.replace(cluster, rails=rails)))[0] == pytest.approx(16.0, rel=0.01)
+
+
+def test_who_was_busy_when_the_seed_had_the_last_version_reads_it_all_the_same() -> None:
+    """The seed is ready once; a replica that read the version before at that moment asks by itself."""
+    cluster = far(2, gbit_s=5, rtt_ms=0)
+    site = Site(gpus_per_host=1, nics_per_host=1, nic_gbit_s=10, efficiency=0.5)
+    replicas = {**cluster.replicas, "seed": Replicas(site="far", count=1, memory_host=True)}
+    cluster = msgspec.structs.replace(
+        cluster,
+        model=Model(gbytes=1, shards=1, piece_mib=16),
+        sites={"here": site, "far": site},
+        replicas=replicas,
+        update="behind-a-seed",
+        versions=2,
+        every_s=0.5,
+        control=Control(),
+    )
+    result = run(World(cluster))
+    assert {each.replica for each in result.ended() if (each.kind, each.version) == ("rollout", 2)} == {0, 1}
