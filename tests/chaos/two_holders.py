@@ -216,3 +216,5 @@ async def two_holders(directory: Path, nbytes: int, *, hosts: int, **environment
         stage = Stage(up, directory, content, bus, hubs[READER])
         await stage.calm()
         yield stage
+        # Who was struck last is to be back when its worker takes leave of it.
+        await stage.both_hold()
