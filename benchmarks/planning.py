@@ -46,8 +46,9 @@ from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Compiled
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.deciding import found_in
+from tensorhub_planner.entries import Entries
 from tensorhub_planner.fold import Fold
-from tensorhub_planner.layouts import Layouts, decoded
+from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger, Reader
 from tensorhub_planner.main import GC_YOUNG
@@ -256,7 +257,8 @@ def run(folder: Path) -> dict[str, float]:
     """Plan one case from the blobs in a folder."""
     gc.set_threshold(GC_YOUNG, 20, 20)
     files, watch, before = Folder(folder), Stopwatch(), _rss_mib()
-    layouts = watch("decode", lambda: {digest: decoded(data, digest) for digest, data in files.stored.items()})
+    entries = Entries()
+    layouts = watch("decode", lambda: {digest: entries.decoded(data, digest) for digest, data in files.stored.items()})
     world = World(files.sources, files.readers)
     world.publish(1)
     planner = Planner(world)

@@ -15,7 +15,7 @@ least one byte and at most `PIECE_BYTES_MAX` (or one element), and together they
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter, lt
@@ -44,7 +44,7 @@ TENSOR_BYTES_MAX: Final = 2**53 - 1
 """What every reader of JSON counts exactly; sizes stand in commands."""
 
 
-class TensorEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True, gc=False, cache_hash=True):
     """One tensor's box: `shape` elements that begin at `offset` of a global tensor of `global_shape`."""
 
     name: str
@@ -106,32 +106,55 @@ class PieceTable:
 
 def layout_of(entries: Iterable[TensorEntry]) -> Layout:
     """Sort and check entries. Raises `LayoutMismatch` that names the tensor which is not well formed."""
-    tensors = tuple(entries)
-    names = [entry.name for entry in tensors]
-    if not all(map(lt, names, names[1:])):
-        # What was kept is sorted, and is read far more often than made.
-        tensors = tuple(sorted(tensors, key=attrgetter("name")))
-        names = [entry.name for entry in tensors]
+    tensors = _in_order(tuple(entries))
+    check_entries(tensors)
+    return _together(tensors)
+
+
+def layout_of_checked(entries: Iterable[TensorEntry]) -> Layout:
+    """Sort entries that were checked each by itself (`check_entries`), and check how they go together.
+
+    Thousands of ranks have most of their entries alike: so these need be checked once. Raises `LayoutMismatch`.
+    """
+    return _together(_in_order(tuple(entries)))
+
+
+def check_entries(entries: Sequence[TensorEntry]) -> None:
+    """Raise `LayoutMismatch` that names the first entry which is not well formed."""
+    if not _are_usual([entry.name for entry in entries]):
+        for entry in entries:
+            _check_name(entry)
+    # A model has hundreds of thousands of tensors, and few of another form than all the others.
+    boxes = {(entry.itemsize, entry.shape, entry.global_shape, entry.offset): entry for entry in reversed(entries)}
+    for entry in boxes.values():
+        _check_box(entry)
+    for entry in entries:
+        if entry.parts:
+            check_parts(entry.name, entry.shape, entry.parts)
+            _check_derived(entry)
+
+
+def _in_order(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    """Sort entries by name. Raises `LayoutMismatch` when they are too many, or two of them have one name."""
     if len(tensors) > TENSORS_MAX:
         raise LayoutMismatch(
             f"a shard has {len(tensors)} tensors; at most {TENSORS_MAX} are possible, so use more shards"
         )
-    for before, after in pairwise(names):
+    names = [entry.name for entry in tensors]
+    if all(map(lt, names, names[1:])):
+        # What was kept is sorted, and is read far more often than made.
+        return tensors
+    for before, after in pairwise(sorted(names)):
         if before == after:
             raise LayoutMismatch(f"tensor {after!r} is given twice; give every tensor a name of its own")
-    if not _are_usual(names):
-        for entry in tensors:
-            _check_name(entry)
-    # A model has hundreds of thousands of tensors, and few of another form than all the others.
-    boxes = {(entry.itemsize, entry.shape, entry.global_shape, entry.offset): entry for entry in reversed(tensors)}
-    for entry in boxes.values():
-        _check_box(entry)
+    return tuple(sorted(tensors, key=attrgetter("name")))
+
+
+def _together(tensors: tuple[TensorEntry, ...]) -> Layout:
     layout = Layout(tensors)
-    composed = [entry for entry in tensors if entry.parts]
-    for entry in composed:
-        check_parts(entry.name, entry.shape, entry.parts)
-        _check_derived(entry)
-    mismatch = shared_mismatch(layout, layout, "elsewhere in the shard") if composed else None
+    mismatch = (
+        shared_mismatch(layout, layout, "elsewhere in the shard") if any(entry.parts for entry in tensors) else None
+    )
     if mismatch is not None:
         raise LayoutMismatch(mismatch)
     return layout

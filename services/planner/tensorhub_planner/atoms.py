@@ -4,12 +4,18 @@ A registered tensor is one atom, or several where its layout names parts of it. 
 tensor, and how it lies in memory, is its *cutout*; layouts have many tensors and few cutouts, so those are numbered.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, room
 
 EMPTY: Final = -1
 """The number of every cutout without an element."""
+COMPOSED: Final = -2
+"""Stands for an entry's cutout where it has parts, and so several."""
+ROWS_MAX: Final = 131_072
+"""So many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
 
 
 class Cutout(NamedTuple):
@@ -31,9 +37,28 @@ class Cutout(NamedTuple):
 class Atoms(NamedTuple):
     """A layout's atoms by column: box i of global tensor `names[i]` begins at byte `at[i]` of the segment."""
 
+    names: Sequence[str]
+    at: Sequence[int]
+    cutouts: Sequence[int]
+
+
+class _Columns(NamedTuple):
+    """The same while they are made."""
+
     names: list[str]
     at: list[int]
     cutouts: list[int]
+
+    def add(self, name: str, at: int, cutout: int) -> None:
+        """Add an atom."""
+        self.names.append(name)
+        self.at.append(at)
+        self.cutouts.append(cutout)
+
+
+_Row = tuple[str, int, int]
+"""Of an entry, whichever layout it stands in: its name, how many bytes of a segment it takes, and its cutout; that is
+`EMPTY` without an element, `COMPOSED` where it has parts."""
 
 
 class Cutouts:
@@ -43,8 +68,10 @@ class Cutouts:
         """Begin with none."""
         self._numbers: dict[Cutout, int] = {}
         self._known: list[Cutout] = []
-        self._of_entry: dict[tuple[str, int, Shape, Shape, Shape, bool], tuple[int, int]] = {}
-        """The number of an entry's cutout, and how many bytes of a segment it takes."""
+        self._rows: dict[bool, dict[TensorEntry, _Row]] = {False: {}, True: {}}
+        """By whether the entry stands as it was published. What many ranks have alike is one object (`entries`)."""
+        self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], tuple[int, int]] = {}
+        """The room and the cutout of entries that differ in their names alone."""
 
     def __getitem__(self, number: int) -> Cutout:
         """Return a cutout by its number."""
@@ -56,32 +83,42 @@ class Cutouts:
 
     def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
         """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
-        names: list[str] = []
-        places: list[int] = []
-        cutouts: list[int] = []
-        of_entry, end = self._of_entry, 0
-        for entry in layout.tensors:
-            place = end
-            if entry.parts:
-                end += room(entry)
+        known = self._rows[is_original]
+        rows = [*map(known.get, layout.tensors)]
+        if None in rows:
+            rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, rows, strict=True)]
+            if len(known) + len(rows) > ROWS_MAX:
+                known.clear()
+            known.update(zip(layout.tensors[:ROWS_MAX], rows, strict=False))
+        if not rows:
+            return Atoms((), (), ())
+        names, rooms, cutouts = zip(*rows, strict=True)
+        at = tuple(accumulate(rooms[:-1], initial=0))
+        return Atoms(names, at, cutouts) if min(cutouts) >= 0 else self._without_gaps(layout, at, cutouts, is_original)
+
+    def _without_gaps(self, layout: Layout, at: Sequence[int], cutouts: Sequence[int], is_original: bool) -> Atoms:  # noqa: FBT001 (a column)
+        """Leave out what has no element, and take what consists of parts by its parts."""
+        atoms = _Columns([], [], [])
+        for entry, place, cutout in zip(layout.tensors, at, cutouts, strict=True):
+            if cutout == COMPOSED:
                 strides = _row_major(entry.shape, entry.itemsize)
                 for part in entry.parts:
                     if part.name and 0 not in part.shape:
-                        names.append(part.name)
-                        places.append(place + sum(a * stride for a, stride in zip(part.start, strides, strict=True)))
-                        cutouts.append(self._number(_of_part(entry, part, strides, is_original)))
-                continue
-            key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
-            known = of_entry.get(key)
-            if known is None:
-                number = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
-                known = of_entry[key] = (number, room(entry))
-            end += known[1]
-            if known[0] != EMPTY:
-                names.append(entry.name)
-                places.append(place)
-                cutouts.append(known[0])
-        return Atoms(names, places, cutouts)
+                        begin = place + sum(a * stride for a, stride in zip(part.start, strides, strict=True))
+                        atoms.add(part.name, begin, self._number(_of_part(entry, part, strides, is_original)))
+            elif cutout != EMPTY:
+                atoms.add(entry.name, place, cutout)
+        return Atoms(*atoms)
+
+    def _row(self, entry: TensorEntry, is_original: bool) -> _Row:  # noqa: FBT001 (a column)
+        key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
+        if entry.parts:
+            return entry.name, room(entry), COMPOSED
+        known = self._boxes.get(key)
+        if known is None:
+            cutout = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
+            known = self._boxes[key] = (room(entry), cutout)
+        return entry.name, *known
 
     def _number(self, cutout: Cutout) -> int:
         number = self._numbers.setdefault(cutout, len(self._known))

@@ -9,6 +9,7 @@ none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product, repeat
 from math import prod
@@ -108,37 +109,34 @@ class SourceIndex:
         self._alike: dict[tuple[int, ...], int] = {}
         self._patterns: dict[tuple[int, int, int], _Pattern | _Gap] = {}
         self._grids: dict[tuple[int, int], _Grid | _Gap] = {}
-        boxes: dict[str, list[_Box]] = {}
+        boxes: defaultdict[str, list[_Box]] = defaultdict(list)
         for number, (digest, layout) in enumerate(layouts.items()):
             atoms = self.cutouts.atoms(layout, is_original=digest in originals)
             for name, box in zip(atoms.names, zip(repeat(number), atoms.at, atoms.cutouts), strict=False):
-                known = boxes.get(name)
-                if known is None:
-                    boxes[name] = [box]
-                else:
-                    known.append(box)
+                boxes[name].append(box)
         self._join(boxes)
         self._lists = list(self._alike)
 
     def _join(self, boxes: dict[str, list[_Box]]) -> None:
-        """Make the tensors of their boxes, which are used up. They have few different ones: each is kept once."""
+        """Make the tensors of their boxes. They have few different columns: each is kept once."""
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         kinds: dict[tuple[int, tuple[int, ...]], int] = {}
-        while boxes:
-            name, its = boxes.popitem()
-            if len(its) == 1:
-                # An expert stands in one place, and experts are nearly all that there is.
-                ((source, at, cutout),) = its
-                sources: tuple[int, ...] = (source,)
-                places: tuple[int, ...] = (at,)
-                cutouts: tuple[int, ...] = (cutout,)
-            else:
-                sources, places, cutouts = zip(*its, strict=True)
-                if places.count(places[0]) == len(places):
-                    places = places[:1]
+        alone: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]] = {}
+        for name, its in boxes.items():
+            # An expert stands in one place, and experts are nearly all that there is.
+            (source, at, cutout), *others = its
+            known = None if others else alone.get((source, cutout))
+            if known is not None:
+                self.tensors[name] = _Tensor(*known, shared.setdefault((at,), (at,)))
+                continue
+            sources, places, cutouts = zip(*its, strict=True)
+            if places.count(places[0]) == len(places):
+                places = places[:1]
             alike = _numbered(self._alike, cutouts)
             sources, places = shared.setdefault(sources, sources), shared.setdefault(places, places)
-            self.tensors[name] = _Tensor(_numbered(kinds, (alike, sources)), alike, sources, places)
+            tensor = self.tensors[name] = _Tensor(_numbered(kinds, (alike, sources)), alike, sources, places)
+            if not others:
+                alone[source, cutout] = tensor[:3]
 
     def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""

@@ -9,11 +9,10 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-import msgspec
-
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, layout_of, payload_bytes, pieces
+from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, payload_bytes, pieces
+from tensorhub_planner.entries import Entries
 from tensorhub_planner.ranges import Sizes
 
 LAYOUTS_MAX: Final = 4096
@@ -24,14 +23,13 @@ AT_ONCE_BYTES_MAX: Final = 64 * 1024
 """What is not longer is read at once: well under a millisecond. Thousands of ranks have thousands of short ones, and to
 hand each to a thread would take longer."""
 
-_decoder: Final = msgspec.msgpack.Decoder(Layout)
-
 
 class Layouts:
     """Layouts by digest, out of the blob store."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
+        self._entries = Entries()
         self._sizes: OrderedDict[str, Sizes] = OrderedDict()
         self._pieces = 0
         self._reading: dict[str, asyncio.Task[Sizes]] = {}
@@ -59,8 +57,8 @@ class Layouts:
         """Return a layout itself. Raises what `Blobs.get` raises, or `LayoutMismatch`."""
         data = await self._blobs.get(job, digest)
         if len(data) <= AT_ONCE_BYTES_MAX:
-            return decoded(data, digest)
-        return await asyncio.to_thread(decoded, data, digest)
+            return self._entries.decoded(data, digest)
+        return await asyncio.to_thread(self._entries.decoded, data, digest)
 
     async def _read(self, job: str, digest: str) -> Sizes:
         layout = await self.layout(job, digest)
@@ -73,14 +71,6 @@ class Layouts:
         self._pieces += len(sizes)
         while len(self._sizes) > LAYOUTS_MAX or (self._pieces > PIECES_KEPT_MAX and len(self._sizes) > 1):
             self._pieces -= len(self._sizes.popitem(last=False)[1])
-
-
-def decoded(data: bytes, digest: str) -> Layout:
-    """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
-    try:
-        return layout_of(_decoder.decode(data).tensors)
-    except msgspec.MsgspecError as error:
-        raise LayoutMismatch(f"what stands in the blob store as layout {digest[:12]} is no layout: {error}") from None
 
 
 def _sizes_of(layout: Layout, digest: str) -> Sizes:

@@ -1,0 +1,66 @@
+"""Reads layouts out of their blobs; what many ranks have alike is read and checked once, and is one object. Pure.
+
+The ranks of a stage hold the same norms and the same rows of a projection many times over, and thousands of layouts
+have ten times as many entries as there are different ones. An entry's encoded form is its content: the same bytes are
+the same entry.
+
+Always true: at most `ENTRIES_MAX` entries are kept, each of which was checked by itself; how the entries of a layout go
+together is checked for each layout.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import Layout, TensorEntry, check_entries, layout_of_checked
+
+ENTRIES_MAX: Final = 131_072
+"""Some 80 MB at worst. Once there are more all are forgotten, and read anew."""
+
+_ARRAY: Final = b"\xdd"
+"""MessagePack: an array, whose length follows in four bytes."""
+
+
+class _Blob(msgspec.Struct):
+    tensors: tuple[msgspec.Raw, ...]
+
+
+_blobs: Final = msgspec.msgpack.Decoder(_Blob)
+_entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
+
+
+class Entries:
+    """The entries that were read, by their encoded form. Several threads may read at once."""
+
+    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+        """Begin with none."""
+        self._entries_max = entries_max
+        self._known: dict[bytes, TensorEntry] = {}
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._known)
+
+    def decoded(self, data: bytes, digest: str) -> Layout:
+        """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
+        try:
+            raw = [*map(bytes, _blobs.decode(data).tensors)]
+            known = [*map(self._known.get, raw)]
+            return layout_of_checked(self._read(raw, known) if None in known else known)
+        except msgspec.MsgspecError as error:
+            raise LayoutMismatch(
+                f"what stands in the blob store as layout {digest[:12]} is no layout: {error}"
+            ) from None
+
+    def _read(self, raw: Sequence[bytes], known: Sequence[TensorEntry | None]) -> list[TensorEntry]:
+        """Read and keep those that are not known yet."""
+        missing = [row for row, entry in zip(raw, known, strict=True) if entry is None]
+        read = _entries.decode(b"".join((_ARRAY, len(missing).to_bytes(4, "big"), *missing)))
+        check_entries(read)
+        if len(self._known) + len(read) > self._entries_max:
+            self._known.clear()
+        self._known.update(zip(missing[: self._entries_max], read, strict=False))
+        rest = iter(read)
+        return [next(rest) if entry is None else entry for entry in known]
