@@ -39,8 +39,9 @@ from tensorhub_common import program as programs
 from tensorhub_common.bus.blobs import Blobs, digest_of
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
 from tensorhub_common.catalog.table import AgentState, ShardState
+from tensorhub_common.execution import Execution, Patterns
 from tensorhub_common.layout import Layout, encoded, layout_digest
-from tensorhub_common.program import Execution, Program
+from tensorhub_common.program import Program
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Compiled
@@ -266,7 +267,7 @@ def run(folder: Path) -> dict[str, float]:
     index = watch("index", lambda: SourceIndex({each: layouts[each] for each in chosen.layouts}, chosen.originals))
     made = watch("compile", lambda: {each: compile_program(each, layouts[each], index) for each in files.readers})
     sent = watch("encode", lambda: {each: programs.encoded(program) for each, program in made.items()})
-    compiled = watch("ready", lambda: {each: _ready(program, each) for each, program in made.items()})
+    compiled = watch("ready", lambda: {each: _ready(program, each, index.executed) for each, program in made.items()})
     answers = watch("plan", lambda: planner.plans(1, compiled))
     rss = _rss_mib() - before
     planner.over()
@@ -291,8 +292,8 @@ def run(folder: Path) -> dict[str, float]:
     }
 
 
-def _ready(program: Program, digest: str) -> tuple[Execution, Sizes]:
-    execution = Execution(program, digest)
+def _ready(program: Program, digest: str, patterns: Patterns) -> tuple[Execution, Sizes]:
+    execution = Execution(program, digest, patterns)
     return execution, Sizes.repeated(execution.runs())
 
 

@@ -13,7 +13,7 @@ from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
 from tensorhub_common.digests import root_digest
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_common.regions import Regions
 from tensorhub_common.wire.transfer import Range
 

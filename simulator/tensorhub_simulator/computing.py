@@ -11,7 +11,7 @@ import numpy as np
 from tensorhub_agent.amax import Table
 from tensorhub_agent.boxes import packed_strides
 from tensorhub_agent.converting import by_amax, converter_of
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_common.regions import Form
 from tensorhub_common.wire.transfer import Range
 from tensorhub_simulator.memory import Segment, Violation

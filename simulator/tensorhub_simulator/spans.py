@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import PieceTable
-from tensorhub_common.program import Execution
 from tensorhub_common.regions import Sizes
 
 

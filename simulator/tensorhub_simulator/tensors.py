@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorhub_agent.casting.fp8 import quantise
 from tensorhub_common.derived import derived
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import (
     Layout,
     Part,
@@ -26,7 +27,7 @@ from tensorhub_common.layout import (
     placements,
     segment_bytes,
 )
-from tensorhub_common.program import Execution, decoded
+from tensorhub_common.program import decoded
 
 Cutting = tuple[Layout, ...]
 """The layouts of a replica's shards."""

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of
-from tensorhub_common.program import Execution, encoded
+from tensorhub_common.program import encoded
 from tensorhub_common.wire.transfer import Demand, Plan, SourceId, Turn
 from tensorhub_planner.again import Kept
 from tensorhub_planner.compiling import SourceIndex, compile_program

@@ -21,6 +21,7 @@ from tensorhub_agent.copying import CopyPool
 from tensorhub_common.casts import CASTABLE, FP8_SOURCES
 from tensorhub_common.derived import DERIVED, Derived
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import (
     Layout,
     Part,
@@ -31,7 +32,7 @@ from tensorhub_common.layout import (
     placements,
     segment_bytes,
 )
-from tensorhub_common.program import Execution, decoded, encoded
+from tensorhub_common.program import decoded, encoded
 from tensorhub_common.regions import Form, Regions
 from tensorhub_planner import spans
 from tensorhub_planner.compiling import SourceIndex, compile_program

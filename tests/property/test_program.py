@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.property.shardings import Cutting, Model, carry_out, cuttings, fused, memory, models
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, layout_digest, layout_of, placements, segment_bytes
-from tensorhub_common.program import Execution, decoded, encoded
+from tensorhub_common.program import decoded, encoded
 from tensorhub_planner import spans
 from tensorhub_planner.compiling import SourceIndex, compile_program
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 
 
 class Folds:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from tensorhub_agent.boxes import packed_strides
 from tensorhub_agent.casting.fp8 import fill_scales
 from tensorhub_common.casts import FP8_SCHEMES
+from tensorhub_common.execution import Execution
 from tensorhub_common.fold_cells import Entries
-from tensorhub_common.program import Execution
 from tensorhub_common.regions import Form, Regions
 from tensorhub_common.wire.transfer import Range
 

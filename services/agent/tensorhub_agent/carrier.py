@@ -39,8 +39,8 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
 from tensorhub_common.errors import VersionUnavailable
+from tensorhub_common.execution import Execution
 from tensorhub_common.folds import Folds
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, Share, SourceId, Turn
 

@@ -9,8 +9,8 @@ import msgspec
 from tensorhub_agent.amax import Table
 from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.units import Completion
+from tensorhub_common.execution import Execution
 from tensorhub_common.folds import Folds
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.commands import AnyCommand, Wish
 from tensorhub_common.wire.events.shards import Sibling
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, Share, Turn

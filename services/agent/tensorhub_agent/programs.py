@@ -11,8 +11,9 @@ import msgspec
 
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, layout_of, pieces
-from tensorhub_common.program import Execution, decoded
+from tensorhub_common.program import decoded
 
 UNITS_KEPT_MAX: Final = 1_000_000
 """A shard of 10^12 parameters on 128 ranks has some 6,000."""

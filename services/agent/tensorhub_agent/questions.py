@@ -16,8 +16,8 @@ from tensorhub_agent.units import Completion
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError, from_code
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, shared_mismatch
-from tensorhub_common.program import Execution
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.events.shards import Sibling

@@ -44,8 +44,8 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoAnswer
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import PieceTable
-from tensorhub_common.program import Execution
 from tensorhub_common.regions import Regions
 from tensorhub_common.subjects import agent_ask
 from tensorhub_common.tracecontext import TraceContext, headers_of

@@ -17,8 +17,8 @@ from typing import Final
 
 from tensorhub_agent.ranges import mark, marked, merged
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import PieceTable
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Range
 
 FAR_BEHIND: Final = 1 << 62

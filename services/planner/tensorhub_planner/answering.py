@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from tensorhub_common.errors import BadCommand, LayoutMismatch
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.deciding import Question, found_in

@@ -84,9 +84,9 @@ class Cutouts:
     def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
         """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
         known = self._rows[is_original]
-        rows = [*map(known.get, layout.tensors)]
-        if None in rows:
-            rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, rows, strict=True)]
+        found = [*map(known.get, layout.tensors)]
+        rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, found, strict=True)]
+        if None in found:
             if len(known) + len(rows) > ROWS_MAX:
                 known.clear()
             known.update(zip(layout.tensors[:ROWS_MAX], rows, strict=False))

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Patterns
 from tensorhub_common.layout import Layout, Shape
 from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.regions import DIMS_MAX, joined
@@ -104,6 +105,8 @@ class SourceIndex:
         """
         self.layouts = tuple(layouts)
         self.cutouts = Cutouts()
+        self.executed = Patterns()
+        """What its programs' executions know of patterns."""
         self.tensors: dict[str, _Tensor] = {}
         """What there is of each global tensor."""
         self._alike: dict[tuple[int, ...], int] = {}

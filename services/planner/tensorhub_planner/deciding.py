@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits

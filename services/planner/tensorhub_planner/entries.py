@@ -46,18 +46,17 @@ class Entries:
     def decoded(self, data: bytes, digest: str) -> Layout:
         """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
         try:
-            raw = [*map(bytes, _blobs.decode(data).tensors)]
-            known = [*map(self._known.get, raw)]
-            return layout_of_checked(self._read(raw, known) if None in known else known)
+            return layout_of_checked(self._read([*map(bytes, _blobs.decode(data).tensors)]))
         except msgspec.MsgspecError as error:
             raise LayoutMismatch(
                 f"what stands in the blob store as layout {digest[:12]} is no layout: {error}"
             ) from None
 
-    def _read(self, raw: Sequence[bytes], known: Sequence[TensorEntry | None]) -> list[TensorEntry]:
-        """Read and keep those that are not known yet."""
-        missing = [row for row, entry in zip(raw, known, strict=True) if entry is None]
-        read = _entries.decode(b"".join((_ARRAY, len(missing).to_bytes(4, "big"), *missing)))
+    def _read(self, raw: Sequence[bytes]) -> list[TensorEntry]:
+        """Return what stands in these; what is not known yet is read, and kept."""
+        known = [*map(self._known.get, raw)]
+        missing = [row for row, entry in zip(raw, known, strict=True) if entry is None] if None in known else []
+        read = _entries.decode(b"".join((_ARRAY, len(missing).to_bytes(4, "big"), *missing))) if missing else ()
         check_entries(read)
         if len(self._known) + len(read) > self._entries_max:
             self._known.clear()

@@ -11,8 +11,9 @@ from typing import Final
 
 from tensorhub_common.bus.blobs import Blobs, digest_of
 from tensorhub_common.bus.together import each
+from tensorhub_common.execution import Execution, Patterns
 from tensorhub_common.layout import Layout
-from tensorhub_common.program import Execution, Program, decoded, encoded
+from tensorhub_common.program import Program, decoded, encoded
 from tensorhub_planner.answering import Compiled
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
@@ -114,9 +115,9 @@ def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Comp
     """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
     program = compile_program(layout, destination, index)
     data = encoded(program)
-    return _ready(program, digest_of(data)), data
+    return _ready(program, digest_of(data), index.executed), data
 
 
-def _ready(program: Program, digest: str) -> Compiled:
-    execution = Execution(program, digest)
+def _ready(program: Program, digest: str, patterns: Patterns | None = None) -> Compiled:
+    execution = Execution(program, digest, patterns)
     return Compiled(digest, execution, Sizes.repeated(execution.runs()))

@@ -17,18 +17,18 @@ NOTHING: Final[Ranges] = ()
 
 
 class _RepeatedEnds(Sequence[int]):
-    """Where pieces end whose sizes repeat: each run has its sizes so many times."""
+    """Where pieces end whose sizes repeat: each run has its pieces so many times."""
 
     __slots__ = ("_base", "_first", "_inner")
 
     def __init__(self, runs: Iterable[tuple[Sequence[int], int]]) -> None:
-        self._first, self._base = [0], [0]
-        self._inner: list[list[int]] = []
-        for sizes, times in runs:
-            inner = list(accumulate(sizes, initial=0))
+        first = base = 0
+        self._first, self._base = [first], [base]
+        self._inner: list[Sequence[int]] = []
+        for inner, times in runs:
             self._inner.append(inner)
-            self._first.append(self._first[-1] + times * len(sizes))
-            self._base.append(self._base[-1] + times * inner[-1])
+            self._first.append(first := first + times * (len(inner) - 1))
+            self._base.append(base := base + times * inner[-1])
 
     def __len__(self) -> int:
         return self._first[-1] + 1
@@ -60,12 +60,12 @@ class Sizes:
 
     @classmethod
     def repeated(cls, runs: Iterable[tuple[Sequence[int], int]]) -> "Sizes":
-        """Take the bytes of pieces as they repeat: (those of some pieces, how often they follow one another).
+        """Take pieces as they repeat: (the bytes before each of some and of all, how often these follow one another).
 
         It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
         """
         sizes = cls(())
-        sizes._ends = _RepeatedEnds((each, times) for each, times in runs if each and times)
+        sizes._ends = _RepeatedEnds((ends, times) for ends, times in runs if len(ends) > 1 and times)
         return sizes
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.crossing import shares_out

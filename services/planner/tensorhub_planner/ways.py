@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from tensorhub_common.execution import Execution
 from tensorhub_common.folds import folds_of
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, SourceId, precedes
 from tensorhub_planner.coverage import PlanError
 from tensorhub_planner.ranges import NOTHING, Ranges, common, normal, told, without

@@ -4,7 +4,7 @@ import numpy as np
 from tests.unit.planner.cut_blocks import SHAPE, reader, sources
 
 from tensorhub_agent.amax_table import AmaxTable
-from tensorhub_common.program import Execution
+from tensorhub_common.execution import Execution
 from tensorhub_planner.compiling import SourceIndex, compile_program
 
 LAYOUTS = sources(70, 200, 300, 390)

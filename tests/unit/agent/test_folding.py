@@ -4,8 +4,8 @@ from tests.unit.planner.cut_blocks import reader, sources
 
 from tensorhub_agent.folding import Folding
 from tensorhub_agent.ranges import count_of
+from tensorhub_common.execution import Execution
 from tensorhub_common.folds import Folds
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId
 from tensorhub_planner.compiling import SourceIndex, compile_program
 

@@ -22,8 +22,8 @@ from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.units import Completion
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, TensorEntry, layout_of, pieces
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Refusal, Share, SourceId, Turn
 from tensorhub_planner.compiling import SourceIndex, compile_program
 

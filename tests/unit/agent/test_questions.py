@@ -8,8 +8,9 @@ import pytest
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.questions import Questions, Target
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
+from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal
 
 DEMAND = Demand(model="m", version=1, replica="engine", shard=0, agent="a", root=None, at_seq=0)

@@ -11,8 +11,9 @@ from tensorhub_agent.boxes import BadForm
 from tensorhub_agent.effects import Key, OpenSource, Post, ShardNews, SourceLost, SourceOpened
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.transport import TransportLost
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
+from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.wire.transfer import LeaseGrant, Share, SourceId
 
 KEY = Key("m", "engine", 0)

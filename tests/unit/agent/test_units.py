@@ -11,8 +11,9 @@ from tests.property.shardings import cuttings, models
 from tensorhub_agent.units import Availability, Completion, UnitSpans
 from tensorhub_common import layout as layouts
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
-from tensorhub_common.program import Cell, Cut, Execution, Group, Owner, Program
+from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.regions import Form
 from tensorhub_planner import spans
 from tensorhub_planner.compiling import SourceIndex, compile_program

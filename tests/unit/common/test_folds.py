@@ -4,10 +4,11 @@ import msgspec
 import pytest
 from tests.unit.planner.cut_blocks import reader, sources
 
-from tensorhub_common import program as programs
+from tensorhub_common import execution as executions
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.folds import Folds, folds_of
-from tensorhub_common.program import Execution, Program, decoded, encoded
+from tensorhub_common.program import Program, decoded, encoded
 from tensorhub_planner.compiling import SourceIndex, compile_program
 
 
@@ -65,7 +66,7 @@ def test_who_has_parts_computes_by_amax_and_nobody_else() -> None:
 
 def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that would need more is refused by what it would need."""
-    monkeypatch.setattr(programs, "TABLE_BYTES_MAX", 60)
+    monkeypatch.setattr(executions, "TABLE_BYTES_MAX", 60)
     with pytest.raises(LayoutMismatch, match=r"cut 16 blocks .* and 15 are possible"):
         Execution(compiled(70))
 

@@ -2,8 +2,11 @@
 
 from typing import NamedTuple
 
+import pytest
+
 from tensorhub_common.layout import Layout, Part, TensorEntry, layout_of, placements
 from tensorhub_common.parts import padding
+from tensorhub_planner import atoms
 from tensorhub_planner.atoms import Cutout, Cutouts
 
 
@@ -85,3 +88,22 @@ def test_what_was_published_is_another_cutout_than_what_others_hold() -> None:
     assert [atom.name for atom in held] == ["w", "w"]
     assert {cutouts[atom.cutout].cast for atom in held} == {"", "fp8-block-128:scales"}
     assert atoms_of(cutouts, layout_of([plain, fused])) == held
+
+
+def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are remembered, all are found: in layouts that have some alike, as originals and not."""
+    monkeypatch.setattr(atoms, "ROWS_MAX", 2)
+    layouts = [
+        layout_of([TensorEntry(name, "int16", 2, (3,), (6,), (at,)) for name in names])
+        for names, at in (("abc", 0), ("bcd", 0), ("a", 3), ("", 0), ("abc", 0))
+    ]
+    cutouts = Cutouts()
+    for is_original in (False, True, False):
+        for layout in layouts:
+            found = atoms_of(cutouts, layout, is_original=is_original)
+            assert [atom.name for atom in found] == [entry.name for entry in layout.tensors]
+            for number, (atom, entry) in enumerate(zip(found, layout.tensors, strict=True)):
+                cutout = cutouts[atom.cutout]
+                assert (cutout.start, cutout.is_original) == (entry.offset, is_original)
+                assert atom.at == number * 256
+    assert len(cutouts) == 4

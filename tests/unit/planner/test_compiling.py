@@ -3,8 +3,9 @@
 import pytest
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
-from tensorhub_common.program import Execution, Program
+from tensorhub_common.program import Program
 from tensorhub_planner import compiling
 from tensorhub_planner.compiling import (
     FIRST_OWNERS,

@@ -76,13 +76,16 @@ def test_told(ranges: Ranges, words: str) -> None:
     assert told(ranges) == words
 
 
-runs = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integers(0, 3)), max_size=5)
+repeating = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=4), st.integers(0, 3)), max_size=5)
 
 
-@given(runs, st.data())
+@given(repeating, st.data())
 def test_sizes_that_repeat_are_those_written_out(some: list[tuple[list[int], int]], data: st.DataObject) -> None:
     flat = [size for sizes, times in some for size in sizes * times]
-    written, repeated = Sizes(flat), Sizes.repeated(some)
+    written, repeated = (
+        Sizes(flat),
+        Sizes.repeated((list(accumulate(sizes, initial=0)), times) for sizes, times in some),
+    )
     assert len(repeated) == len(written) == len(flat)
     assert repeated.all() == written.all()
     if not flat:

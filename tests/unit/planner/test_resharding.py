@@ -5,8 +5,8 @@ import pytest
 from tests.unit.planner.given import SEAT, demand, holder
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Plan, Refusal
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.plan import LayoutsDiffer

@@ -4,8 +4,8 @@ import pytest
 from tests.unit.planner.cut_blocks import reader, sources
 from tests.unit.planner.given import ME, MY_TURN, demand, holder
 
+from tensorhub_common.execution import Execution
 from tensorhub_common.layout import layout_digest
-from tensorhub_common.program import Execution
 from tensorhub_common.wire.transfer import Plan, Range, Share
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.coverage import PlanError
