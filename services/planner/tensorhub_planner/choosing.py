@@ -85,12 +85,12 @@ def choose(
 
     times: dict[tuple[Distance, int, int, float | None], float] = {}
 
-    def order(offer: Offer) -> tuple[float, int, int, int, tuple[str, int, str, int]]:
+    def order(offer: Offer) -> tuple[float, int, int, int, SourceId]:
         alike = (offer.distance, offer.readers, offer.depth, offer.measured_bps)
         seconds = times.get(alike)
         if seconds is None:
             seconds = times[alike] = _seconds(offer, nbytes, limits)
-        return (seconds, *_load(offer))
+        return (seconds, offer.readers, offer.assigned, offer.lot, offer.source)
 
     for rank in sorted({rank for rank, _ in ranked}):
         if not left:
@@ -131,12 +131,6 @@ def _rates(first: Offer, limits: Limits) -> Rates:
     if rates.source_bps is None and measured:
         return msgspec.structs.replace(rates, ingest_bps=measured)
     return rates
-
-
-def _load(offer: Offer) -> tuple[int, int, int, tuple[str, int, str, int]]:
-    source = offer.source
-    name = (source.agent, source.incarnation, source.replica, source.shard)
-    return (offer.readers, offer.assigned, offer.lot, name)
 
 
 def _worth_it(

@@ -100,7 +100,7 @@ class ProgramQuestion:
         if plan is not None:
             return plan
         has_folds = any(True for _ in self.execution.fold_runs())
-        if has_folds or not found.originals or not set(self.execution.program.sources).issubset(found.originals):
+        if has_folds or not found.originals or not found.published_in(self.execution.program.sources):
             # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
             # so nobody is waited for.
             demand = msgspec.structs.replace(demand, promises=False)

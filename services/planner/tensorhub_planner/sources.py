@@ -116,6 +116,11 @@ class Roll:
         return holders_by_layout(self.holders.able)
 
     @cached_property
+    def original_layouts(self) -> frozenset[str]:
+        """The layouts in which the version was published."""
+        return frozenset(self.originals)
+
+    @cached_property
     def source_set(self) -> SourceSet:
         """The layouts of all holders, in the order in which a program's units stand."""
         layouts = layouts_in_order(self.holders.able)
@@ -150,6 +155,11 @@ class Found(msgspec.Struct, frozen=True):
     """The layouts in which the version was published, where holders of any layout count."""
     roll: Roll | None = None
     """The same, as it was made for all shards of the reader's replica."""
+
+    def published_in(self, layouts: Iterable[str]) -> bool:
+        """Tell whether the version was published in all of these layouts."""
+        known = frozenset(self.originals) if self.roll is None else self.roll.original_layouts
+        return known.issuperset(layouts)
 
 
 class RollKey(NamedTuple):
