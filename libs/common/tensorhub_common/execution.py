@@ -6,9 +6,9 @@ be folded of them, values that can be asked for by them, and all others; within 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import prod
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from tensorhub_common.errors import LayoutMismatch
@@ -96,15 +96,17 @@ def _alike(kind: Kind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Alike:
     return _Alike(kind, boxes, cells, units, list(accumulate(chain.from_iterable(sizes), initial=0)))
 
 
-class _Block:
-    """The cells of a group that the same sources have."""
+class _Block(NamedTuple):
+    """The cells of a group that the same sources have. Blocks stand in the order of what is first here."""
 
-    __slots__ = ("alike", "cells", "group", "kind", "number", "owners", "units")
-
-    def __init__(self, number: int, group: Group, owners: tuple[int, ...], alike: _Alike) -> None:
-        self.kind, self.number, self.group, self.owners, self.alike = alike.kind, number, group, owners, alike
-        self.cells = alike.cells
-        self.units = alike.units[-1] * len(group.to)
+    kind: Kind
+    owners: tuple[int, ...]
+    """The sources, by number."""
+    number: int
+    """The number of the group."""
+    alike: _Alike
+    units: int
+    """Of all tensors of the group."""
 
 
 class Execution:
@@ -119,7 +121,7 @@ class Execution:
         self.table_bytes = max((each.table + each.table_bytes * len(each.to) for each in program.groups), default=0)
         """All entries that its partials are folded into."""
         self._blocks = _blocks(program, Patterns() if patterns is None else patterns)
-        self._first = list(accumulate((block.units for block in self._blocks), initial=0))
+        self._first = list(accumulate([block.units for block in self._blocks], initial=0))
         if self.table_bytes > TABLE_BYTES_MAX:
             blocks, possible = self.table_bytes // ENTRY_BYTES, TABLE_BYTES_MAX // ENTRY_BYTES
             raise LayoutMismatch(
@@ -148,10 +150,10 @@ class Execution:
         """Return the bytes of each unit in the destination."""
         return [size for ends, times in self.runs() for size in [b - a for a, b in pairwise(ends)] * times]
 
-    def runs(self) -> Iterator[tuple[Sequence[int], int]]:
-        """Yield units as they repeat: the bytes before each unit of a tensor and of all, how many tensors have such."""
-        for block in self._blocks:
-            yield block.alike.ends, len(block.group.to)
+    def runs(self) -> list[tuple[Sequence[int], int]]:
+        """Return the units as they repeat: the bytes before each unit of a tensor, and in how many tensors."""
+        tensors = [len(group.to) for group in self.program.groups]
+        return [(block.alike.ends, tensors[block.number]) for block in self._blocks]
 
     def given_by(self, layout: str) -> tuple[Range, ...]:
         """Return the units that a source of this layout has, in order; none where the program knows no such layout."""
@@ -181,18 +183,25 @@ class Execution:
 
     def by_amax(self, layout: str) -> tuple[Range, ...]:
         """Return the values that a source of this layout can compute only once their fold's amax is known."""
-        number = self._number.get(layout)
+        source = self._number.get(layout)
         return tuple(
             (first, block.units)
             for first, block in zip(self._first, self._blocks, strict=False)
-            if block.kind is Kind.VALUES and block.units and _is_cast(block, number)
+            if block.kind is Kind.VALUES and block.units and self._is_cast(block, source)
         )
+
+    def _is_cast(self, block: _Block, source: int | None) -> bool:
+        """Tell whether the first of its cells' owners which stands in that source casts, as in all of them."""
+        sources = self.program.groups[block.number].sources
+        owners = (each for each in block.alike.cells[0].owners if sources[each.box] == source)
+        return any(bool(each.cast) for each in islice(owners, 1))
 
     def fold_runs(self) -> Iterator[Run]:
         """Yield the units that have to do with folds. In each block they are as many for each tensor."""
         for first, block in zip(self._first, self._blocks, strict=False):
             if block.kind is not Kind.PLAIN and block.units:
-                yield Run(block.kind, first, block.number, len(block.group.to), block.cells)
+                tensors = len(self.program.groups[block.number].to)
+                yield Run(block.kind, first, block.number, tensors, block.alike.cells)
 
     def entries(self, ranges: Iterable[Range]) -> Iterator[Entries]:
         """Yield where in the table the entries of these units stand, all of which have to do with folds."""
@@ -255,10 +264,10 @@ class Execution:
                 while unit >= self._first[number + 1]:
                     number += 1
                 block = self._blocks[number]
-                units = block.alike.units
+                group, cells, units = self.program.groups[block.number], block.alike.cells, block.alike.units
                 tensor, place = divmod(unit - self._first[number], units[-1])
                 cell = bisect_right(units, place) - 1
-                yield block.group, tensor, block.cells[cell], place - units[cell]
+                yield group, tensor, cells[cell], place - units[cell]
 
     def _form(self, cut: Cut, owner: Owner, unit: int) -> Form:
         # All units of a cell but the last one are alike.
@@ -297,24 +306,22 @@ _NOBODY: Final = Owner(0, 0, (), 0, "")
 """Of a cell that is folded here, and that no source has."""
 
 
-def _is_cast(block: _Block, source: int | None) -> bool:
-    """Tell whether the first of its cells' owners which stands in that source casts; in all of them it is the same."""
-    cell, sources = block.cells[0], block.group.sources
-    return next((bool(each.cast) for each in cell.owners if sources[each.box] == source), False)
-
-
 def _blocks(program: Program, patterns: Patterns) -> list[_Block]:
     """Divide each group's cells by what they are and who has them, and put what the same source has side by side."""
-    found: list[tuple[Kind, tuple[int, ...], int, _Alike]] = []
+    found: list[_Block] = []
     for number, group in enumerate(program.groups):
-        sources, cells = group.sources, program.patterns[group.pattern]
+        sources, cells, tensors = group.sources, program.patterns[group.pattern], len(group.to)
         if len(set(sources)) == len(sources):
             found += [
-                (each.kind, tuple([sources[box] for box in each.boxes]), number, each)
+                _Block(each.kind, tuple([sources[box] for box in each.boxes]), number, each, each.units[-1] * tensors)
                 for each in patterns.alike(cells, len(sources))
             ]
         else:
             # Several boxes stand in one source: whoever has one of them has the others too.
-            found += [(each.kind, each.boxes, number, each) for each in _divided(cells, sources)]
-    found.sort(key=itemgetter(0, 1, 2))
-    return [_Block(number, program.groups[number], owners, each) for _, owners, number, each in found]
+            found += [
+                _Block(each.kind, each.boxes, number, each, each.units[-1] * tensors)
+                for each in _divided(cells, sources)
+            ]
+    # No two blocks of a group have the same kind and owners, so nothing behind the number is compared.
+    found.sort()
+    return found

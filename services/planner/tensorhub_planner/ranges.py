@@ -21,14 +21,10 @@ class _RepeatedEnds(Sequence[int]):
 
     __slots__ = ("_base", "_first", "_inner")
 
-    def __init__(self, runs: Iterable[tuple[Sequence[int], int]]) -> None:
-        first = base = 0
-        self._first, self._base = [first], [base]
-        self._inner: list[Sequence[int]] = []
-        for inner, times in runs:
-            self._inner.append(inner)
-            self._first.append(first := first + times * (len(inner) - 1))
-            self._base.append(base := base + times * inner[-1])
+    def __init__(self, runs: Sequence[tuple[Sequence[int], int]]) -> None:
+        self._inner = [ends for ends, _ in runs]
+        self._first = list(accumulate([times * (len(ends) - 1) for ends, times in runs], initial=0))
+        self._base = list(accumulate([times * ends[-1] for ends, times in runs], initial=0))
 
     def __len__(self) -> int:
         return self._first[-1] + 1
@@ -65,7 +61,7 @@ class Sizes:
         It costs what the runs cost, and not what the pieces do: a program has hundreds of thousands of units.
         """
         sizes = cls(())
-        sizes._ends = _RepeatedEnds((ends, times) for ends, times in runs if len(ends) > 1 and times)
+        sizes._ends = _RepeatedEnds([run for run in runs if len(run[0]) > 1 and run[1]])
         return sizes
 
     def __len__(self) -> int:
