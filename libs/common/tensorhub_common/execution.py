@@ -11,6 +11,8 @@ from math import prod
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import msgspec
+
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.fold_cells import ENTRY_BYTES, TABLE_BYTES_MAX, Entries, Kind
 from tensorhub_common.program import Cell, Cut, Group, Owner, Program, Range
@@ -96,7 +98,7 @@ def _alike(kind: Kind, boxes: tuple[int, ...], cells: Sequence[Cell]) -> _Alike:
     return _Alike(kind, boxes, cells, units, list(accumulate(chain.from_iterable(sizes), initial=0)))
 
 
-class _Block(NamedTuple):
+class _Block(msgspec.Struct, frozen=True, order=True, gc=False):
     """The cells of a group that the same sources have. Blocks stand in the order of what is first here."""
 
     kind: Kind

@@ -12,7 +12,7 @@ Lane = tuple[str, Transport]
 """An agent, and a way in which it is read."""
 
 
-class Busy(msgspec.Struct, frozen=True, array_like=True):
+class Busy(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many readers a source has, and the bytes that were assigned to them."""
 
     readers: int

@@ -27,7 +27,7 @@ from tensorhub_planner.striping import Candidate, stripe
 from tensorhub_planner.topology import Distance
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class Offer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one source has of what is wanted, and what speaks for and against it."""
 
     source: SourceId
@@ -47,7 +47,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The same as a rate to choose by."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is read from one source. `place` is its place by load among those of its distance, from 1 on."""
 
     offer: Offer
@@ -55,7 +55,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     pieces: Ranges
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one group of pieces is read, and what the model says of it."""
 
     distance: Distance

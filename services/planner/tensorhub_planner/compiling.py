@@ -15,6 +15,8 @@ from itertools import product, repeat
 from math import prod
 from typing import Final, NamedTuple, TypeVar
 
+import msgspec
+
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Patterns
@@ -55,7 +57,7 @@ _Box = tuple[int, int, int]
 """The number of a source, where a box of a tensor begins there, and the number of its cutout."""
 
 
-class _Tensor(NamedTuple):
+class _Tensor(msgspec.Struct, frozen=True, gc=False):
     """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
 
     Where all begin at the same byte `at` has that alone (`Group.at`).
@@ -139,7 +141,7 @@ class SourceIndex:
             sources, places = shared.setdefault(sources, sources), shared.setdefault(places, places)
             tensor = self.tensors[name] = _Tensor(_numbered(kinds, (alike, sources)), alike, sources, places)
             if not others:
-                alone[source, cutout] = tensor[:3]
+                alone[source, cutout] = (tensor.kind, tensor.alike, tensor.sources)
 
     def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""

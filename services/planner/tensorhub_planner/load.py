@@ -32,7 +32,7 @@ from tensorhub_planner.limits import Limits
 from tensorhub_planner.said import Said
 
 
-class Reader(msgspec.Struct, frozen=True, array_like=True):
+class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A shard that reads."""
 
     job: str

@@ -15,14 +15,14 @@ from tensorhub_planner.limits import Limits
 from tensorhub_planner.topology import Distance
 
 
-class Measure(msgspec.Struct, frozen=True, array_like=True):
+class Measure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How far away a source is, and what was measured of the link to it, if anything."""
 
     distance: Distance
     bps: int | None
 
 
-class Rank(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Rank(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Where a source stands: a lower place is read from first. Sources of one place are equally far."""
 
     place: int

@@ -31,7 +31,7 @@ ABSENT_MAX: Final = 8
 """So many shards that can't serve are named in a refusal; the rest are counted."""
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class Holder(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A shard that has the version, or a part of it, or will have."""
 
     source: SourceId
@@ -49,7 +49,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Its round has begun: it has its plan and leases, from whichever planner, and its sources say so."""
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class Seat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reader's own shard, as the log knows it."""
 
     me: SourceId

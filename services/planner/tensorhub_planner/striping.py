@@ -20,7 +20,7 @@ import msgspec
 from tensorhub_planner.limits import Rates
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True):
+class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A source that could be used: its readers so far, and the bytes that this same plan reads from it already."""
 
     readers: int
@@ -33,7 +33,7 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
         return (source_bps if self.measured_bps is None else self.measured_bps) / (self.readers + 1)
 
 
-class Stripes(msgspec.Struct, frozen=True):
+class Stripes(msgspec.Struct, frozen=True, gc=False):
     """How to read: so many bytes of each of the first candidates, in the seconds that the model gives."""
 
     nbytes: tuple[float, ...]

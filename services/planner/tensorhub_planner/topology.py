@@ -40,7 +40,7 @@ TRANSPORTS: Final[Mapping[Distance, Transport]] = {
 }
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host of a site, and its rack there; without one it shares none with anybody."""
 
     host: str

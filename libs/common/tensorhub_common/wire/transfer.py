@@ -27,7 +27,7 @@ Range = tuple[int, int]
 """(first, count) of consecutive piece numbers."""
 
 
-class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True):
+class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """A shard in the memory of one incarnation of an agent."""
 
     agent: str
@@ -36,7 +36,7 @@ class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True):
     shard: int
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True, order=True):
+class Turn(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """When a replica's round was decided: a place in the log, and the round where one command decided several.
 
     All turns of a model are in one order. A half-filled replica serves only those whose turn is later (`precedes`).
@@ -54,7 +54,7 @@ def precedes(source: Turn, reader: Turn | None) -> bool:
     return reader is not None and source < reader
 
 
-class LinkRate(msgspec.Struct, frozen=True, array_like=True):
+class LinkRate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How fast bytes came to a reader's agent over a link, as it has measured: in so many samples, the last so old."""
 
     link: str
@@ -66,7 +66,7 @@ class LinkRate(msgspec.Struct, frozen=True, array_like=True):
     age_s: float
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One shard wants a version. `pieces` in numbers of the canonical pieces of its own layout; None means all."""
 
     model: str
@@ -97,7 +97,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     or has become ready meanwhile."""
 
 
-class Share(msgspec.Struct, frozen=True, kw_only=True):
+class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the demander reads from one source: pieces of its own layout, in the order in which to ask for them.
 
     Where the plan names a program they are units of that.
@@ -122,7 +122,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """It is half-filled, of the reader's own group, and brings these pieces over to the site for all of the group."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan", gc=False):
     """Every piece of the demand from exactly one source."""
 
     version: int
