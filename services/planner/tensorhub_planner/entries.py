@@ -4,6 +4,10 @@ The ranks of a stage hold the same norms and the same rows of a projection many 
 have ten times as many entries as there are different ones. An entry's encoded form is its content: the same bytes are
 the same entry.
 
+Ranks of FSDP have nothing alike, and to look for it takes half as long again. So a planner tries it with so many
+entries (`TRIALS_MAX`), earns a trial with each that it knew, and loses one with each that it did not; without trials
+left it looks only at layouts of which it knows some.
+
 Always true: at most `ENTRIES_MAX` entries are kept, each of which was checked by itself; how the entries of a layout go
 together is checked for each layout.
 """
@@ -14,10 +18,16 @@ from typing import Final
 import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, check_entries, layout_of_checked
+from tensorhub_common.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
 
 ENTRIES_MAX: Final = 131_072
 """Some 80 MB at worst. Once there are more all are forgotten, and read anew."""
+
+TRIALS_MAX: Final = 16_384
+"""Some dozens of layouts, as thousands of ranks have them."""
+
+SAMPLE: Final = 16
+"""So many entries of a layout tell whether it has some that are known."""
 
 _ARRAY: Final = b"\xdd"
 """MessagePack: an array, whose length follows in four bytes."""
@@ -27,6 +37,7 @@ class _Blob(msgspec.Struct):
     tensors: tuple[msgspec.Raw, ...]
 
 
+_layouts: Final = msgspec.msgpack.Decoder(Layout)
 _blobs: Final = msgspec.msgpack.Decoder(_Blob)
 _entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
 
@@ -38,6 +49,7 @@ class Entries:
         """Begin with none."""
         self._entries_max = entries_max
         self._known: dict[bytes, TensorEntry] = {}
+        self._trials = TRIALS_MAX
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -46,11 +58,18 @@ class Entries:
     def decoded(self, data: bytes, digest: str) -> Layout:
         """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
         try:
-            return layout_of_checked(self._read([*map(bytes, _blobs.decode(data).tensors)]))
+            rows = _blobs.decode(data).tensors
+            if self._trials < len(rows) and not self._knows_some(rows):
+                return layout_of(_layouts.decode(data).tensors)
+            return layout_of_checked(self._read([*map(bytes, rows)]))
         except msgspec.MsgspecError as error:
             raise LayoutMismatch(
                 f"what stands in the blob store as layout {digest[:12]} is no layout: {error}"
             ) from None
+
+    def _knows_some(self, rows: Sequence[msgspec.Raw]) -> bool:
+        sample = rows[:: -(-len(rows) // SAMPLE)]
+        return 2 * sum(bytes(row) in self._known for row in sample) > len(sample)
 
     def _read(self, raw: Sequence[bytes]) -> list[TensorEntry]:
         """Return what stands in these; what is not known yet is read, and kept."""
@@ -58,6 +77,7 @@ class Entries:
         missing = [row for row, entry in zip(raw, known, strict=True) if entry is None] if None in known else []
         read = _entries.decode(b"".join((_ARRAY, len(missing).to_bytes(4, "big"), *missing))) if missing else ()
         check_entries(read)
+        self._trials = max(0, min(TRIALS_MAX, self._trials + len(raw) - 2 * len(read)))
         if len(self._known) + len(read) > self._entries_max:
             self._known.clear()
         self._known.update(zip(missing[: self._entries_max], read, strict=False))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, Part, TensorEntry, encoded, layout_of
+from tensorhub_planner import entries as module
 from tensorhub_planner.entries import Entries
 
 
@@ -44,6 +45,22 @@ def test_what_ranks_have_alike_is_one_object() -> None:
     assert one.tensors[0] is other.tensors[0]
     assert one.tensors[1] != other.tensors[1]
     assert len(entries) == 3
+
+
+def test_where_nothing_is_alike_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts are what they are all the same; and what is known already is still found."""
+    monkeypatch.setattr(module, "TRIALS_MAX", 6)
+    unlike = [layout_of([rows(f"{name}{rank}", 0, 4) for name in "abcd"]) for rank in range(6)]
+    entries = Entries()
+    assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
+    assert len(entries) == 4, "one layout was a trial that did not pay"
+    known = entries.decoded(encoded(unlike[0]), "")
+    assert known.tensors[0] is entries.decoded(encoded(unlike[0]), "").tensors[0]
+    half = layout_of([*unlike[0].tensors[:3], rows("z", 0, 4)])
+    assert entries.decoded(encoded(half), "").tensors[0] is known.tensors[0]
+    assert len(entries) == 5
+    assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
+    assert len(entries) == 9, "what was known has earned trials"
 
 
 def test_parts_are_read_too() -> None:
