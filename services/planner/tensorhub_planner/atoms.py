@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, room
+from tensorhub_planner.trials import Trials
 
 EMPTY: Final = -1
 """The number of every cutout without an element."""
@@ -70,6 +71,7 @@ class Cutouts:
         self._known: list[Cutout] = []
         self._rows: dict[bool, dict[TensorEntry, _Row]] = {False: {}, True: {}}
         """By whether the entry stands as it was published. What many ranks have alike is one object (`entries`)."""
+        self._trials = Trials()
         self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], tuple[int, int]] = {}
         """The room and the cutout of entries that differ in their names alone."""
 
@@ -84,12 +86,16 @@ class Cutouts:
     def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
         """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
         known = self._rows[is_original]
-        found = [*map(known.get, layout.tensors)]
-        rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, found, strict=True)]
-        if None in found:
-            if len(known) + len(rows) > ROWS_MAX:
+        if not self._trials.pays(layout.tensors, known.__contains__):
+            rows = [self._row(entry, is_original) for entry in layout.tensors]
+        else:
+            found = [*map(known.get, layout.tensors)]
+            rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, found, strict=True)]
+            before = len(known)
+            known.update(zip(layout.tensors, rows, strict=True))
+            self._trials.count(before + len(rows) - len(known), len(known) - before)
+            if len(known) > ROWS_MAX:
                 known.clear()
-            known.update(zip(layout.tensors[:ROWS_MAX], rows, strict=False))
         if not rows:
             return Atoms((), (), ())
         names, rooms, cutouts = zip(*rows, strict=True)
@@ -111,9 +117,9 @@ class Cutouts:
         return Atoms(*atoms)
 
     def _row(self, entry: TensorEntry, is_original: bool) -> _Row:  # noqa: FBT001 (a column)
-        key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
         if entry.parts:
             return entry.name, room(entry), COMPOSED
+        key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
         known = self._boxes.get(key)
         if known is None:
             cutout = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))

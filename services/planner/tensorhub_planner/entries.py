@@ -4,9 +4,7 @@ The ranks of a stage hold the same norms and the same rows of a projection many 
 have ten times as many entries as there are different ones. An entry's encoded form is its content: the same bytes are
 the same entry.
 
-Ranks of FSDP have nothing alike, and to look for it takes half as long again. So a planner tries it with so many
-entries (`TRIALS_MAX`), earns a trial with each that it knew, and loses one with each that it did not; without trials
-left it looks only at layouts of which it knows some.
+Where nothing is alike nothing is looked for (`trials`).
 
 Always true: at most `ENTRIES_MAX` entries are kept, each of which was checked by itself; how the entries of a layout go
 together is checked for each layout.
@@ -19,15 +17,10 @@ import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
+from tensorhub_planner.trials import Trials
 
 ENTRIES_MAX: Final = 131_072
 """Some 80 MB at worst. Once there are more all are forgotten, and read anew."""
-
-TRIALS_MAX: Final = 16_384
-"""Some dozens of layouts, as thousands of ranks have them."""
-
-SAMPLE: Final = 16
-"""So many entries of a layout tell whether it has some that are known."""
 
 _ARRAY: Final = b"\xdd"
 """MessagePack: an array, whose length follows in four bytes."""
@@ -45,11 +38,11 @@ _entries: Final = msgspec.msgpack.Decoder(tuple[TensorEntry, ...])
 class Entries:
     """The entries that were read, by their encoded form. Several threads may read at once."""
 
-    def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
+    def __init__(self, entries_max: int = ENTRIES_MAX, trials: Trials | None = None) -> None:
         """Begin with none."""
         self._entries_max = entries_max
         self._known: dict[bytes, TensorEntry] = {}
-        self._trials = TRIALS_MAX
+        self._trials = Trials() if trials is None else trials
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -59,7 +52,7 @@ class Entries:
         """Read a layout and check it. Raises `LayoutMismatch` for what is none."""
         try:
             rows = _blobs.decode(data).tensors
-            if self._trials < len(rows) and not self._knows_some(rows):
+            if not self._trials.pays(rows, lambda row: bytes(row) in self._known):
                 return layout_of(_layouts.decode(data).tensors)
             return layout_of_checked(self._read([*map(bytes, rows)]))
         except msgspec.MsgspecError as error:
@@ -67,17 +60,13 @@ class Entries:
                 f"what stands in the blob store as layout {digest[:12]} is no layout: {error}"
             ) from None
 
-    def _knows_some(self, rows: Sequence[msgspec.Raw]) -> bool:
-        sample = rows[:: -(-len(rows) // SAMPLE)]
-        return 2 * sum(bytes(row) in self._known for row in sample) > len(sample)
-
     def _read(self, raw: Sequence[bytes]) -> list[TensorEntry]:
         """Return what stands in these; what is not known yet is read, and kept."""
         known = [*map(self._known.get, raw)]
         missing = [row for row, entry in zip(raw, known, strict=True) if entry is None] if None in known else []
         read = _entries.decode(b"".join((_ARRAY, len(missing).to_bytes(4, "big"), *missing))) if missing else ()
         check_entries(read)
-        self._trials = max(0, min(TRIALS_MAX, self._trials + len(raw) - 2 * len(read)))
+        self._trials.count(len(raw) - len(read), len(read))
         if len(self._known) + len(read) > self._entries_max:
             self._known.clear()
         self._known.update(zip(missing[: self._entries_max], read, strict=False))

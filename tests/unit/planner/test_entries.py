@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, Part, TensorEntry, encoded, layout_of
-from tensorhub_planner import entries as module
 from tensorhub_planner.entries import Entries
+from tensorhub_planner.trials import Trials
 
 
 def rows(name: str, first: int, stop: int, dtype: str = "bfloat16") -> TensorEntry:
@@ -47,11 +47,10 @@ def test_what_ranks_have_alike_is_one_object() -> None:
     assert len(entries) == 3
 
 
-def test_where_nothing_is_alike_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_alike_nothing_is_looked_for() -> None:
     """Layouts are what they are all the same; and what is known already is still found."""
-    monkeypatch.setattr(module, "TRIALS_MAX", 6)
     unlike = [layout_of([rows(f"{name}{rank}", 0, 4) for name in "abcd"]) for rank in range(6)]
-    entries = Entries()
+    entries = Entries(trials=Trials(6))
     assert [entries.decoded(encoded(layout), "") for layout in unlike] == unlike
     assert len(entries) == 4, "one layout was a trial that did not pay"
     known = entries.decoded(encoded(unlike[0]), "")
