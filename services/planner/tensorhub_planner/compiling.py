@@ -25,7 +25,7 @@ from tensorhub_common.program import Cell, Cut, Group, Owner, Program
 from tensorhub_common.regions import DIMS_MAX, joined
 from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.folding import Folder, Lacking, has_some, parts_of_blocks
-from tensorhub_planner.spans import Span, converts, distance, owner_of, pieces_of, span_of
+from tensorhub_planner.spans import Piece, Span, converts, distance, owner_of, pieces_of, span_of
 
 TENSORS_TOLD_MAX: Final = 4
 """A refusal names so many tensors; the others are counted."""
@@ -361,10 +361,25 @@ def _some(owners: list[Span], lot: int) -> list[Span]:
 def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:
     """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
     for piece in pieces_of(atom, start, stop):
-        there = tuple(owner_of(span, _numbered(used, span.box), atom, piece) for span in owners)
+        there = _owners(owners, atom, piece, used)
         if len(start) >= DIMS_MAX:
             _check_dims(piece.cut, there)
         yield Cell(distance(piece.start, atom.start, atom.strides), piece.cut, there)
+
+
+def _owners(spans: Sequence[Span], atom: Cutout, piece: Piece, used: dict[int, int]) -> tuple[Owner, ...]:
+    """Return how a cell lies in the boxes of these. In boxes that are cut alike it lies alike."""
+    alike: dict[int, Owner] = {}
+    found = []
+    for span in spans:
+        place = _numbered(used, span.box)
+        like = alike.get(id(span.cutout))
+        if like is None:
+            owner = alike[id(span.cutout)] = owner_of(span, place, atom, piece)
+        else:
+            owner = Owner(place, like.ahead, like.strides, like.itemsize, like.cast, like.blocks, like.step)
+        found.append(owner)
+    return tuple(found)
 
 
 def _check_dims(cut: Cut, owners: Sequence[Owner]) -> None:
