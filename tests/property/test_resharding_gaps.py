@@ -17,7 +17,7 @@ from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
 from tensorhub_common.regions import DIMS_MAX
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_planner import compiling
+from tensorhub_planner import cutting
 from tensorhub_planner.answering import Answering
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
@@ -222,7 +222,7 @@ def test_boxes_of_more_dimensions_than_anybody_carries_are_refused_by_the_tensor
 
 
 def test_a_tensor_that_would_be_cut_too_often_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "CELLS_MAX", 3)
+    monkeypatch.setattr(cutting, "CELLS_MAX", 3)
     columns = [layout_of([box("embedding", (0, at), (8, at + 1))]) for at in range(6)]
     reader = layout_of([whole("embedding")])
     assert "tensor 'embedding' would be cut into more than 3 boxes" in refused(columns, reader=reader)

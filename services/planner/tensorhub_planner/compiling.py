@@ -8,11 +8,9 @@ Always true: every element of every destination atom is in exactly one cell, and
 none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import product, repeat
-from math import prod
+from collections.abc import Collection, Mapping, Sequence
+from itertools import repeat
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -21,26 +19,14 @@ from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Patterns
 from tensorhub_common.layout import Layout, Shape
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.regions import DIMS_MAX, joined
+from tensorhub_common.program import Cell, Group, Program
 from tensorhub_planner.atoms import Cutout, Cutouts
-from tensorhub_planner.folding import Folder, Lacking, has_some, parts_of_blocks
-from tensorhub_planner.spans import Piece, Span, converts, distance, owner_of, pieces_of, span_of
+from tensorhub_planner.cutting import Gap, Grid, Pattern, cut_up, lots, pattern_of
+from tensorhub_planner.folding import Lacking
+from tensorhub_planner.spans import converts
 
 TENSORS_TOLD_MAX: Final = 4
 """A refusal names so many tensors; the others are counted."""
-
-CELLS_MAX: Final = 1_000_000
-"""An atom is cut into so many cells at most."""
-
-OWNERS_MAX: Final = 8
-"""A cell names so many source layouts at most, since a plan looks at each. What more of them have alike is for other
-readers, so that the load is spread: each reader takes those at equal steps from a place of its own, and so some of
-every part of the cluster."""
-
-FIRST_OWNERS: Final = 2
-"""So many of these are the first ones that there are, for every reader: whoever is ready comes first, and a cell that
-named half-filled ones alone would be of no use to a reader whose turn is earlier."""
 
 PATTERNS_MAX: Final = 100_000
 """So many patterns are kept; then all are forgotten, and worked out again when they are wanted."""
@@ -71,32 +57,6 @@ class _Tensor(msgspec.Struct, frozen=True, gc=False):
     at: tuple[int, ...]
 
 
-class _Pattern(NamedTuple):
-    """The cells of tensors that are cut alike, in bytes behind where they begin, and which boxes they lie in."""
-
-    cells: tuple[Cell, ...]
-    boxes: tuple[int, ...]
-    is_for_all: bool
-    """Readers of all lots have the same."""
-    table_bytes: int = 0
-    """The entries of each tensor, where blocks are folded."""
-
-
-_Grid = list[tuple[Shape, Shape, list[Span]]]
-"""Boxes that an atom is cut into, where each begins and ends, and all spans that have it, in the order of sources.
-
-None has it where blocks have to be folded."""
-
-
-class _Gap(NamedTuple):
-    """A region that no source has."""
-
-    start: Shape
-    stop: Shape
-    lacking: Lacking | None = None
-    """Sources have parts of what it is computed of, and of this box none."""
-
-
 class SourceIndex:
     """The atoms of several source layouts, by tensor. Made once for a set of layouts, and used for all readers."""
 
@@ -112,8 +72,8 @@ class SourceIndex:
         self.tensors: dict[str, _Tensor] = {}
         """What there is of each global tensor."""
         self._alike: dict[tuple[int, ...], int] = {}
-        self._patterns: dict[tuple[int, int, int], _Pattern | _Gap] = {}
-        self._grids: dict[tuple[int, int], _Grid | _Gap] = {}
+        self._patterns: dict[tuple[int, int, int], Pattern | Gap] = {}
+        self._grids: dict[tuple[int, int], Grid | Gap] = {}
         boxes: defaultdict[str, list[_Box]] = defaultdict(list)
         for number, (digest, layout) in enumerate(layouts.items()):
             atoms = self.cutouts.atoms(layout, is_original=digest in originals)
@@ -143,34 +103,34 @@ class SourceIndex:
             if not others:
                 alone[source, cutout] = (tensor.kind, tensor.alike, tensor.sources)
 
-    def pattern(self, cutout: int, alike: int, lot: int) -> _Pattern | _Gap:
+    def pattern(self, cutout: int, alike: int, lot: int) -> Pattern | Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
         known = self._patterns.get((cutout, alike, ANY_LOT))
         if known is not None:
             return known
         boxes = self._lists[alike]
         # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
-        key = (cutout, alike, lot % _lots(len(boxes)))
+        key = (cutout, alike, lot % lots(len(boxes)))
         known = self._patterns.get(key)
         if known is None:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             grid = self._grid(cutout, alike)
-            if isinstance(grid, _Gap):
+            if isinstance(grid, Gap):
                 known = grid
             else:
-                known = _pattern_of(self.cutouts[cutout], grid, [self.cutouts[each] for each in boxes], key[2])
-            is_for_all = isinstance(known, _Gap) or known.is_for_all
+                known = pattern_of(self.cutouts[cutout], grid, [self.cutouts[each] for each in boxes], key[2])
+            is_for_all = isinstance(known, Gap) or known.is_for_all
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known
 
-    def _grid(self, cutout: int, alike: int) -> _Grid | _Gap:
+    def _grid(self, cutout: int, alike: int) -> Grid | Gap:
         """Return a grid that other lots may have asked for before."""
         known = self._grids.get((cutout, alike))
         if known is None:
             if len(self._grids) >= GRIDS_MAX:
                 self._grids.clear()
-            known = self._grids[cutout, alike] = _cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
+            known = self._grids[cutout, alike] = cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
         return known
 
     def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
@@ -198,8 +158,8 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
         tensor = known.get(name)
         group = None if tensor is None else grouped.get((cutout, tensor.kind))
         if tensor is None or group is None:
-            pattern = _Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
-            if tensor is None or isinstance(pattern, _Gap):
+            pattern = Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
+            if tensor is None or isinstance(pattern, Gap):
                 wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
                 continue
             owners = tuple([tensor.sources[box] for box in pattern.boxes])
@@ -214,7 +174,7 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
     return _program(digest, sources, list(grouped.values()))
 
 
-def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot: int) -> _Pattern | _Gap:
+def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot: int) -> Pattern | Gap:
     try:
         return sources.pattern(cutout, tensor.alike, lot)
     except LayoutMismatch as why:
@@ -224,7 +184,7 @@ def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot:
 class _Grouped(NamedTuple):
     """A group that is being made."""
 
-    pattern: _Pattern
+    pattern: Pattern
     sources: tuple[int, ...]
     to: list[int]
     at: list[tuple[int, ...]]
@@ -251,15 +211,15 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 
 
-def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: _Gap | _Pattern, index: SourceIndex) -> str:
-    if tensor is not None and isinstance(gap, _Gap) and index.fits(cutout, tensor):
+def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: Gap | Pattern, index: SourceIndex) -> str:
+    if tensor is not None and isinstance(gap, Gap) and index.fits(cutout, tensor):
         if gap.lacking is not None:
             return _lacks_parts(name, cutout, gap, gap.lacking)
         return f"no holder has {region(gap.start, gap.stop)} of {name!r}{f' as {cutout.cast}' if cutout.cast else ''}"
     return f"{name!r} is {_kind_of(cutout)} here, and with the holders there is {index.told(name)}"
 
 
-def _lacks_parts(name: str, cutout: Cutout, gap: _Gap, lacking: Lacking) -> str:
+def _lacks_parts(name: str, cutout: Cutout, gap: Gap, lacking: Lacking) -> str:
     needed = region(*derived(cutout.cast).need(gap.start, gap.stop, cutout.global_shape))
     return (
         f"{region(gap.start, gap.stop)} of {name!r} as {cutout.cast} is computed of {needed}, and no holder has "
@@ -275,129 +235,6 @@ def _kind_of(cutout: Cutout) -> str:
 def hash_of(digest: str) -> int:
     """Return a number that differs from reader to reader: the lot by which they take different sources of many."""
     return int.from_bytes(digest[:8].encode(), "big")
-
-
-def _cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> _Grid | _Gap:
-    """Return an atom's grid, or a region of it that no box has. `boxes` are numbers of cutouts."""
-    # Ranks that hold the same have boxes of one cutout, and so spans that differ in the number alone.
-    distinct = {number: span_of(0, cutouts[number], atom) for number in dict.fromkeys(boxes)}
-    spans = [span for span in distinct.values() if span is not None]
-    edges = [_edges(atom, spans, dim) for dim in range(len(atom.start))]
-    if prod(len(some) - 1 for some in edges) > CELLS_MAX:
-        raise LayoutMismatch(f"would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
-    owned: dict[Shape, list[Span]] = {}
-    for number, cutout in enumerate(boxes):
-        span = distinct[cutout]
-        if span is None:
-            continue
-        its = span._replace(box=number)
-        for index in product(*(_span(some, *ends) for some, *ends in zip(edges, span.start, span.stop, strict=True))):
-            owned.setdefault(index, []).append(its)
-    grid: _Grid = []
-    parts = parts_of_blocks(atom, [cutouts[each] for each in boxes])
-    for index in product(*(range(len(some) - 1) for some in edges)):
-        start = tuple(some[at] for some, at in zip(edges, index, strict=True))
-        stop = tuple(some[at + 1] for some, at in zip(edges, index, strict=True))
-        owners = owned.get(index, [])
-        lacking = None if owners or not parts else Folder(atom, parts).lacking(start, stop)
-        if lacking is not None or not (owners or parts):
-            return _Gap(start, stop, lacking if has_some(atom, parts, start, stop) else None)
-        grid.append((start, stop, owners))
-    return grid
-
-
-def _pattern_of(atom: Cutout, grid: _Grid, boxes: Sequence[Cutout], lot: int) -> _Pattern:
-    """Return the cells of an atom for readers of a lot."""
-    used: dict[int, int] = {}
-    parts = parts_of_blocks(atom, boxes)
-    folder = Folder(atom, parts, lambda box: _numbered(used, box)) if parts else None
-    is_for_all = True
-
-    def some(owners: list[Span]) -> list[Span]:
-        nonlocal is_for_all
-        is_for_all = is_for_all and len(owners) <= OWNERS_MAX
-        return _some(owners, lot)
-
-    cells: list[Cell] = []
-    for start, stop, owners in grid:
-        # Where nobody computes it of blocks that it has whole, it is folded, whoever else has it computed already.
-        is_whole = folder is None or any(span.cast for span in owners)
-        if is_whole or (owners and folder is not None and folder.lacking(start, stop) is not None):
-            cells += _cells(atom, start, stop, some(owners), used)
-        elif folder is not None:
-            cells += folder.cells(start, stop, some(owners), some)
-        if len(cells) > CELLS_MAX:
-            raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
-    is_folded = folder is not None and any(cell.fold is not None for cell in cells)
-    table_bytes = folder.table.nbytes if is_folded and folder is not None else 0
-    return _Pattern(tuple(cells), tuple(used), is_for_all, table_bytes)
-
-
-def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:
-    """Return where a dimension of an atom is cut: at its own ends, and wherever a span begins or ends in between."""
-    begin, end = atom.start[dim], atom.stop[dim]
-    inside = {edge for span in spans for edge in (span.start[dim], span.stop[dim]) if begin < edge < end}
-    return [begin, *sorted(inside), end]
-
-
-def _span(edges: Sequence[int], start: int, stop: int) -> range:
-    """Return which cells of a dimension lie in a span that begins and ends there."""
-    return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
-
-
-def _lots(owners: int) -> int:
-    """Return in how many ways readers choose among so many owners."""
-    return max(1, -(-(owners - FIRST_OWNERS) // (OWNERS_MAX - FIRST_OWNERS)))
-
-
-def _some(owners: list[Span], lot: int) -> list[Span]:
-    """Return at most `OWNERS_MAX` of them, in their order: the first ones, and by lot which of the others."""
-    if len(owners) <= OWNERS_MAX:
-        return owners
-    step = _lots(len(owners))
-    return [*owners[:FIRST_OWNERS], *owners[FIRST_OWNERS + lot % step :: step]]
-
-
-def _cells(atom: Cutout, start: Shape, stop: Shape, owners: Sequence[Span], used: dict[int, int]) -> Iterator[Cell]:
-    """Return a cell of the grid, or several of it where a unit can't reach across its first dimensions."""
-    for piece in pieces_of(atom, start, stop):
-        there = _owners(owners, atom, piece, used)
-        if len(start) >= DIMS_MAX:
-            _check_dims(piece.cut, there)
-        yield Cell(distance(piece.start, atom.start, atom.strides), piece.cut, there)
-
-
-def _owners(spans: Sequence[Span], atom: Cutout, piece: Piece, used: dict[int, int]) -> tuple[Owner, ...]:
-    """Return how a cell lies in the boxes of these. In boxes that are cut alike it lies alike."""
-    alike: dict[int, Owner] = {}
-    found = []
-    for span in spans:
-        place = _numbered(used, span.box)
-        like = alike.get(id(span.cutout))
-        if like is None:
-            owner = alike[id(span.cutout)] = owner_of(span, place, atom, piece)
-        else:
-            owner = Owner(place, like.ahead, like.strides, like.itemsize, like.cast, like.blocks, like.step)
-        found.append(owner)
-    return tuple(found)
-
-
-def _check_dims(cut: Cut, owners: Sequence[Owner]) -> None:
-    """Raise `LayoutMismatch` for boxes that nobody could carry: whoever does would find out too late."""
-    # Where nothing is converted the bytes of an element are a dimension too.
-    counts = [
-        len(
-            joined(
-                [*zip(cut.shape, cut.to_strides, owner.strides, strict=True), (1 if owner.cast else cut.itemsize, 1, 1)]
-            )
-        )
-        for owner in owners
-    ]
-    if max(counts) > DIMS_MAX:
-        raise LayoutMismatch(
-            f"lies in boxes of {max(counts)} dimensions that can't be joined, and {DIMS_MAX} are possible: cut it "
-            "along fewer dimensions, or register it with fewer"
-        )
 
 
 def region(start: Shape, stop: Shape) -> str:

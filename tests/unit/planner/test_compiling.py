@@ -6,16 +6,9 @@ from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
 from tensorhub_common.program import Program
-from tensorhub_planner import compiling
-from tensorhub_planner.compiling import (
-    FIRST_OWNERS,
-    OWNERS_MAX,
-    TENSORS_TOLD_MAX,
-    SourceIndex,
-    compile_program,
-    hash_of,
-    region,
-)
+from tensorhub_planner import compiling, cutting
+from tensorhub_planner.compiling import TENSORS_TOLD_MAX, SourceIndex, compile_program, hash_of, region
+from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
@@ -162,7 +155,7 @@ def test_a_box_that_gives_no_whole_block_cuts_nothing() -> None:
 
 
 def test_too_many_boxes_of_one_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "CELLS_MAX", 4)
+    monkeypatch.setattr(cutting, "CELLS_MAX", 4)
     quarters = {f"s{at}": rows(at, at + 6) for at in range(0, 24, 6)}
     assert len(Execution(compiled(rows(0, 24), **quarters))) == 4
     told = refusal(rows(0, 24), **quarters, more=rows(0, 1))

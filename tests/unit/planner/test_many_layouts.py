@@ -6,7 +6,7 @@ from tests.unit.common.catalog_world import MODEL, World, decided
 from tensorhub_common.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.answering import Answering
-from tensorhub_planner.compiling import OWNERS_MAX
+from tensorhub_planner.cutting import OWNERS_MAX
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger

@@ -1,0 +1,108 @@
+"""Atoms cut into cells: the cells are the atom, and each lies where its owners say, element by element."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout import Layout, Shape, TensorEntry, layout_of
+from tensorhub_common.program import Cell
+from tensorhub_planner import cutting
+from tensorhub_planner.atoms import Cutout, Cutouts
+from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX, Gap, Pattern, cut_up, lots, pattern_of
+
+WHOLE = (6, 5)
+ITEMSIZE = 2
+
+Box = tuple[Shape, Shape]
+
+
+def one(box: Box) -> Layout:
+    start, stop = box
+    shape = tuple(b - a for a, b in zip(start, stop, strict=True))
+    return layout_of([TensorEntry("w", "int16", ITEMSIZE, shape, WHOLE, start)])
+
+
+def cut(atom: Box, boxes: Sequence[Box], lot: int = 0) -> tuple[Pattern | Gap, Cutout, list[Cutout]]:
+    """Cut an atom up for readers of a lot; return its own cutout and those of the boxes too."""
+    cutouts = Cutouts()
+    numbers = [cutouts.atoms(one(box)).cutouts[0] for box in boxes]
+    mine = cutouts[cutouts.atoms(one(atom)).cutouts[0]]
+    grid = cut_up(mine, numbers, cutouts)
+    theirs = [cutouts[each] for each in numbers]
+    return (grid if isinstance(grid, Gap) else pattern_of(mine, grid, theirs, lot)), mine, theirs
+
+
+def elements(cell: Cell) -> dict[int, list[tuple[int, int]]]:
+    """Return by byte of the destination where each owner has the element: (number of its box, byte in that box)."""
+    found = {}
+    for index in product(*map(range, cell.cut.shape)):
+        to = cell.to + sum(i * stride for i, stride in zip(index, cell.cut.to_strides, strict=True))
+        found[to] = [
+            (owner.box, owner.ahead + sum(i * stride for i, stride in zip(index, owner.strides, strict=True)))
+            for owner in cell.owners
+        ]
+    return found
+
+
+def bytes_of(cutout: Cutout) -> dict[Shape, int]:
+    """Return where each element of a box stands, counted from the box's first one."""
+    spans = [range(a, b) for a, b in zip(cutout.start, cutout.stop, strict=True)]
+    return {
+        index: sum((i - a) * stride for i, a, stride in zip(index, cutout.start, cutout.strides, strict=True))
+        for index in product(*spans)
+    }
+
+
+SPANS = [st.tuples(st.integers(0, size), st.integers(0, size)).filter(lambda ends: ends[0] < ends[1]) for size in WHOLE]
+BOXES = st.tuples(*SPANS).map(lambda spans: (tuple(a for a, _ in spans), tuple(b for _, b in spans)))
+
+
+@given(BOXES, st.lists(BOXES, min_size=1, max_size=2 * OWNERS_MAX), st.integers(0, 9))
+def test_cells_are_the_atom_and_lie_where_their_owners_say(atom: Box, boxes: list[Box], lot: int) -> None:
+    """Against all elements, one by one; what nobody has is a gap, and no element of it is anybody's."""
+    found, mine, theirs = cut(atom, boxes, lot)
+    here, there = bytes_of(mine), [bytes_of(box) for box in theirs]
+    if isinstance(found, Gap):
+        lacking = [*product(*(range(a, b) for a, b in zip(found.start, found.stop, strict=True)))]
+        assert lacking
+        assert all(index in here and not any(index in box for box in there) for index in lacking)
+        return
+    told: dict[int, list[tuple[int, int]]] = {}
+    for cell in found.cells:
+        of_cell = elements(cell)
+        assert not told.keys() & of_cell.keys(), "an element is in two cells"
+        told |= of_cell
+    assert sorted(told) == sorted(here.values())
+    for index, to in here.items():
+        owners = [(found.boxes[box], ahead) for box, ahead in told[to]]
+        having = [(number, box[index]) for number, box in enumerate(there) if index in box]
+        assert owners
+        assert set(owners) <= set(having)
+        assert len(owners) == len(set(owners)) <= OWNERS_MAX
+        assert owners[:FIRST_OWNERS] == having[:FIRST_OWNERS]
+        assert len(having) > OWNERS_MAX or owners == having
+
+
+def test_readers_of_all_lots_together_use_every_owner() -> None:
+    everything: Box = ((0, 0), WHOLE)
+    for count in range(1, 4 * OWNERS_MAX):
+        named = set()
+        for lot in range(lots(count)):
+            found, _, _ = cut(everything, [everything] * count, lot)
+            assert isinstance(found, Pattern)
+            assert found.is_for_all == (count <= OWNERS_MAX)
+            named |= set(found.boxes)
+        assert named == set(range(count))
+        assert lots(count) == 1 or count > OWNERS_MAX
+
+
+def test_what_would_be_cut_too_often_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "CELLS_MAX", 5)
+    rows: list[Box] = [((row, 0), (row + 1, 5)) for row in range(6)]
+    assert not isinstance(cut(((0, 0), (5, 5)), rows)[0], Gap)
+    with pytest.raises(LayoutMismatch, match="cut into more than 5 boxes: cut it along fewer dimensions"):
+        cut(((0, 0), WHOLE), rows)
