@@ -20,6 +20,7 @@ from tensorhub_agent.effects import (
     Confirm,
     Digest,
     Duplicate,
+    EnterSource,
     Fenced,
     FoldAmax,
     Free,
@@ -212,7 +213,7 @@ class AgentNode(Node):
                 return
         self.set_timer()
 
-    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912 (one line for each effect)
+    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912, PLR0915 (one line for each effect)
         match effect:
             case Say():
                 self._say(effect.command)
@@ -240,6 +241,8 @@ class AgentNode(Node):
             case OpenSource():
                 link = self.links[effect.key, effect.source] = Link(self, effect)
                 link.open()
+            case EnterSource():
+                self.links[effect.key, effect.source].enter()
             case Post():
                 self.links[effect.key, effect.source].post(effect)
             case FoldAmax():

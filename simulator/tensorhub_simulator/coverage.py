@@ -50,6 +50,9 @@ MEMORY_MOVES: Final = (
 SOURCE_MOVES: Final = (
     (SourcePhase.OPENING, SourcePhase.OPEN),
     (SourcePhase.OPENING, SourcePhase.CLOSING),
+    (SourcePhase.OPENING, SourcePhase.HELD),
+    (SourcePhase.HELD, SourcePhase.OPENING),  # its turn has come
+    (SourcePhase.HELD, SourcePhase.CLOSING),
     (SourcePhase.OPEN, SourcePhase.CLOSING),
     (SourcePhase.CLOSING, SourcePhase.CLOSED),
 )

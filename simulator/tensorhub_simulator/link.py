@@ -18,6 +18,7 @@ from tensorhub_agent.effects import (
     Post,
     Progressed,
     SourceClosed,
+    SourceHeld,
     SourceLost,
     SourceOpened,
 )
@@ -29,6 +30,7 @@ from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, R
 from tensorhub_simulator.clock import Action
 from tensorhub_simulator.computing import Computing
 from tensorhub_simulator.deltas import Delta, Overwrites
+from tensorhub_simulator.holding import HOLD_S, Holding
 from tensorhub_simulator.memory import Segment
 from tensorhub_simulator.spans import Pieces, Spans, Units
 from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
@@ -54,7 +56,7 @@ HOLD_LOOK_S: Final = 0.02
 PATCH_ODDS: Final = 0.8
 """So often a source that could has deltas."""
 
-News = SourceOpened | Available | BatchDone | SourceLost | SourceClosed
+News = SourceHeld | SourceOpened | Available | BatchDone | SourceLost | SourceClosed
 
 
 class Link:
@@ -88,6 +90,7 @@ class Link:
         """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
         self._questions = 0
+        self._holding = Holding(self) if effect.hold else None
 
     def _spans(self) -> Spans:
         if self.program is None:
@@ -103,15 +106,15 @@ class Link:
         """Name it in a story, which is the same in every process."""
         return f"source {self.number} of {self.key}"
 
-    def _at_reader(self, delay_s: float, action: Action) -> None:
+    def at_reader(self, delay_s: float, action: Action) -> None:
         """Plan something in the life of the reader that this belongs to."""
         self.clock.after(delay_s, self.reader, action, self.reader_life)
 
-    def _tell(self, news: News) -> None:
+    def tell(self, news: News) -> None:
         """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
         self.reader.news(news)
         if self.clock.chance(AGAIN_ODDS):
-            self._at_reader(self.clock.lag(), lambda: self.reader.news(news))
+            self.at_reader(self.clock.lag(), lambda: self.reader.news(news))
 
     @property
     def is_cut(self) -> bool:
@@ -127,11 +130,21 @@ class Link:
 
     def open(self) -> None:
         """Ask for a lease."""
-        world, reader = self.reader.world, self.reader
-        core = reader.core
-        me = SourceId(reader.name, core.incarnation, self.key.replica, self.key.shard)
-        ask = LeaseAsk(
-            job=world.job,
+        holds = self._holding is not None and not self._holding.entered
+        ask = self.question(hold_s=HOLD_S if holds else 0.0)
+        self._asks += 1
+        asks = self._asks
+        self.at_reader(LEASE_ASK_S, lambda: self._silent(asks))
+        if self.reader.world.net_loses(self.reader, self.source):
+            return
+        self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
+
+    def question(self, *, hold_s: float, again: str = "") -> LeaseAsk:
+        """Return the question for a lease."""
+        reader = self.reader
+        me = SourceId(reader.name, reader.core.incarnation, self.key.replica, self.key.shard)
+        return LeaseAsk(
+            job=reader.world.job,
             model=self.key.model,
             source=self.share.source,
             version=self.version,
@@ -142,13 +155,9 @@ class Link:
             nbytes=self.share.nbytes,
             promises=self.share.crosses,
             program=self.program.digest if self.program is not None else None,
+            hold_s=hold_s,
+            again=again,
         )
-        self._asks += 1
-        asks = self._asks
-        self._at_reader(LEASE_ASK_S, lambda: self._silent(asks))
-        if world.net_loses(self.reader, self.source):
-            return
-        self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
 
     def _silent(self, asks: int) -> None:
         if not self.answered and asks == self._asks:
@@ -166,7 +175,7 @@ class Link:
 
     def _ask_arrives(self, ask: LeaseAsk) -> None:
         if not self.source.up:
-            self._at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
+            self.at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
             return
         until = self.clock.now + LEASE_HOLD_S
         self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
@@ -180,7 +189,7 @@ class Link:
             self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
         elif not world.net_loses(self.reader, self.source):
             word = answer or LeaseRefusal(reason="it is not being filled yet", is_early=True)
-            self._at_reader(self.clock.lag(), lambda: self._answer(word))
+            self.at_reader(self.clock.lag(), lambda: self._answer(word))
 
     def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
         if self.answered:
@@ -198,12 +207,25 @@ class Link:
         self.reader.world.links[answer.lease] = self
         if self.closing:
             return
+        self.source_life = self.source.life
+        if self._holding is not None and not self._holding.entered:
+            self._holding.take(answer)
+        else:
+            self._connect(answer)
+
+    def enter(self) -> None:
+        """Open the transport with the lease that is held."""
+        grant = self._holding.enter() if self._holding is not None else None
+        if grant is not None and not self.closing:
+            self._connect(grant)
+
+    def _connect(self, answer: LeaseGrant) -> None:
         if not self.source.up:
             self.lost("the connection was refused")
             return
         self.clock.after(self.clock.lag(), self.source, lambda: self._connected(answer))
         self.source_life = self.source.life
-        self._at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
+        self.at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
 
     def _unconnected(self, grant: LeaseGrant) -> None:
         if not self.is_open and grant.lease == self.lease:
@@ -215,7 +237,7 @@ class Link:
         lease = self.source.core.redeemed(grant.ticket, self.source.now)
         self.source.set_timer()
         if lease is None:
-            self._at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
+            self.at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
             return
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
@@ -224,7 +246,7 @@ class Link:
         delta = None
         if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
-        self._at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
+        self.at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
 
     def _opened(
         self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
@@ -252,7 +274,7 @@ class Link:
                 pieces = self._availability.units(pieces or ())
             else:
                 pieces = None
-        self._tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
+        self.tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
         for later in self._early:
             self.heard(later)
         self._renew()
@@ -263,18 +285,18 @@ class Link:
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
-                self._at_reader(self.clock.lag(), lambda: self.heard(Have()))
-        self._at_reader(RENEW_S, self._renew)
+                self.at_reader(self.clock.lag(), lambda: self.heard(Have()))
+        self.at_reader(RENEW_S, self._renew)
 
     def show(self, news: Stock) -> None:
         """The source tells of its pieces; over a path that is cut, when it is whole again."""
         self._untold.append(news)
         if len(self._untold) == 1:
-            self._at_reader(self.clock.lag(), self._hear)
+            self.at_reader(self.clock.lag(), self._hear)
 
     def _hear(self) -> None:
         if self.is_cut and self.source_lives:
-            self._at_reader(STUCK_S, self._hear)
+            self.at_reader(STUCK_S, self._hear)
             return
         while self._untold:
             self.heard(self._untold.popleft())
@@ -287,7 +309,7 @@ class Link:
             if isinstance(news, Have):
                 if self._availability is not None:
                     news = Have(self._availability.units(news.pieces))
-                self._tell(Available(self.key, self.number, news))
+                self.tell(Available(self.key, self.number, news))
             else:
                 # These come in order, over a connection: an older one does not come again.
                 self.reader.news(Available(self.key, self.number, news))
@@ -317,7 +339,7 @@ class Link:
         ended = self.receives.land(half, where, data)
         if ended is None:
             if self._tells_progress:
-                self._at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
+                self.at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
             return
         hashes = self.reader.world.plan.digests and self.program is None
         found = self.found(ended.pieces) if hashes else b""
@@ -336,7 +358,7 @@ class Link:
             self.reader.world.relayed += len(ended.pieces) if self._availability is not None else 0
         self.reader.world.patched += sum(map(self._wire.is_patched, ended.pieces))
         done = BatchDone(self.key, self.number, ended.batch, found)
-        self._at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
+        self.at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
 
     def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
         """Return what a patch makes of what stands here of the old version."""
@@ -353,22 +375,22 @@ class Link:
 
     def _done(self, done: BatchDone) -> None:
         if not self.closed:
-            self._tell(done)
+            self.tell(done)
 
     def confirm(self, _effect: Confirm) -> None:
         """Ask whether the lease holds after the last byte; each question is answered once."""
         self._questions += 1
         question = self._questions
-        self._at_reader(CONFIRM_S, lambda: self._confirmed(question, holds=False))
+        self.at_reader(CONFIRM_S, lambda: self._confirmed(question, holds=False))
         if not self.source_lives:
-            self._at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=False))
+            self.at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=False))
         elif not self.is_cut:
             self.clock.after(self.clock.lag(), self.source, lambda: self._asked_whether_holds(question))
 
     def _asked_whether_holds(self, question: int) -> None:
         holds = self.source.core.table.holds(self.lease)
         if not self.is_cut:
-            self._at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=holds))
+            self.at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=holds))
 
     def _confirmed(self, question: int, *, holds: bool) -> None:
         if not self.closed and question == self._questions:
@@ -380,7 +402,7 @@ class Link:
     def lost(self, reason: str) -> None:
         """The lease or the connection is over."""
         if not self.closing:
-            self._tell(SourceLost(self.key, self.number, reason))
+            self.tell(SourceLost(self.key, self.number, reason))
 
     def close(self) -> None:
         """Close the transport; until that is done, bytes still arrive. It does not wait for a source that is away."""
@@ -388,7 +410,7 @@ class Link:
             return
         self.closing = True
         away = not self.is_local and (self.is_cut or not self.source.runs)
-        self._at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
+        self.at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
 
     def _closed(self) -> None:
         self.receives.close()
@@ -402,7 +424,7 @@ class Link:
         self._tell_source(LeaseMove.DONE)
         self.reader.links.pop((self.key, self.number), None)
         self.reader.world.links.pop(self.lease, None)
-        self._tell(SourceClosed(self.key, self.number))
+        self.tell(SourceClosed(self.key, self.number))
 
     def _tell_source(self, how: LeaseMove) -> None:
         """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
@@ -422,8 +444,10 @@ class Link:
 
     def source_died(self) -> None:
         """The source's process is gone; between hosts the end of a connection may be heard late or never."""
+        if self._holding is not None and self._holding.holds:
+            return
         if self.is_local or self.clock.chance(0.7):
-            self._at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
+            self.at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
         elif self.clock.chance(0.5):
             late_s = self.clock.rng.random() * END_LATE_S
-            self._at_reader(late_s, lambda: self.lost("its connection ended"))
+            self.at_reader(late_s, lambda: self.lost("its connection ended"))

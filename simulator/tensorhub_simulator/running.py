@@ -8,7 +8,20 @@ from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Final
 
-from tensorhub_agent import cache, ceding, pace, reading, readings, serving, shard, sharing, superseding, trial
+from tensorhub_agent import (
+    cache,
+    ceding,
+    doors,
+    pace,
+    patience,
+    reading,
+    readings,
+    serving,
+    shard,
+    sharing,
+    superseding,
+    trial,
+)
 from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
 from tensorhub_planner import spans
@@ -21,14 +34,14 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (pace, "UCXX_BATCH_BYTES", 8),
     (pace, "BATCH_BYTES_MIN", 1),
     (pace, "STALL_MIN_S", 0.3),
-    (reading, "CROSSER_OPEN_S_MAX", 3.0),
-    (reading, "CROSSER_SILENT_S", 4.0),
-    (reading, "CROSSER_STARVED_S", 6.0),
-    (reading, "FAR_BPS_MIN", 20),
-    (reading, "FAR_SILENT_S", 4.0),
+    (patience, "CROSSER_OPEN_S_MAX", 3.0),
+    (patience, "CROSSER_SILENT_S", 4.0),
+    (patience, "CROSSER_STARVED_S", 6.0),
+    (patience, "FAR_BPS_MIN", 20),
+    (patience, "FAR_SILENT_S", 4.0),
     (ceding, "CEDE_GAIN_S", 0.03),
     (reading, "HOPE_S", 0.5),
-    (reading, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
+    (patience, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
     (sharing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
     (sharing, "SWITCH_S", 0.03),
     (trial, "TRIAL_S", 0.05),
@@ -39,6 +52,7 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (copies, "SHUN_S", 3.0),
     (superseding, "FINISH_S", 0.05),
     (serving, "TICKET_S", 1.5),
+    (doors, "INSIDE_MAX", 2),  # Of a handful of sources some wait for others to leave.
     (serving, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from tensorhub_agent import doors
 from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.readings import Todo
+from tensorhub_agent.todo import Todo
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_common.digests import piece_digest, root_digest
 from tensorhub_common.wire.commands import NO_ROOT
@@ -76,6 +77,8 @@ class Session:
     peer: Peer
     busy_until: float = 0.0
     closed: bool = False
+    inside: bool = True
+    """Its transport is wanted, and not closed yet."""
     told: set[int] = field(default_factory=set)
     """Which pieces a half-filled source has told of."""
     flying: dict[int, tuple[tuple[Range, ...], dict[int, bytes]]] = field(default_factory=dict)
@@ -197,10 +200,16 @@ class World:
         if todo.plan is not None:
             self.plan(*todo.plan)
         for number, share in todo.open:
-            self.open(number, share)
+            self.open(number, share, self._opened)
+        for number, share in todo.hold:
+            self.open(number, share, self._held)
+        for number in todo.enter:
+            self.enter(number)
         for number, batch, ranges in todo.post:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
+        inside = sum(not session.closed and session.inside for session in self.sessions.values())
+        assert inside <= doors.INSIDE_MAX
         flying = [source.flying_bytes for source in self.transfer.sources.values() if source.flying]
         assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 
@@ -243,25 +252,40 @@ class World:
 
     # Sources.
 
-    def open(self, number: int, share: Share) -> None:
+    def open(self, number: int, share: Share, granted: Callable[[int], None]) -> None:
         peer = next(peer for peer in self.peers if peer.source == share.source)
         assert number not in self.sessions
         others = (source for source in self.transfer.sources.values() if source.number != number and source.is_live)
         assert share.source not in [source.share.source for source in others], "one live session with a source"
-        self.sessions[number] = Session(peer)
+        self.sessions[number] = Session(peer, inside=granted == self._opened)
         when = peer.when_running(self.now) - self.now + self.lag()
         if when > 10 or self.now + when > peer.dies:
             self.tell(1.5, lambda: self.transfer.lost(number, "no answer", self.now))
         elif self.now + when > peer.breaks or self.rng.random() > peer.opens:
             self.tell(when, lambda: self.transfer.lost(number, "refused", self.now))
         else:
-            self.tell(when, lambda: self._opened(number))
+            self.tell(when, lambda: granted(number))
         if peer.dies < FOREVER and self.rng.random() < 0.7:
             dies_in = max(peer.dies - self.now, 0) + self.lag()
             self.tell(dies_in, lambda: self.transfer.lost(number, "died", self.now))
         if peer.breaks < FOREVER and self.rng.random() < 0.7:
             breaks_in = max(peer.breaks - self.now, 0) + self.lag()
             self.tell(breaks_in, lambda: self.transfer.lost(number, "broke its lease", self.now))
+
+    def _held(self, number: int) -> None:
+        self.transfer.held(number, self.digests, self.now)
+
+    def enter(self, number: int) -> None:
+        """Let a source in whose lease is held; it may be away by now."""
+        session = self.sessions[number]
+        assert not session.inside
+        assert not session.closed
+        session.inside = True
+        when = session.peer.when_running(self.now) - self.now + self.lag()
+        if self.now + when > min(session.peer.dies, session.peer.breaks):
+            self.tell(when, lambda: self.transfer.lost(number, "the ticket is void", self.now))
+        else:
+            self.tell(when, lambda: self._opened(number))
 
     def _opened(self, number: int) -> None:
         """The source is open; a half-filled one tells what it has, and by and by the rest, and that it lives."""
@@ -291,6 +315,7 @@ class World:
 
     def post(self, number: int, batch: int, ranges: tuple[Range, ...]) -> None:
         session = self.sessions[number]
+        assert session.inside
         assert not session.closed
         pieces = [piece for first, count in ranges for piece in range(first, first + count)]
         for piece in pieces:

@@ -19,6 +19,7 @@ from tensorhub_agent.effects import (
     Confirmed,
     Digest,
     Digested,
+    EnterSource,
     FoldAmax,
     LetGo,
     OpenSource,
@@ -28,14 +29,15 @@ from tensorhub_agent.effects import (
     ShardNews,
     Show,
     SourceClosed,
+    SourceHeld,
     SourceLost,
     SourceOpened,
 )
 from tensorhub_agent.lease_frames import Cede, Have, Promise, Retract, Stock
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
-from tensorhub_agent.readings import Todo
 from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.todo import Todo
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
 from tensorhub_common.errors import VersionUnavailable
@@ -239,6 +241,8 @@ class Carrier:
         match news:
             case PlanCame() if news.number == self._plan_number:
                 self._planned(news, now)
+            case SourceHeld():
+                transfer.held(news.source, news.digests, now)
             case SourceOpened():
                 transfer.opened(news.source, news.digests, now, news.pieces, promises=news.promises)
             case Available():
@@ -401,9 +405,12 @@ class Carrier:
                 base,
                 core.measured.rate((share.link, share.transport)),
                 self._table,
+                is_held,
             )
-            for n, share in todo.open
+            for is_held, shares in ((False, todo.open), (True, todo.hold))
+            for n, share in shares
         )
+        out.extend(EnterSource(key, n) for n in todo.enter)
         out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
         out.extend(Confirm(key, n) for n in todo.confirm)
         out.extend(CloseSource(key, n) for n in todo.close)

@@ -192,6 +192,15 @@ class OpenSource(Effect, frozen=True):
     """What this agent has got over the source's link before, in bytes a second."""
     table: Table | None = None
     """Where partials of the program are folded."""
+    hold: bool = False
+    """Get the lease alone, answered by `SourceHeld`, and keep it until `EnterSource`."""
+
+
+class EnterSource(Effect, frozen=True):
+    """Open the transport of a source whose lease is held; answered by `SourceOpened` or `SourceLost`."""
+
+    key: Key
+    source: int
 
 
 class Post(Effect, frozen=True):
@@ -318,6 +327,14 @@ class PlanCame(msgspec.Struct, frozen=True):
     table: Table | None = None
 
 
+class SourceHeld(msgspec.Struct, frozen=True):
+    """The lease stands, and is kept until the transport is wanted. `digests` of all of the source's pieces."""
+
+    key: Key
+    source: int
+    digests: bytes
+
+
 class SourceOpened(msgspec.Struct, frozen=True):
     """The lease stands and the transport is open. `digests` of all of the source's pieces.
 
@@ -384,7 +401,9 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
-    | OpenSource | Post | FoldAmax | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
+    | OpenSource | EnterSource | Post | FoldAmax | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
 )  # fmt: skip
-ReadEvent = PlanCame | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
+ReadEvent = (
+    PlanCame | SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
+)  # fmt: skip
 ShardNews = Digested | Probed | Duplicated | SiblingsChecked | ReadEvent

@@ -26,6 +26,7 @@ from tensorhub_agent.effects import (
     Confirm,
     Digest,
     Duplicate,
+    EnterSource,
     Fenced,
     FoldAmax,
     Free,
@@ -278,6 +279,8 @@ class JobAgent:
                 me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
                 self.sources.open(effect, me, cause)
                 self.callers.show_progress()
+            case EnterSource():
+                self.sources.enter(effect)
             case Post():
                 self._post(effect)
             case FoldAmax():

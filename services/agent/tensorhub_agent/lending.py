@@ -71,6 +71,10 @@ class Lending:
         return answer
 
     def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
+        if question.again and not question.hold_s:
+            if self._core.table.is_of(question.again, question.reader.agent):
+                self.ended(question.again, LeaseMove.READER_GONE)
+            return LeaseRefusal(reason="its reader has let it go")
         endpoint = self._transports.endpoint(question.transport)
         if endpoint is None:
             return LeaseRefusal(reason=self._transports.lack(question.transport))

@@ -1,4 +1,8 @@
-"""One source of a read, and the pieces that are with it: waiting, under way, or not confirmed yet. Pure."""
+"""One source of a read, and the pieces that are with it: waiting, under way, or not confirmed yet. Pure.
+
+Always true: whatever changes a source says so by `touch`, so that the read looks at those that an event concerned, and
+at no others (`roster.py`).
+"""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,6 +12,7 @@ from typing import Final
 
 from tensorhub_agent.meter import Meter
 from tensorhub_agent.pace import Pace
+from tensorhub_agent.patience import FOREVER, opening_s, silent_s, waiting_until
 from tensorhub_agent.ranges import count_of, mark, marked, merged, split, unmark
 from tensorhub_common.wire.transfer import Range, Share
 from tensorhub_common.wire.worker import Encoded, How
@@ -15,53 +20,23 @@ from tensorhub_common.wire.worker import Encoded, How
 BATCH_PIECES_MAX: Final = 4096
 """A batch of tiny tensors has at most so many pieces."""
 
-OPEN_S_MAX: Final = 2.0
-"""A source that has not granted a lease and opened a transport within this is left out."""
-
-OPENING_MAX: Final = 32
-"""So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
-
-CROSSER_OPEN_S_MAX: Final = 10.0
-"""Nor one of the reader's group within this, which has to open a source in another site first; nor that one: where it
-is left its part crosses to another reader."""
-
-WAITING_SILENT_S: Final = 3.0
-"""A half-filled source of which pieces are awaited says at least with each renewal that it lives: three of them."""
-
-CROSSER_SILENT_S: Final = 30.0
-"""One of the reader's group may be silent for longer, as long as the log has not lost its agent: to leave it means to
-bring its part over once more. The connection of one that is killed ends at once, and one that is stopped is lost."""
-
-CROSSER_STARVED_S: Final = 60.0
-"""Such a one may have nothing new for so long: what it promises it has under way, and gives up by itself."""
-
-FAR_BPS_MIN: Final = 500_000
-"""A source in another site is given so long as this takes for what is under way: the transport brings all of that side
-by side, so that the first of it may come with the last."""
-
-FAR_SILENT_S: Final = 30.0
-"""But not longer. One that is stopped is lost to the log long before, and then the bounds of any source count."""
-
-STARVED_TIMES: Final = 2
-"""A half-filled source may have nothing new for so many times `stall_s`: it may have to leave its own source first."""
-
 HOPE_S: Final = 5.0
 """A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
 hear that it has inherited the piece, on a busy machine."""
-
-FOREVER: Final = float("inf")
 
 
 class SourcePhase(StrEnum):
     """How far one source is."""
 
     OPENING = "opening"
+    HELD = "held"
+    """Its lease is there, and its transport is to be opened later."""
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Reading:
     """One source of the read. `since` is when it last made progress, or was first asked for something."""
 
@@ -97,6 +72,8 @@ class Reading:
     """Which of the sessions that carry one share."""
     is_asked: bool = True
     """Whether it is being opened, or was. It waits for its turn before that."""
+    is_inside: bool = True
+    """Whether it has a transport, or gets one with its lease: so many may at a time."""
     shown_at: float | None = None
     """When a half-filled source had shown all that was parked here."""
     is_lost: bool = False
@@ -117,8 +94,6 @@ class Reading:
     checking_bytes: int = 0
     doubted: bool = False
     """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
-    slow: bool = False
-    """It is closed because another one is expected to bring its pieces sooner."""
     got_bytes: int = 0
     """What has come of it and counts."""
     got_pieces: int = 0
@@ -133,6 +108,12 @@ class Reading:
     pace: Pace = field(init=False)
     meter: Meter = field(default_factory=Meter)
     """Of the link that its bytes come by."""
+    touched: "dict[int, Reading]" = field(default_factory=dict, repr=False)
+    """Sources of its read that something has happened to, by number; the roster takes them out."""
+    roles: int = 0
+    """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
+    counted_bytes: int = 0
+    look_at: float = FOREVER
 
     def __post_init__(self) -> None:
         """Begin to measure."""
@@ -142,7 +123,7 @@ class Reading:
     @property
     def is_live(self) -> bool:
         """Whether pieces may be given to it: it can be read from, or will be."""
-        return self.phase in (SourcePhase.OPENING, SourcePhase.OPEN) and not self.doubted
+        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.doubted
 
     @property
     def is_ready(self) -> bool:
@@ -155,6 +136,11 @@ class Reading:
         return self.is_ready and not self.queue and not self.flying and not self.parked
 
     @property
+    def is_done_with(self) -> bool:
+        """Whether it has brought its part, and nothing of it is open."""
+        return self.is_idle and not (self.unconfirmed or self.checking or self.gated or self.doubted)
+
+    @property
     def waiting(self) -> int:
         """How many pieces have not been asked for yet."""
         return count_of(self.queue) + count_of(self.parked)
@@ -163,31 +149,27 @@ class Reading:
         """Return how much it is to be asked for yet."""
         return sum(sum(sizes[first : first + count]) for first, count in self.queue)
 
+    @property
+    def kind(self) -> str | None:
+        """The layout of those whose pieces it may take over; None: of whatever layout they are.
+
+        Most sources of other layouts than the reader's have each their own.
+        """
+        return None if self.able is None or self.share.crosses else self.layout
+
+    @property
+    def layout(self) -> str:
+        """Its layout, as the program names it; empty in a read by pieces."""
+        return self.share.layout or ""
+
     def due(self, stall_s: float) -> float:
         """Return until when it may go on as it does, without progress or without anything new."""
-        if self.phase is SourcePhase.OPEN and self.parked and not self.queue and not self.flying:
-            if not self.share.crosses:
-                return min(self.since + WAITING_SILENT_S, self.fed + STARVED_TIMES * stall_s)
-            silent_s = WAITING_SILENT_S if self.is_lost else CROSSER_SILENT_S
-            return min(self.since + silent_s, self.fed + CROSSER_STARVED_S)
-        return self.since + self._patience_s(stall_s)
-
-    def _patience_s(self, stall_s: float) -> float:
-        if self.phase is SourcePhase.OPENING:
-            if not self.is_asked:
-                return FOREVER
-            is_worth_it = (self.share.crosses or self.share.far) and not self.is_lost
-            return CROSSER_OPEN_S_MAX if is_worth_it else OPEN_S_MAX
-        if self.phase is not SourcePhase.OPEN:
-            return FOREVER
-        is_awaited = bool(self.flying) or self.confirming or bool(self.checking)
-        if is_awaited and self.share.crosses and not self.is_lost:
-            return CROSSER_SILENT_S
-        if is_awaited and self.share.far and not self.is_lost:
-            return min(FAR_SILENT_S, stall_s + (self.flying_bytes + self.unconfirmed_bytes) / FAR_BPS_MIN)
-        if self.confirming or (self.checking and not self.flying):
-            return stall_s
-        return self.pace.patience_s(self.flying_bytes, stall_s) if self.flying else FOREVER
+        if self.phase is SourcePhase.OPEN:
+            if self.parked and not self.queue and not self.flying:
+                return waiting_until(self, stall_s)
+            return self.since + silent_s(self, stall_s)
+        is_opening = self.phase is SourcePhase.OPENING and self.is_asked
+        return self.since + opening_s(self) if is_opening else FOREVER
 
     def remaining_s(self, now: float) -> float:
         """Return how long what is under way is expected to take yet."""
@@ -207,10 +189,82 @@ class Reading:
         for ranges, _ in self.flying.values():
             yield ranges
 
+    # How far it is.
+
+    def touch(self) -> None:
+        """Have the read look at it after this event."""
+        self.touched[self.number] = self
+
+    def takes_turn(self, now: float, *, inside: bool) -> None:
+        """Its turn has come to be asked for a lease; `inside`: its transport is opened at once."""
+        self.is_asked, self.is_inside, self.since, self.fed = True, inside, now, now
+        self.touch()
+
+    def leased(self) -> None:
+        """Its lease is there."""
+        self.phase = SourcePhase.HELD
+        self.touch()
+
+    def enters(self, now: float) -> None:
+        """Its turn has come to have its transport opened."""
+        self.phase, self.is_inside, self.since, self.fed = SourcePhase.OPENING, True, now, now
+        self.touch()
+
+    def opens(self, now: float) -> None:
+        """Its lease is there, and its transport."""
+        self.phase, self.since = SourcePhase.OPEN, now
+        self.touch()
+
+    def closes(self, reason: str = "") -> None:
+        """It is to be closed, or is, where it was never asked; `reason` is why before its end."""
+        self.phase = SourcePhase.CLOSING if self.is_asked else SourcePhase.CLOSED
+        self.confirming, self.lost = False, reason or self.lost
+        self.touch()
+
+    def ends(self, now: float) -> None:
+        """Nothing more can come from it."""
+        self.phase = SourcePhase.CLOSED
+        if self.flying:
+            self.meter.ends(now)
+        self.touch()
+
+    def begins(self, now: float) -> None:
+        """It is expected from now on to bring something."""
+        self.since = self.fed = now
+        self.touch()
+
+    def paused(self, late_s: float, now: float) -> None:
+        """Take a pause of the reader out of what it is silent for."""
+        self.since, self.fed = min(self.since + late_s, now), min(self.fed + late_s, now)
+        self.touch()
+
+    def is_lost_to_log(self) -> None:
+        """The log has lost its agent."""
+        self.is_lost = True
+        self.touch()
+
+    # What is asked of it about its lease.
+
+    def asks_to_confirm(self, now: float) -> None:
+        """Ask whether the lease has held for all that came."""
+        self.confirming, self.since = True, now
+        self.touch()
+
+    def is_doubted(self) -> None:
+        """Its bytes were wrong; ask whether its lease has held."""
+        self.doubted = self.confirming = True
+        self.touch()
+
+    def has_answered(self, now: float) -> None:
+        """It has said whether its lease held."""
+        self.confirming, self.since = False, now
+        self.touch()
+
     # What happens to its pieces.
 
     def give(self, ranges: Iterable[Range]) -> None:
         """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
+        self.touch()
         waiting, ranges = self.apart(ranges)
         self.gated += waiting
         self.fresh_gated += waiting
@@ -232,6 +286,7 @@ class Reading:
     def freed(self) -> None:
         """Ask for what has waited for folds that are known now."""
         if self.gated:
+            self.touch()
             waiting, fresh = self.gated, self.fresh_gated
             self.gated, self.fresh_gated = [], []
             self.give(waiting)
@@ -239,6 +294,7 @@ class Reading:
 
     def give_back(self, wanted: Iterable[Range]) -> list[Range]:
         """Take away what waits for its fold, of these."""
+        self.touch()
         if not self.gated or self.unknown is None:
             return []
         marks = bytearray(len(self.unknown))
@@ -248,6 +304,7 @@ class Reading:
 
     def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
         """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
+        self.touch()
         self.has = bytearray(pieces)
         self.promised = bytearray(pieces) if promises else None
         mark(self.has, there)
@@ -258,6 +315,7 @@ class Reading:
 
     def available(self, ranges: Iterable[Range], now: float) -> None:
         """Take note of what a half-filled source has now, or of its word that it lives."""
+        self.touch()
         if self.has is None:
             return
         if not self.flying:
@@ -273,11 +331,13 @@ class Reading:
 
     def promises(self, ranges: Iterable[Range]) -> None:
         """Take note of what it promises."""
+        self.touch()
         if self.promised is not None:
             mark(self.promised, ranges)
 
     def retracts(self, ranges: Iterable[Range]) -> list[Range]:
         """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
+        self.touch()
         if self.promised is None:
             return []
         gone = bytearray(len(self.promised))
@@ -288,6 +348,7 @@ class Reading:
 
     def despair(self, now: float) -> list[Range]:
         """Give up the pieces that are parked without a promise, once they were for `HOPE_S`; returns them."""
+        self.touch()
         hopeless = split(self.promised, self.parked)[1] if self.promised is not None else []
         if not hopeless or self.phase is not SourcePhase.OPEN:
             self.hopes_until = FOREVER
@@ -300,6 +361,7 @@ class Reading:
 
     def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
         """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
+        self.touch()
         taken: list[Range] = []
         left: list[Range] = []
         for place in (self.parked, self.queue):
@@ -320,6 +382,7 @@ class Reading:
         self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
     ) -> tuple[tuple[Range, ...], int]:
         """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
+        self.touch()
         largest = self.pace.batch_bytes(share_bytes, relayed=relayed)
         ranges: list[Range] = []
         nbytes = pieces = 0
@@ -342,6 +405,7 @@ class Reading:
 
     def asked(self, batch: int, ranges: tuple[Range, ...], nbytes: int, now: float) -> None:
         """Take note of a batch that is under way; with the first one its patience begins."""
+        self.touch()
         if not self.flying:
             self.since, self.early_bytes = now, 0
             self.meter.begins(now)
@@ -357,9 +421,11 @@ class Reading:
             self.pace.came(came, now - self.since)
             self.meter.came(came)
             self.since = now
+            self.touch()
 
     def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
         """Take a batch out of what is under way; returns its pieces and bytes."""
+        self.touch()
         ranges, nbytes = self.flying.pop(batch)
         self.flying_bytes -= nbytes
         late_bytes = max(nbytes - self.early_bytes, 0)
@@ -391,10 +457,12 @@ class Reading:
 
     def check_early(self) -> None:
         """Ask about what has come so far: others wait for it."""
+        self.touch()
         self.checking, self.checking_bytes = len(self.unconfirmed), self.unconfirmed_bytes
 
     def confirmed(self) -> list[Range]:
         """Count what waited for the source's word when it was asked, and return it."""
+        self.touch()
         runs = self.checking or len(self.unconfirmed)
         nbytes = self.checking_bytes if self.checking else self.unconfirmed_bytes
         ranges, self.unconfirmed = self.unconfirmed[:runs], self.unconfirmed[runs:]
@@ -406,6 +474,7 @@ class Reading:
 
     def let_all_go(self) -> list[Range]:
         """Take away all that waits."""
+        self.touch()
         ranges = [*self.queue, *self.parked, *self.gated]
         for place in (self.queue, self.parked, self.gated, self.fresh_gated):
             place.clear()
@@ -413,6 +482,7 @@ class Reading:
 
     def give_up(self) -> list[Range]:
         """Return everything that is with it: nothing more comes."""
+        self.touch()
         ranges = [*self.let_all_go(), *self.unconfirmed]
         asked = count_of(self.unconfirmed)
         for batch, _ in self.flying.values():

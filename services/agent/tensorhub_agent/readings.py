@@ -5,16 +5,33 @@ that source is closed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_agent.ceding import Ceded, cede
+from tensorhub_agent.ceding import cede
+from tensorhub_agent.doors import Doors
 from tensorhub_agent.folding import Folding
+from tensorhub_agent.hungry import Hungry
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, mark, merged, split, take_first
-from tensorhub_agent.reading import OPENING_MAX, Reading, SourcePhase
+from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.roster import (
+    BUSY,
+    CLOSING,
+    CROSSING,
+    FLYING,
+    GATED,
+    GIVING,
+    LATE,
+    LIVE,
+    OPENING,
+    PROMISING,
+    SETTLED,
+    Roster,
+    in_order,
+)
 from tensorhub_agent.sharing import check, feed, fill, share_out, too_slow
+from tensorhub_agent.todo import Todo
 from tensorhub_agent.trial import NO_FASTER, Trial
 from tensorhub_agent.trust import Trust
 from tensorhub_common.folds import Folds
@@ -28,23 +45,6 @@ RELAYED_FAR_BYTES: Final = 1024 * 1024
 
 SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""
-
-
-@dataclass(slots=True)
-class Todo:
-    """What a read wants of its driver now."""
-
-    plan: tuple[tuple[Range, ...], tuple[SourceId, ...]] | None = None
-    open: list[tuple[int, Share]] = field(default_factory=list)
-    post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
-    confirm: list[int] = field(default_factory=list)
-    close: list[int] = field(default_factory=list)
-    fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
-    """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""
-    ceded: list[Ceded] = field(default_factory=list)
-    """Of what would be this reader's to bring over to its site, what a mate brings over from now on."""
-    proven: list[Range] = field(default_factory=list)
-    """Pieces that stand in the destination, verified: others may read them there."""
 
 
 def relayed_bytes(share: Share) -> int:
@@ -71,6 +71,7 @@ class Readings:
         proof: Proof,
         *,
         window_bytes: int,
+        stall_s: float,
         first_number: int,
         able: Callable[[Share], bytearray | None],
         by_amax: Callable[[Share], bytearray | None] = nothing,
@@ -84,8 +85,10 @@ class Readings:
         self.folding = Folding(folds, len(nbytes))
         self.loose = self.folding.apart(proof.missing())[1]
         """What is missing, and no source is to bring."""
-        self._to_open: list[Reading] = []
-        """Sources that wait for their turn to be opened, and some that were given up meanwhile."""
+        self.roster, self._doors = Roster(stall_s), Doors()
+        self._live_as: dict[tuple[SourceId, str, bool, int], Reading] = {}
+        """The last session of each kind with each source."""
+        self._hungry = Hungry()
         self.todo = Todo()
         self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
         self.uncrossed: dict[SourceId, None] = {}
@@ -102,6 +105,8 @@ class Readings:
         self._proof = proof
         proof.optional = self.folding.partials
         self._slow_closed = 0
+        self._slow: Reading | None = None
+        """The one that was closed last for being slow."""
 
     # Who there is.
 
@@ -116,15 +121,17 @@ class Readings:
 
         What a source has flying is forgotten only when it has answered for it or is closed.
         """
-        return all(not source.flying for source in self.by_number.values())
+        self.roster.settle()
+        return not self.roster.count(FLYING)
 
     @property
     def is_settled(self) -> bool:
         """Whether the leases are there: of a group's crossers one may come late, as long as anybody is open."""
-        sources = [source for source in self.by_number.values() if source.phase is not SourcePhase.CLOSED]
-        late = [source for source in sources if source.phase is SourcePhase.OPENING and source.share.crosses]
-        rest = [source for source in sources if source not in late]
-        return all(source.phase is SourcePhase.OPEN for source in rest) and (bool(rest) or not late)
+        roster = self.roster
+        roster.settle()
+        if roster.count(CLOSING) or roster.count(OPENING):
+            return False
+        return bool(roster.count(SETTLED)) or not roster.count(LATE)
 
     def left_out(self) -> tuple[SourceId, ...]:
         """Return whom a plan is to name no more, or not now."""
@@ -132,14 +139,16 @@ class Readings:
 
     def firm(self) -> list[Range]:
         """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
-        open_ = [source for source in self.by_number.values() if source.phase is SourcePhase.OPEN]
-        flying = [run for source in open_ for ranges, _ in source.flying.values() for run in ranges]
-        come = [run for source in open_ for run in source.unconfirmed]
-        return [*flying, *come, *(run for source in open_ for run in source.queue)]
+        self.roster.settle()
+        there = in_order(self.roster.of(SETTLED))
+        flying = [run for source in there for ranges, _ in source.flying.values() for run in ranges]
+        come = [run for source in there for run in source.unconfirmed]
+        return [*flying, *come, *(run for source in there for run in source.queue)]
 
     def awaited(self) -> list[Range]:
         """Return what waits for others to get it."""
-        return [run for source in self.by_number.values() for run in source.parked]
+        self.roster.settle()
+        return [run for source in in_order(self.roster.of(GIVING)) for run in source.parked]
 
     def exist(self, pieces: Sequence[Range]) -> bool:
         """Tell whether these are pieces of this shard, whatever a source says."""
@@ -148,6 +157,7 @@ class Readings:
     def check(self, done: bytearray) -> None:
         """Raise AssertionError unless each piece that is not done is in exactly one place."""
         check(done, self.loose, self.by_number.values(), self.folding.places())
+        self.roster.check()
         for source in self.by_number.values():
             assert source.flying_bytes == sum(nbytes for _, nbytes in source.flying.values()), source.number
 
@@ -178,49 +188,45 @@ class Readings:
 
     def _source_of(self, share: Share, stream: int, now: float) -> Reading | None:
         """Return the live source that is a share's stream, or open it; None where more can't be open."""
-        live = [source for source in self.by_number.values() if source.is_live]
         wanted = (share.source, share.transport, share.crosses, stream)
-        for source in live:
-            known = source.share
-            if (known.source, known.transport, known.crosses, source.stream) == wanted:
-                return source
+        known = self._live_as.get(wanted)
+        if known is not None and known.is_live:
+            return known
+        self.roster.settle()
+        live = self.roster.of(LIVE)
         if len(live) >= SHARES_MAX:
-            return min((source for source in live if source.able is None), key=lambda each: each.waiting, default=None)
+            whole = [source for source in live.values() if source.able is None]
+            return min(whole, key=lambda each: (each.waiting, each.number), default=None)
         source = Reading(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
         source.partials, source.unknown = self.folding.partials, self.folding.unknown
         source.by_amax = self._by_amax(share)
         source.pace.is_trusted = self.trust.has_forgiven(share.source)
         source.meter = self.meters.of(share)
         self.next_number += 1
-        self.by_number[source.number] = source
-        source.is_asked = False
-        self._to_open.append(source)
+        self.by_number[source.number] = self._live_as[wanted] = source
+        self._doors.add(source)
+        self.roster.add(source)
         return source
 
+    def hold(self, source: Reading) -> None:
+        """Take note that a lease is there; the source waits to enter."""
+        self._doors.hold(source)
+
     def open(self, now: float) -> None:
-        """Open sources whose turn it is."""
-        if not self._to_open:
+        """Let sources in, and ask others for their leases, whose turn it is."""
+        if not self._doors.are_awaited:
             return
-        opening = [each for each in self.by_number.values() if each.phase is SourcePhase.OPENING and each.is_asked]
-        # One that crosses may be late for reasons of its own, so nobody waits behind it.
-        room = OPENING_MAX - sum(1 for each in opening if not each.share.crosses)
-        waiting, self._to_open = self._to_open, []
-        for source in waiting:
-            if source.phase is not SourcePhase.OPENING:
-                continue
-            if room <= 0 and not source.share.crosses:
-                self._to_open.append(source)
-                continue
-            source.is_asked, source.since, source.fed = True, now, now
-            self.todo.open.append((source.number, source.share))
-            room -= not source.share.crosses
+        self.todo.enter += self._doors.let_in(self.roster, now)
+        for number, share, is_held in self._doors.ask(self.roster, now):
+            (self.todo.hold if is_held else self.todo.open).append((number, share))
 
     def share_out(self, *, is_told: bool) -> bool:
         """Give what is loose to those that there are; tells whether they take all of it.
 
         `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
         """
-        others = [source for source in self.by_number.values() if source.is_live]
+        self.roster.settle()
+        others = in_order(self.roster.of(LIVE))
         if others:
             share_out(self.loose, others)
         if others and self.loose and not is_told:
@@ -235,8 +241,10 @@ class Readings:
         """Count partials of a source, and the scales that follow; ask for what has waited for them."""
         scales, is_known = self.folding.folded(partials)
         self._fold(number, partials, scales)
-        for source in self.by_number.values() if is_known else ():
-            source.freed()
+        if is_known:
+            self.roster.settle()
+            for source in in_order(self.roster.of(GATED)):
+                source.freed()
 
     def _follow(self) -> None:
         """Leave scales that nobody brings to their folds; some of these may be known."""
@@ -251,7 +259,7 @@ class Readings:
 
     def wake(self) -> None:
         """Want the partials without which sources can't be asked for what was given to them."""
-        for source in self.by_number.values():
+        for source in list(self.roster.touched.values()) if self.folding.partials else ():
             if source.fresh_gated:
                 self.loose += self.folding.wake(source.fresh_gated)
                 source.fresh_gated.clear()
@@ -261,7 +269,8 @@ class Readings:
         partials, others = self.folding.apart(self.loose)
         if partials:
             scales, values = self.folding.sleep(partials)
-            back = [run for source in self.by_number.values() for run in source.give_back(values)]
+            self.roster.settle()
+            back = [run for source in in_order(self.roster.of(GATED)) for run in source.give_back(values)]
             self.loose = merged([*others, *scales, *back])
 
     def doubted(self, source: Reading, given_up: Sequence[Range]) -> None:
@@ -273,14 +282,16 @@ class Readings:
     def inherit(self, source: Reading, pieces: Sequence[Range]) -> None:
         """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
         mine = source.retracts(pieces)
-        share_out(mine, [each for each in self.by_number.values() if each.share.far and each.is_live])
+        self.roster.settle()
+        share_out(mine, [each for each in in_order(self.roster.of(LIVE)) if each.share.far])
         mark(self._inherited, mine)
         self.loose.extend(mine)
 
     def await_heir(self, source: Reading, pieces: Sequence[Range], heir: SourceId) -> None:
         """Wait at the heir for what a mate has ceded to it."""
         given_up = source.retracts(pieces)
-        crossing = (each for each in self.by_number.values() if each.is_live and each.share.crosses)
+        self.roster.settle()
+        crossing = in_order(self.roster.of(CROSSING))
         waits_at = next((each for each in crossing if each.share.source == heir), None)
         if waits_at is not None:
             waits_at.give(given_up)
@@ -290,7 +301,8 @@ class Readings:
 
     def cede(self, began: float, now: float) -> None:
         """Hand over to mates what would take a slow far source too long."""
-        self.todo.ceded += cede(list(self.by_number.values()), self._nbytes, began, now)
+        self.roster.settle()
+        self.todo.ceded += cede(in_order(self.roster.of(LIVE)), self._nbytes, began, now)
 
     def to_be_planned(self) -> tuple[Range, ...]:
         """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
@@ -303,39 +315,60 @@ class Readings:
         """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
         for source in self.by_number.values():
             if source.share.source.agent == agent and source.share.source.incarnation <= incarnation:
-                source.is_lost = True
+                source.is_lost_to_log()
 
     def pump(self, now: float, *, is_asking: bool, is_relayed: bool) -> None:
         """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting.
 
         `is_asking`: a question for a plan is out; `is_relayed`: others wait for what comes here.
         """
-        sources = list(self.by_number.values())
-        in_vain = self.trial.look(sources, self.loose, self._nbytes, now, asks=is_asking)
+        roster = self.roster
+        if is_relayed != self._hungry.is_relayed:
+            self._hungry.is_relayed = is_relayed
+            roster.refresh()
+        roster.settle()
+        in_vain = self.trial.look(roster.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking)
         if in_vain is not None:
-            in_vain.lost = NO_FASTER
-            self.close(in_vain)
-        feed(sources, self.loose)
-        if not any(source.queue or source.unconfirmed for source in sources):
+            self.close(in_vain, NO_FASTER)
+        if not (roster.fresh or roster.touched or self.loose or roster.offered[1]):
             return
-        busy = sum(1 for source in sources if source.phase is SourcePhase.OPEN and (source.queue or source.flying))
-        share_bytes = self._window_bytes // max(busy, 1)
-        room_bytes = self._window_bytes - sum(source.flying_bytes for source in sources)
-        for source in sources:
-            if not source.is_ready:
-                continue
-            for ranges, nbytes in fill(source, self._nbytes, share_bytes, room_bytes, relayed=is_relayed):
+        feed(roster, self.loose)
+        if self._doors.are_awaited:
+            for source in self._doors.leaving(roster):
+                self.close(source)
+        roster.settle()
+        part_bytes = self._window_bytes // max(roster.count(BUSY), 1)
+        room_bytes = self._window_bytes - roster.flying_bytes
+        for source in self._hungry.concerned(roster, part_bytes):
+            room_bytes -= self._ask(source, part_bytes, room_bytes, now)
+        if room_bytes > 0:
+            for source in self._hungry.waiting():
+                room_bytes -= self._ask(source, part_bytes, room_bytes, now)
+                if room_bytes <= 0:
+                    break
+        roster.settle()
+        roster.fresh.clear()
+
+    def _ask(self, source: Reading, part_bytes: int, room_bytes: int, now: float) -> int:
+        """Ask a source for as much as it may have under way, and for its word on what has come; return the bytes."""
+        if not source.is_ready:
+            return 0
+        is_relayed, asked_bytes = self._hungry.is_relayed, 0
+        if source.queue:
+            for ranges, nbytes in fill(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
                 source.asked(self.next_number, ranges, nbytes, now)
                 self.todo.post.append((source.number, self.next_number, ranges))
                 self.next_number += 1
-                room_bytes -= nbytes
-            if source.unconfirmed and not source.checking:
-                self._ask_for_word(source, now, is_relayed=is_relayed)
+                asked_bytes += nbytes
+            self._hungry.stopped(source, part_bytes)
+        if source.unconfirmed and not source.checking:
+            self._ask_for_word(source, now, is_relayed=is_relayed)
+        return asked_bytes
 
     def _ask_for_word(self, source: Reading, now: float, *, is_relayed: bool) -> None:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
         if not source.queue and not source.flying:
-            source.confirming, source.since = True, now
+            source.asks_to_confirm(now)
             self.todo.confirm.append(source.number)
         elif source.owed or (is_relayed and source.unconfirmed_bytes >= relayed_bytes(source.share)):
             source.check_early()
@@ -345,19 +378,20 @@ class Readings:
 
     def began(self, now: float) -> None:
         """Expect of all sources from now on that they bring something."""
-        for source in self.by_number.values():
-            source.since = source.fed = now
+        self.roster.begins()
+        for source in self.roster.of(LIVE).values():
+            source.begins(now)
 
     def paused(self, late_s: float, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
-        for source in self.by_number.values():
-            source.since, source.fed = min(source.since + late_s, now), min(source.fed + late_s, now)
+        for source in self.roster.of(LIVE).values():
+            source.paused(late_s, now)
         self.meters.paused(late_s, now)
 
     def doubt(self, source: Reading) -> None:
         """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
         if source.phase is SourcePhase.OPEN and not source.doubted:
-            source.doubted = source.confirming = True
+            source.is_doubted()
             self.trust.fail(source.share.source)
             self.todo.confirm.append(source.number)
 
@@ -367,26 +401,32 @@ class Readings:
             self.trust.fail(source.share.source)
         elif not source.doubted:
             self.trust.suspect(source.share.source)
-        source.lost = reason
-        self.close(source)
+        self.close(source, reason)
 
     def leave_slow(self, now: float) -> None:
         """Close a source whose pieces an idle one brings much sooner; one at a time."""
-        sources = list(self.by_number.values())
         if self._slow_closed >= SLOW_CLOSED_MAX or self.loose:
             return
-        if any(source.slow and source.phase is SourcePhase.CLOSING for source in sources):
+        if self._slow is not None and self._slow.phase is SourcePhase.CLOSING:
             return
-        slow = too_slow(sources, now)
+        slow = too_slow(self.roster, now)
         if slow is not None:
             self._slow_closed += 1
-            slow.slow = True
+            self._slow = slow
             self.leave(slow, "it was slow, and another source had nothing left to bring")
 
-    def close(self, source: Reading) -> None:
-        """Want a source closed; what waits at it others may bring at once."""
-        source.phase = SourcePhase.CLOSING if source.is_asked else SourcePhase.CLOSED
-        source.confirming = False
+    def overdue(self, now: float) -> list[Reading]:
+        """Return whose patience has ended."""
+        return self.roster.overdue(now)
+
+    def despairing(self) -> list[Reading]:
+        """Return who may have pieces parked that it has not promised."""
+        self.roster.settle()
+        return in_order(self.roster.of(PROMISING))
+
+    def close(self, source: Reading, reason: str = "") -> None:
+        """Want a source closed; what waits at it others may bring at once. `reason`: why before its end."""
+        source.closes(reason)
         self.loose.extend(source.let_all_go())
         if source.is_asked:
             self.todo.close.append(source.number)
@@ -394,12 +434,10 @@ class Readings:
     def close_all(self) -> None:
         """Want every source closed that is not yet."""
         for source in self.by_number.values():
-            if source.phase in (SourcePhase.OPENING, SourcePhase.OPEN):
+            if source.phase in (SourcePhase.OPENING, SourcePhase.HELD, SourcePhase.OPEN):
                 self.close(source)
 
     def closed(self, source: Reading, now: float) -> None:
         """Nothing more can come from the source: what it had under way others may bring."""
-        source.phase = SourcePhase.CLOSED
-        if source.flying:
-            source.meter.ends(now)
+        source.ends(now)
         self.loose.extend(source.give_up())

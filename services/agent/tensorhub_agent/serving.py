@@ -43,6 +43,10 @@ from tensorhub_common.wire.transfer import (
 TICKET_S: Final = 5.0
 """A ticket that was not shown within this is void, and its lease over."""
 
+HOLD_S_MAX: Final = 30.0
+"""Or within this, where its reader has many sources, and asks again before. A reader that is killed meanwhile keeps
+`unpublish` waiting for as long."""
+
 SILENCE_S_MAX: Final = 10.0
 """A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
 
@@ -199,6 +203,8 @@ class LeaseTable:
 
         None: it will be known soon, so the question may wait.
         """
+        if ask.again:
+            return self._hold(ask, endpoint, now)
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         coming = self.coming.get(key)
         if coming is not None and _is_asked_for(coming, ask):
@@ -215,6 +221,17 @@ class LeaseTable:
             # meanwhile.
             return LeaseRefusal(reason="the shard's publication has no number yet")
         return self._granted(offered, key, ask, name, ticket, endpoint, now)
+
+    def _hold(self, ask: LeaseAsk, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
+        """Hold a lease for longer whose ticket was not shown yet."""
+        lease = self._leases.get(ask.again)
+        if lease is None or not self.is_of(ask.again, ask.reader.agent):
+            return LeaseRefusal(reason="its lease is over")
+        hold_s = min(ask.hold_s, HOLD_S_MAX)
+        lease.deadline = max(lease.deadline, now + hold_s)
+        answer = _grant_of(lease, endpoint, hold_s)
+        program = lease.units.program if lease.units is not None else None
+        return msgspec.structs.replace(answer, program=program, promises=lease.is_promised)
 
     def _grant_coming(
         self, coming: Offered, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
@@ -255,19 +272,11 @@ class LeaseTable:
             )
         filling = offered.has is not None
         reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
-        lease = Lease(name, key, reader, ticket, now + TICKET_S, offered, is_told=filling, is_mapped=ask.mapped)
+        ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
+        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, is_told=filling, is_mapped=ask.mapped)
         lease.transport, lease.nbytes = ask.transport, max(ask.nbytes, 0)
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
-        return LeaseGrant(
-            lease=name,
-            ticket=ticket,
-            ticket_s=TICKET_S,
-            endpoint=endpoint,
-            pieces=len(offered.digests) // PIECE_DIGEST_BYTES,
-            digests=offered.digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES],
-            filling=filling,
-            mapped=ask.mapped,
-        )
+        return _grant_of(lease, endpoint, ticket_s)
 
     def page(self, name: str, first: int) -> bytes:
         """Return a page of digests for a lease that is under way, else nothing."""
@@ -307,6 +316,11 @@ class LeaseTable:
         """Tell whether a ticket was given to this agent; one that is unknown was given to nobody."""
         lease = self._tickets.get(ticket)
         return lease is not None and lease.reader.partition("/")[0] == agent
+
+    def is_of(self, name: str, agent: str) -> bool:
+        """Tell whether a lease whose ticket was not shown yet is this agent's."""
+        lease = self._leases.get(name)
+        return lease is not None and lease.state is LeaseState.GRANTED and self.is_for(lease.ticket, agent)
 
     def redeem(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket, once. Returns the lease that is open now, or None for a void ticket."""
@@ -392,6 +406,20 @@ class LeaseTable:
         self._tickets.pop(lease.ticket, None)
         del self._leases[lease.name]
         del lease.offered.leases[lease.name]
+
+
+def _grant_of(lease: Lease, endpoint: str, ticket_s: float) -> LeaseGrant:
+    digests = lease.offered.digests
+    return LeaseGrant(
+        lease=lease.name,
+        ticket=lease.ticket,
+        ticket_s=ticket_s,
+        endpoint=endpoint,
+        pieces=len(digests) // PIECE_DIGEST_BYTES,
+        digests=digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES],
+        filling=lease.offered.has is not None,
+        mapped=lease.is_mapped,
+    )
 
 
 def summed(readers: Iterable[tuple[Transport, int]]) -> tuple[Serving, ...]:

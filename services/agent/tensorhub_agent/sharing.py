@@ -11,6 +11,7 @@ from typing import Final
 from tensorhub_agent.pace import BATCHES_MIN
 from tensorhub_agent.ranges import count_of, mark, marked, split, take_first
 from tensorhub_agent.reading import Reading
+from tensorhub_agent.roster import CROSSING, GIVING, IDLE, SLOWABLE, Roster, in_order
 from tensorhub_common.wire.transfer import Plan, Range, Share
 
 Batch = tuple[tuple[Range, ...], int]
@@ -56,27 +57,61 @@ def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Shar
     return given, marked(marks, 0, pieces)
 
 
-def feed(sources: Sequence[Reading], loose: list[Range]) -> None:
-    """Give idle sources what is loose, or else what others have waiting; and those that cross what they have."""
-    idle = [source for source in sources if source.is_idle]
+def feed(roster: Roster, loose: list[Range]) -> None:
+    """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
+
+    Only those are looked at that something has happened to: what the others could take they have taken.
+    """
+    roster.settle()
     if loose:
-        share_out(loose, [source for source in idle if source.has is None and not _leaves_to_others(source, sources)])
-        for source in sources:
-            # What somebody nearby has need not cross again, however busy it is.
-            if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
-                there, loose[:] = split(source.has, loose)
-                source.give(there)
+        _give_loose(roster, loose)
         return
-    # Mostly nobody has anything waiting, and a read of many sources must not compare each with each for that.
-    givers = [source for source in sources if source.queue or source.parked]
-    for source in idle if givers else ():
-        if take_over(source, givers):
-            givers = [each for each in sources if each.queue or each.parked]
+    if roster.offered[1]:
+        # As long as anything was loose nobody was relieved, whatever happened.
+        roster.offered = (0, [])
+        kinds = list(roster.idle_kinds())
+    elif roster.count(IDLE) and roster.count(GIVING):
+        kinds = _contested(roster)
+    else:
+        return
+    for kind in kinds:
+        _relieve(roster, kind)
 
 
-def _leaves_to_others(source: Reading, sources: Iterable[Reading]) -> bool:
-    """Tell whether others of the site may be bringing over what this one, in another site, could bring as well."""
-    return source.share.far and any(other.is_live and other.share.crosses for other in sources)
+def _give_loose(roster: Roster, loose: list[Range]) -> None:
+    """Give idle sources what is loose. What somebody nearby has need not cross again, however busy it is."""
+    crossing = roster.count(CROSSING)
+    if roster.offered == (crossing, loose):
+        able = in_order(roster.fresh)
+    else:
+        able = in_order({**roster.of(IDLE), **roster.of(CROSSING)})
+    share_out(loose, [each for each in able if each.is_idle and each.has is None and not (each.share.far and crossing)])
+    for source in able:
+        if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
+            there, loose[:] = split(source.has, loose)
+            source.give(there)
+    roster.offered = (crossing, list(loose))
+
+
+def _contested(roster: Roster) -> list[str | None]:
+    """Return the kinds of which somebody may take over pieces since the last time: idle, or from whom there is more."""
+    kinds: dict[str | None, None] = {}
+    for source in roster.fresh.values():
+        if source.roles & IDLE:
+            kinds[source.kind] = None
+        if source.roles & GIVING:
+            kinds[source.layout] = kinds[None] = None
+    return list(kinds)
+
+
+def _relieve(roster: Roster, kind: str | None) -> None:
+    """Let the idle ones of a kind take over what others have waiting."""
+    for taker in in_order(roster.idle_of(kind)):
+        givers = roster.of_layout(GIVING, kind)
+        if not givers:
+            return
+        take_over(taker, givers.values())
+        roster.settle()
 
 
 def fill(
@@ -98,21 +133,16 @@ def fill(
         yield ranges, nbytes
 
 
-def take_over(taker: Reading, others: Iterable[Reading]) -> bool:
-    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time.
-
-    Returns whether there was anything to take.
-    """
-    if taker.able is not None and not taker.share.crosses:
-        # Most sources of other layouts have each their own, so only those of one layout are compared.
-        others = [other for other in others if other.share.layout == taker.share.layout]
+def take_over(taker: Reading, others: Iterable[Reading]) -> None:
+    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
+    if taker.kind is not None:
+        others = [other for other in others if other.layout == taker.kind]
     able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))
-    busiest = max(able, key=lambda other: other.waiting, default=None)
+    busiest = max(able, key=lambda other: (other.waiting, -other.number), default=None)
     if busiest is None or not busiest.waiting:
-        return False
+        return
     wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
     taker.give(busiest.let_go(wanted, taker.able if taker.has is None else taker.has))
-    return True
 
 
 def _part(waiting: int, taker: float | None, giver: float | None) -> int:
@@ -122,15 +152,25 @@ def _part(waiting: int, taker: float | None, giver: float | None) -> int:
     return min(max(round(waiting * taker / (taker + giver)), 1), waiting)
 
 
-def too_slow(sources: Sequence[Reading], now: float) -> Reading | None:
+def too_slow(roster: Roster, now: float) -> Reading | None:
     """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
-    rate = max((source.pace.rate or 0.0 for source in sources if source.is_idle), default=0.0)
+    roster.settle()
     # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
-    if not rate or any(source.is_live and source.share.crosses for source in sources):
+    if not roster.count(SLOWABLE) or not roster.count(IDLE) or roster.count(CROSSING):
         return None
-    slow = [source for source in sources if source.is_ready and source.flying and source.share.transport != "local"]
-    worst = max(slow, key=lambda source: source.remaining_s(now), default=None)
-    if worst is None:
+    for kind in roster.idle_kinds():
+        late = roster.of_layout(SLOWABLE, kind)
+        worst = _worst(roster.idle_of(kind).values(), late.values(), now) if late else None
+        if worst is not None:
+            return worst
+    return None
+
+
+def _worst(idle: Iterable[Reading], late: Iterable[Reading], now: float) -> Reading | None:
+    """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
+    rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
+    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
+    if not rate or worst is None:
         return None
     elsewhere_s = SWITCH_S + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
     return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None

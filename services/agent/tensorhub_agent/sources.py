@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.effects import (
@@ -21,19 +19,21 @@ from tensorhub_agent.effects import (
     CloseSource,
     Confirm,
     Confirmed,
+    EnterSource,
     Key,
     OpenSource,
     Post,
     Progressed,
     SourceClosed,
+    SourceHeld,
     SourceLost,
     SourceOpened,
 )
 from tensorhub_agent.encodings.choice import Line, awaits_patches
-from tensorhub_agent.encodings.deltas import SIZE
 from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.encodings.reading import BatchReader, Where
 from tensorhub_agent.lease_frames import Have, Stock
+from tensorhub_agent.leasing import HOLD_S, HeldLease, Leasing
 from tensorhub_agent.local_session import LentSession
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.segments import Segment
@@ -42,36 +42,20 @@ from tensorhub_agent.transports import Transports
 from tensorhub_agent.units import Availability
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoAnswer
-from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.regions import Regions
-from tensorhub_common.subjects import agent_ask
 from tensorhub_common.tracecontext import TraceContext, headers_of
-from tensorhub_common.wire.transfer import (
-    DIGESTS_PAGE_PIECES,
-    DigestsAsk,
-    DigestsPage,
-    LeaseAnswer,
-    LeaseAsk,
-    LeaseGrant,
-    SourceId,
-)
-
-LEASE_ASK_S: Final = 1.5
-"""A source's agent that does not answer within this is left out."""
+from tensorhub_common.wire.transfer import LeaseGrant, SourceId
 
 NOTHING: Final = (b"", b"")
 
-News = Callable[[SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None]
+News = Callable[
+    [SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None
+]
 
 _log: Final = logging.getLogger(__name__)
-_grants: Final[msgspec.msgpack.Decoder[LeaseAnswer]] = msgspec.msgpack.Decoder(LeaseAnswer)
-
-
-class SourceGone(TensorHubError):
-    """The source can't be read from, for the reason given."""
 
 
 class Source:
@@ -90,6 +74,9 @@ class Source:
         """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
         self.base: Base | None = None
         self.root = ""
+        self.entered = asyncio.Event()
+        """Its transport is wanted; until then its lease is held."""
+        self.held: HeldLease | None = None
         self.told: list[Stock] = []
         """What a half-filled source has told of before its opening was."""
 
@@ -102,8 +89,10 @@ class Sources:
     ) -> None:
         """Report what comes of everything to `tell`; keep in `deltas` what was applied."""
         self._programs, self._deltas = programs, deltas
-        self._job, self._bus, self._transports, self._tell = job, bus, transports, tell
+        self._leasing, self._transports, self._tell = Leasing(job, bus), transports, tell
         self._open: dict[tuple[Key, int], Source] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Leases that are let go: nobody waits for that."""
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
         self.encoded_bytes: Counter[str] = Counter()
@@ -116,7 +105,15 @@ class Sources:
     def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         task = asyncio.create_task(self._opened(effect, reader, headers_of(cause)))
-        self._open[effect.key, effect.source] = Source(task, effect)
+        source = self._open[effect.key, effect.source] = Source(task, effect)
+        if not effect.hold:
+            source.entered.set()
+
+    def enter(self, effect: EnterSource) -> None:
+        """Open the transport of a source whose lease is held."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None:
+            source.entered.set()
 
     async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
         key, number = effect.key, effect.source
@@ -135,8 +132,8 @@ class Sources:
                 session, digests, sizes if effect.base is not None else b"", Line(known=effect.rate)
             )
             source.base, source.root = effect.base, effect.root
-            if sizes and grant.patches_coming and _awaits_patches(effect):
-                source.reader.more = lambda first: self._more_sizes(
+            if sizes and grant.patches_coming and awaits_patches(effect.rate, far=effect.share.far):
+                source.reader.more = lambda first: self._leasing.more_sizes(
                     effect.share.source.agent, reader.agent, grant, first
                 )
         early, source.told = source.told, []
@@ -171,9 +168,15 @@ class Sources:
     ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
         """Do so once."""
         key, number, agent = effect.key, effect.source, effect.share.source.agent
-        grant = await self._lease(effect, reader, headers)
+        leasing, source = self._leasing, self._open[key, number]
+        grant = await leasing.ask(effect, reader, headers, hold_s=0.0 if source.entered.is_set() else HOLD_S)
         # Units of a program are no pieces of the source: no list of digests is about them.
-        about = await self._digests(agent, reader.agent, grant, headers) if effect.program is None else NOTHING
+        about = await leasing.digests(agent, reader.agent, grant, headers) if effect.program is None else NOTHING
+        if not source.entered.is_set():
+            source.held = HeldLease(leasing, effect, reader, grant, headers)
+            self._tell(SourceHeld(key, number, about[0]))
+            grant = await source.held.until(source.entered)
+            source.held = None
         if effect.program is not None and grant.filling and grant.program != effect.program.digest:
             await self._await_units(effect, effect.program)
         session = await self._transports.open(
@@ -202,69 +205,6 @@ class Sources:
             if source.availability is not None and isinstance(news, Have):
                 news = Have(source.availability.units(news.pieces))
             self._tell(Available(key, number, news))
-
-    async def _lease(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> LeaseGrant:
-        ask = LeaseAsk(
-            job=self._job,
-            model=effect.key.model,
-            source=effect.share.source,
-            version=effect.version,
-            root=effect.root,
-            reader=reader,
-            transport=effect.share.transport,
-            turn=effect.turn,
-            mapped=effect.mapped,
-            units=effect.program is not None,
-            nbytes=effect.share.nbytes,
-            # Within a host a copy is sooner made than a patch.
-            base=effect.base.root if effect.base is not None and effect.share.transport == "ucxx" else None,
-            awaits_patches=_awaits_patches(effect),
-            promises=effect.share.crosses,
-            program=effect.program.digest if effect.program is not None else None,
-        )
-        subject = agent_ask(effect.share.source.agent, "lease", reader.agent)
-        while True:
-            body = await self._bus.request(subject, msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
-            try:
-                answer = _grants.decode(body)
-            except msgspec.MsgspecError as why:
-                raise SourceGone(f"its agent's answer could not be read: {why}") from None
-            if isinstance(answer, LeaseGrant):
-                return answer
-            # Who crosses for the site may begin later than the reader. The core says how long that is worth waiting,
-            # and the source has held the question before it answered so.
-            if not (effect.share.crosses and answer.is_early):
-                raise SourceGone(answer.reason)
-
-    async def _digests(
-        self, agent: str, reader: str, grant: LeaseGrant, headers: dict[str, str]
-    ) -> tuple[bytes, bytes]:
-        """Return the digests of all pieces, and the sizes of their patches, page by page."""
-        digests, sizes = bytearray(grant.digests), bytearray(grant.patch_sizes)
-        while len(digests) < grant.pieces * PIECE_DIGEST_BYTES:
-            ask = DigestsAsk(lease=grant.lease, first=len(digests) // PIECE_DIGEST_BYTES)
-            body = await self._bus.request(
-                agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
-            )
-            page = msgspec.msgpack.decode(body, type=DigestsPage)
-            if not page.digests or len(page.digests) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
-                raise SourceGone("its digests did not come whole")
-            digests += page.digests
-            sizes += page.patch_sizes
-        # Sizes of other pieces than these would be believed of these.
-        return bytes(digests), bytes(sizes) if len(sizes) == grant.pieces * SIZE.size else b""
-
-    async def _more_sizes(self, agent: str, reader: str, grant: LeaseGrant, first: int) -> tuple[bytes, bool]:
-        """Ask for a page of sizes once more; returns it, and whether more patches are being made."""
-        ask = DigestsAsk(lease=grant.lease, first=first)
-        try:
-            body = await self._bus.request(
-                agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S
-            )
-            page = msgspec.msgpack.decode(body, type=DigestsPage)
-        except (TensorHubError, msgspec.MsgspecError):
-            return b"", False
-        return page.patch_sizes, page.patches_coming
 
     def _lost(self, key: Key, number: int, reason: str) -> None:
         source = self._open.get((key, number))
@@ -390,6 +330,10 @@ class Sources:
     async def _closed(self, effect: CloseSource, source: Source) -> None:
         source.opening.cancel()
         await asyncio.gather(source.opening, return_exceptions=True)
+        if source.held is not None:
+            leaving = asyncio.create_task(source.held.let_go())
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
         if source.session is not None:
             await source.session.close()
         mine = asyncio.current_task()
@@ -405,8 +349,4 @@ class Sources:
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))
             await asyncio.gather(*source.tasks, return_exceptions=True)
-
-
-def _awaits_patches(effect: OpenSource) -> bool:
-    """Tell whether patches that are being made are waited for."""
-    return awaits_patches(effect.rate, far=effect.share.far)
+        await asyncio.gather(*self._leaving)

@@ -13,10 +13,12 @@ from typing import Final
 from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
 from tensorhub_agent.ceding import CEDE_PAUSE_S
 from tensorhub_agent.effects import Base
+from tensorhub_agent.patience import FOREVER
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.ranges import count_of, split
-from tensorhub_agent.reading import FOREVER, Reading, SourcePhase
-from tensorhub_agent.readings import Readings, Todo, everything, nothing
+from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.readings import Readings, everything, nothing
+from tensorhub_agent.todo import Todo
 from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
 from tensorhub_common.folds import Folds
 from tensorhub_common.wire.transfer import PlanAnswer, Range, Refusal, Share, SourceId
@@ -73,6 +75,7 @@ class Transfer:
             nbytes,
             self.proof,
             window_bytes=window_bytes,
+            stall_s=stall_s,
             first_number=first_number,
             able=able,
             by_amax=by_amax,
@@ -81,7 +84,7 @@ class Transfer:
         self.asking = Asking(now)
         self.began = self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
-        self._nbytes, self._stall_s, self._sources_lost_s = nbytes, stall_s, sources_lost_s
+        self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
         self._ending = self._damaged = self._begun = False
         self.base: Base | None = None
         """What stood in the destination, whole, when the read began."""
@@ -113,6 +116,13 @@ class Transfer:
             self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
         self._advance(now)
 
+    def held(self, number: int, digests: bytes, now: float) -> None:
+        """Take a granted lease whose transport waits for its turn."""
+        source = self._granted(number, digests, now)
+        if source is not None and not source.is_inside:
+            self.readings.hold(source)
+            self._advance(now)
+
     def opened(
         self,
         number: int,
@@ -126,17 +136,24 @@ class Transfer:
 
         `promises`: of the others only those are awaited that it promises.
         """
-        source = self.sources.get(number)
-        if source is None or source.phase is not SourcePhase.OPENING:
+        source = self._granted(number, digests, now)
+        if source is None:
             return
-        if self.proof.verify and not self.proof.vouched(digests):
-            self._damaged = True
-            self.lost(number, "its digests are not those of the log", now)
-            return
-        source.phase, source.since = SourcePhase.OPEN, now
+        source.opens(now)
         if pieces is not None:
             source.fills(len(self._nbytes), pieces, now, promises=promises)
         self._advance(now)
+
+    def _granted(self, number: int, digests: bytes, now: float) -> Reading | None:
+        """Return the source that has granted a lease, if that is awaited and it holds what the log says."""
+        source = self.sources.get(number)
+        if source is None or source.phase is not SourcePhase.OPENING:
+            return None
+        if self.proof.verify and not self.proof.vouched(digests):
+            self._damaged = True
+            self.lost(number, "its digests are not those of the log", now)
+            return None
+        return source
 
     def available(self, number: int, pieces: Sequence[Range], now: float) -> None:
         """Take note of what a half-filled source has now."""
@@ -205,7 +222,7 @@ class Transfer:
         source = self.readings.open_one(number)
         if source is None or not (source.confirming or source.checking):
             return
-        source.confirming, source.since = False, now
+        source.has_answered(now)
         if source.doubted:
             self._damaged = self._damaged or holds
             self.lost(number, "its bytes did not match the digests of the log", now)
@@ -226,8 +243,7 @@ class Transfer:
         if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
             return
         self.readings.trust.fail(source.share.source)
-        source.lost = reason
-        self.readings.close(source)
+        self.readings.close(source, reason)
         self._advance(now)
 
     def closed(self, number: int, now: float) -> None:
@@ -266,11 +282,10 @@ class Transfer:
         if self._ending:
             return
         self._look(now)
-        for source in list(self.sources.values()):
-            if now >= self._due(source):
-                self.readings.leave(source, "it made no progress")
-            elif source.promised is not None:
-                self.readings.doubted(source, source.despair(now))
+        for source in self.readings.overdue(now):
+            self.readings.leave(source, "it made no progress")
+        for source in self.readings.despairing():
+            self.readings.doubted(source, source.despair(now))
         if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
@@ -300,20 +315,12 @@ class Transfer:
         """Say when `tick` is wanted."""
         if self._ending:
             return None
-        bounds = [self._due(source) for source in self.sources.values()]
-        times = [when for when in bounds if when < FOREVER]
-        if times:
-            times.append(self._seen + LOOK_S)
+        due = self.readings.roster.next_due()
+        times = [due, self._seen + LOOK_S] if due < FOREVER else []
         plan_at = self.asking.deadline()
         if plan_at is not None:
             times.append(plan_at)
         return min(times, default=None)
-
-    def _due(self, source: Reading) -> float:
-        """Return when a source is left; before the read begins nothing is expected of an open one."""
-        if self.phase is not Phase.RUNNING and source.phase is SourcePhase.OPEN:
-            return FOREVER
-        return source.due(self._stall_s)
 
     def done_bytes(self) -> int:
         """Return how much has come, for progress bars."""
@@ -374,10 +381,12 @@ class Transfer:
 
     def _look(self, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
-        due = self.deadline()
-        late_s = now - due if due is not None else 0.0
-        if late_s > LATE_S:
-            self.readings.paused(late_s, now)
+        # Most calls come in time, which is sooner known than how much time there was.
+        plan_at, before = self.asking.deadline(), min(self.readings.roster.due_after(), self._seen + LOOK_S)
+        if now - (before if plan_at is None else min(before, plan_at)) > LATE_S:
+            due = self.deadline()
+            if due is not None and now - due > LATE_S:
+                self.readings.paused(now - due, now)
         self._seen = max(self._seen, now)
 
     # Getting on.

@@ -12,7 +12,7 @@ Always true: one source is tried at a time, in one read at most `TRIALS_MAX`; wh
 Who may serve whom is asked of each source as ever, so a trial adds no way to wait for oneself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -68,13 +68,12 @@ class Trial:
         return (lone.share.source,) if lone is not None and self.state is TrialState.ASKED else ()
 
     def look(
-        self, sources: Sequence[Reading], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
+        self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
     ) -> Reading | None:
-        """Let time pass for a read under way; `asks`: a question for a plan is out.
+        """Let time pass for a read under way and its live sources; `asks`: a question for a plan is out.
 
         May add to `loose` what another source is to bring. Returns the source that was tried in vain, to be closed.
         """
-        live = [source for source in sources if source.is_live]
         match self.state:
             case TrialState.RESTING:
                 self._watch(live, loose, sizes, now)
@@ -83,14 +82,16 @@ class Trial:
             case TrialState.ASKED:
                 self._await(live, now, over=not loose and not asks)
             case TrialState.TRYING:
-                return self._compare(live, now)
+                return self._compare(now)
             case _:
                 pass
         return None
 
-    def _watch(self, live: list[Reading], loose: list[Range], sizes: Sequence[int], now: float) -> None:
+    def _watch(self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float) -> None:
         """Begin a trial when the one source has been slow for long enough."""
-        lone = live[0] if len(live) == 1 and live[0].is_ready and live[0].has is not None else None
+        lone = next(iter(live)) if len(live) == 1 else None
+        if lone is not None and (not lone.is_ready or lone.has is None):
+            lone = None
         if lone is not self._lone:
             self._lone = lone
             self._mark(now)
@@ -107,7 +108,7 @@ class Trial:
         self.count += 1
         self.state = TrialState.ASKED
 
-    def _await(self, live: list[Reading], now: float, *, over: bool) -> None:
+    def _await(self, live: Collection[Reading], now: float, *, over: bool) -> None:
         """Another source is opened, or there is none."""
         others = [source for source in live if source is not self._lone]
         if len(others) == len(live) or (not others and over):
@@ -116,13 +117,12 @@ class Trial:
             self._tried, self._open_since = others[0], None
             self.state = TrialState.TRYING
 
-    def _compare(self, live: list[Reading], now: float) -> Reading | None:
+    def _compare(self, now: float) -> Reading | None:
         """Keep the one that is tried, or name it, once it has brought what was asked of it."""
-        tried = self._tried
-        if tried not in live or self._lone not in live:
+        tried, lone = self._tried, self._lone
+        if tried is None or lone is None or not (tried.is_live and lone.is_live):
             self._rest(now)
             return None
-        assert tried is not None
         if tried.phase is not SourcePhase.OPEN:
             return None
         if self._open_since is None:

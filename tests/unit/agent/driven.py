@@ -1,6 +1,6 @@
 """A transfer and its time, driven by hand."""
 
-from tensorhub_agent.readings import Todo
+from tensorhub_agent.todo import Todo
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_common.digests import piece_digest, root_digest
 from tensorhub_common.wire.commands import NO_ROOT

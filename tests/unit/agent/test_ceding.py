@@ -10,7 +10,8 @@ from tensorhub_agent.ceding import Ceded
 from tensorhub_agent.effects import Available, Show
 from tensorhub_agent.lease_frames import HAVE_RANGES_MAX, Cede, Have, frames_of
 from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.reading import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S, Reading, SourcePhase
+from tensorhub_agent.patience import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
+from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.wire.events.hub import AgentLost
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Share, SourceId, Turn

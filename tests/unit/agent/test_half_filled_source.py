@@ -2,7 +2,7 @@
 
 from tests.unit.agent.driven import LIST, PIECES, STALL_S, Driven, source_id
 
-from tensorhub_agent.reading import WAITING_SILENT_S
+from tensorhub_agent.patience import WAITING_SILENT_S
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.wire.transfer import Range
 

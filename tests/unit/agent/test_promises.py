@@ -6,7 +6,8 @@ from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.lease import LeaseState
-from tensorhub_agent.reading import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, HOPE_S, OPEN_S_MAX
+from tensorhub_agent.patience import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
+from tensorhub_agent.reading import HOPE_S
 from tensorhub_agent.serving import LeaseTable, Promised
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.digests import PIECE_DIGEST_BYTES

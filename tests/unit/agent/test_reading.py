@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from tensorhub_agent import reading
 from tensorhub_agent.pace import STALL_MIN_S, Pace
+from tensorhub_agent.patience import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
 from tensorhub_agent.ranges import count_of
-from tensorhub_agent.reading import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S, Reading, SourcePhase
+from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_common.wire.transfer import Range, Share, SourceId
 
 STALL_S = 5.0

@@ -5,7 +5,7 @@ from tests.unit.agent.driven import LIST, PIECES, RIGHT, STALL_S, WRONG, Driven,
 
 from tensorhub_agent import pace
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
-from tensorhub_agent.reading import OPEN_S_MAX
+from tensorhub_agent.patience import OPEN_S_MAX
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.wire.transfer import Refusal

@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.agent.driven import PIECES, Driven
 
-from tensorhub_agent import readings
-from tensorhub_agent.reading import OPEN_S_MAX
+from tensorhub_agent import doors
+from tensorhub_agent.patience import OPEN_S_MAX
 from tensorhub_agent.transfer import Phase
 
 AT_A_TIME = 2
@@ -13,7 +13,7 @@ AT_A_TIME = 2
 @pytest.fixture
 def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
     """Return a read that has asked for its plan."""
-    monkeypatch.setattr(readings, "OPENING_MAX", AT_A_TIME)
+    monkeypatch.setattr(doors, "OPENING_MAX", AT_A_TIME)
     made = Driven()
     made.tick()
     return made

@@ -7,7 +7,7 @@ from tensorhub_agent import trial
 from tensorhub_agent.asking import PLAN_S_MAX
 from tensorhub_agent.ranges import count_of
 from tensorhub_agent.reading import SourcePhase
-from tensorhub_agent.readings import Todo
+from tensorhub_agent.todo import Todo
 from tensorhub_agent.transfer import Phase
 from tensorhub_agent.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
 from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share

@@ -15,7 +15,7 @@ DIGESTS_PAGE_PIECES: Final = 16_384
 PLAN_ASK_S: Final = 0.9
 """Who asks for a plan has given up after this, a little before a read asks again: a planner drops what is older."""
 
-SHARES_MAX: Final = 1024
+SHARES_MAX: Final = 4096
 """A plan reads from at most so many sources: a shard may consist of parts of as many others."""
 
 RATES_MAX: Final = 64
@@ -170,6 +170,11 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """Of what does not stand there yet the reader waits only for what is promised, so the source's turn may be any."""
     program: str | None = None
     """The transfer program by which the reader goes: a source that is filled by the same one may tell of its units."""
+    hold_s: float = 0.0
+    """The ticket is shown later, since the reader has many sources: it is to be good for so long, if it may."""
+    again: str = ""
+    """The lease that the reader has, and whose ticket it has not shown: hold it for `hold_s` from now on, or, where that
+    is none, end it."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
