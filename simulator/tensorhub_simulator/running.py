@@ -15,7 +15,7 @@ from tensorhub_agent import (
     pace,
     patience,
     reading,
-    readings,
+    relaying,
     serving,
     shard,
     sharing,
@@ -57,8 +57,8 @@ SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
     (layout, "ALIGNMENT_BYTES", 4),
     (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
     (spans, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
-    (readings, "RELAYED_BYTES", 8),
-    (readings, "RELAYED_FAR_BYTES", 4),
+    (relaying, "RELAYED_BYTES", 8),
+    (relaying, "RELAYED_FAR_BYTES", 4),
     (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
 )
 """Constants of production, and what they are in a world of a few bytes and seconds."""

@@ -8,7 +8,6 @@ verified in the memory that is being filled; when the transfer is given up, thei
 from collections.abc import Sequence
 
 from tensorhub_agent.amax import Table
-from tensorhub_agent.ceding import Ceded
 from tensorhub_agent.effects import (
     AskPlan,
     Available,
@@ -27,7 +26,6 @@ from tensorhub_agent.effects import (
     Post,
     Progressed,
     ShardNews,
-    Show,
     SourceClosed,
     SourceHeld,
     SourceLost,
@@ -37,6 +35,7 @@ from tensorhub_agent.lease_frames import Cede, Have, Promise, Retract, Stock
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.ranges import mark, marked
 from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.showing import Showing
 from tensorhub_agent.todo import Todo
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.units import Completion
@@ -55,7 +54,7 @@ class Carrier:
 
     def __init__(self, core: ShardCore) -> None:
         """Begin without one."""
-        self._core = core
+        self._core, self._showing = core, Showing(core)
         self.transfer: Transfer | None = None
         self.abandoned = False
         self.at_seq = 0
@@ -206,33 +205,8 @@ class Carrier:
     def serve(self) -> None:
         """The memory is being filled: show what stands in it already."""
         if self.transfer is not None and self.program is None:
-            self._show(tuple(marked(self.transfer.proof.done, 0, len(self.transfer.proof.done))))
-
-    def _show(self, pieces: tuple[Range, ...]) -> None:
-        core = self._core
-        if pieces:
-            core.out.extend(Show(lease, Have(pieces)) for lease in core.table.prove(core.key, pieces))
-
-    def _show_units(self, units: tuple[Range, ...], completion: Completion) -> None:
-        """Tell readers of the same program of units, and all others of the pieces that are whole by them."""
-        core = self._core
-        self._show(tuple(completion.stand(units)))
-        if units:
-            core.out.extend(Show(lease, Have(units)) for lease in core.table.prove_units(core.key, units))
-
-    def _promise(self, transfer: Transfer, ceded_now: Sequence[Ceded]) -> None:
-        """Let those who count on it know what this shard has under way, and what it waits for itself."""
-        core = self._core
-        transfer.is_counted_on = core.table.counts_on_promises(core.key)
-        if not transfer.is_counted_on:
-            return
-        for ceded in ceded_now:
-            leases = core.table.cede(core.key, ceded.pieces)
-            core.out.extend(Show(lease, Cede(ceded.pieces, ceded.heir)) for lease in leases)
-        news = core.table.promise(core.key, transfer.readings.firm(), transfer.readings.awaited())
-        if news is not None:
-            said = [each for each in (Retract(news.broken), Promise(news.fresh)) if each.pieces]
-            core.out.extend(Show(lease, each) for lease in news.leases for each in said)
+            done = self.transfer.proof.done
+            self._showing.pieces(tuple(marked(done, 0, len(done))))
 
     def tell(self, news: ShardNews, now: float) -> None:
         """Pass on what came of the transfer's wishes."""
@@ -288,10 +262,10 @@ class Carrier:
             core.table.vouch(core.key, transfer.proof.digests)
         self._fold(todo)
         if self._completion is None:
-            self._show(tuple(todo.proven))
+            self._showing.pieces(tuple(todo.proven))
         else:
-            self._show_units(tuple(todo.proven), self._completion)
-        self._promise(transfer, todo.ceded)
+            self._showing.units(tuple(todo.proven), self._completion)
+        self._showing.promise(transfer, todo.ceded)
         if todo.plan is not None:
             self._ask_plan(transfer, todo.plan, agent, now)
         self._emit(todo)
@@ -365,16 +339,16 @@ class Carrier:
             rates=core.measured.told(now),
             promises=True,
             uncrossed=self._uncrossed(transfer),
-            crossers=transfer.readings.crossers,
+            crossers=transfer.readings.mates.crossers,
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 
     def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
         """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
-        key, readings = self._core.key, transfer.readings
-        if not readings.asks_for_inherited:
-            return tuple(readings.uncrossed)
-        return tuple(each for each in readings.crossers if (each.replica, each.shard) != (key.replica, key.shard))
+        key, mates = self._core.key, transfer.readings.mates
+        if not mates.asks_for_inherited:
+            return tuple(mates.uncrossed)
+        return tuple(each for each in mates.crossers if (each.replica, each.shard) != (key.replica, key.shard))
 
     def _root_of(self, share: Share) -> str | None:
         """Return what a source must hold by the log: in its own layout, where that is not the reader's."""

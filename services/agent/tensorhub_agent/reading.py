@@ -1,10 +1,5 @@
-"""One source of a read, and the pieces that are with it: waiting, under way, or not confirmed yet. Pure.
+"""One source of a read: how far it is, and what it has under way, or has brought and not confirmed yet. Pure."""
 
-Always true: whatever changes a source says so by `touch`, so that the read looks at those that an event concerned, and
-at no others (`roster.py`).
-"""
-
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,7 +8,8 @@ from typing import Final
 from tensorhub_agent.meter import Meter
 from tensorhub_agent.pace import Pace
 from tensorhub_agent.patience import FOREVER, opening_s, silent_s, waiting_until
-from tensorhub_agent.ranges import count_of, mark, marked, merged, split, unmark
+from tensorhub_agent.portion import Portion
+from tensorhub_agent.ranges import count_of, mark, split
 from tensorhub_common.wire.transfer import Range, Share
 from tensorhub_common.wire.worker import Encoded, How
 
@@ -37,35 +33,15 @@ class SourcePhase(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class Reading(Portion):
     """One source of the read. `since` is when it last made progress, or was first asked for something."""
 
     number: int
     share: Share
     phase: SourcePhase
     since: float
-    queue: deque[Range] = field(default_factory=deque)
-    """To be asked for next: it has them."""
-    parked: list[Range] = field(default_factory=list)
-    """To be asked for as soon as the source, a half-filled one, has them."""
-    has: bytearray | None = None
-    """Marks of what a half-filled source has; None: everything."""
-    able: bytearray | None = None
-    """Marks of what it has or will have, where its layout is another one than the reader's; None: everything."""
-    partials: int = 0
-    """So many units, the first ones, are partials: they come in batches of their own."""
-    by_amax: bytearray | None = None
-    """Marks of what it computes of parts of blocks; None: nothing."""
-    unknown: bytearray | None = None
-    """Marks of what can't be asked for so, since its fold is not known."""
-    gated: list[Range] = field(default_factory=list)
-    """To be asked for as soon as their fold is known: it waits for others."""
-    fresh_gated: list[Range] = field(default_factory=list)
-    """Those of them that were not looked at yet."""
     owed: int = 0
     """So many partials of it are under way, or wait for its word: the next ones come after that."""
-    promised: bytearray | None = None
-    """Marks of what such a source promises; None: whatever it lacks may be waited for."""
     hopes_until: float = FOREVER
     """Until then pieces are parked that it has not promised."""
     stream: int = 0
@@ -139,15 +115,6 @@ class Reading:
     def is_done_with(self) -> bool:
         """Whether it has brought its part, and nothing of it is open."""
         return self.is_idle and not (self.unconfirmed or self.checking or self.gated or self.doubted)
-
-    @property
-    def waiting(self) -> int:
-        """How many pieces have not been asked for yet."""
-        return count_of(self.queue) + count_of(self.parked)
-
-    def queued_bytes(self, sizes: Sequence[int]) -> int:
-        """Return how much it is to be asked for yet."""
-        return sum(sum(sizes[first : first + count]) for first, count in self.queue)
 
     @property
     def kind(self) -> str | None:
@@ -262,46 +229,6 @@ class Reading:
 
     # What happens to its pieces.
 
-    def give(self, ranges: Iterable[Range]) -> None:
-        """Let it bring these pieces, each as soon as it has it, and as it can be asked for it."""
-        self.touch()
-        waiting, ranges = self.apart(ranges)
-        self.gated += waiting
-        self.fresh_gated += waiting
-        if self.has is None:
-            self.queue.extend(ranges)
-            return
-        there, awaited = split(self.has, ranges)
-        self.queue.extend(there)
-        self.parked.extend(awaited)
-
-    def apart(self, ranges: Iterable[Range]) -> tuple[list[Range], list[Range]]:
-        """Divide pieces into those that wait for their fold and those that do not."""
-        if self.by_amax is None or self.unknown is None:
-            return [], list(ranges)
-        computed, free = split(self.by_amax, ranges)
-        waiting, known = split(self.unknown, computed)
-        return waiting, merged([*free, *known]) if known else free
-
-    def freed(self) -> None:
-        """Ask for what has waited for folds that are known now."""
-        if self.gated:
-            self.touch()
-            waiting, fresh = self.gated, self.fresh_gated
-            self.gated, self.fresh_gated = [], []
-            self.give(waiting)
-            self.fresh_gated = fresh
-
-    def give_back(self, wanted: Iterable[Range]) -> list[Range]:
-        """Take away what waits for its fold, of these."""
-        self.touch()
-        if not self.gated or self.unknown is None:
-            return []
-        marks = bytearray(len(self.unknown))
-        mark(marks, wanted)
-        taken, self.gated = split(marks, self.gated)
-        return taken
-
     def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
         """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
         self.touch()
@@ -329,23 +256,6 @@ class Reading:
             if there and not self.parked:
                 self.shown_at = now
 
-    def promises(self, ranges: Iterable[Range]) -> None:
-        """Take note of what it promises."""
-        self.touch()
-        if self.promised is not None:
-            mark(self.promised, ranges)
-
-    def retracts(self, ranges: Iterable[Range]) -> list[Range]:
-        """Take note of what it promises no more; returns what was parked of that, which is not with it any more."""
-        self.touch()
-        if self.promised is None:
-            return []
-        gone = bytearray(len(self.promised))
-        mark(gone, ranges)
-        unmark(self.promised, ranges)
-        given_up, self.parked = split(gone, self.parked)
-        return given_up
-
     def despair(self, now: float) -> list[Range]:
         """Give up the pieces that are parked without a promise, once they were for `HOPE_S`; returns them."""
         self.touch()
@@ -358,25 +268,6 @@ class Reading:
             self.parked = split(self.promised, self.parked)[0]
             return hopeless
         return []
-
-    def let_go(self, wanted: int, which: bytearray | None) -> list[Range]:
-        """Take so many waiting pieces away from it, the last ones first; with `which` only those that are marked."""
-        self.touch()
-        taken: list[Range] = []
-        left: list[Range] = []
-        for place in (self.parked, self.queue):
-            left.clear()
-            while place and wanted > 0:
-                first, count = place.pop()
-                able = [(first, count)] if which is None else marked(which, first, first + count)
-                left += [] if which is None else split(which, [(first, count)])[1]
-                for start, some in reversed(able):
-                    part = min(some, wanted)
-                    wanted -= part
-                    taken += [(start + some - part, part)] if part else []
-                    left += [(start, some - part)] if part < some else []
-            place.extend(merged(left))
-        return merged(taken)
 
     def cut_batch(
         self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
@@ -470,14 +361,6 @@ class Reading:
         self.unconfirmed_bytes -= nbytes
         self.checking = 0
         self.owed -= count_of(each for each in ranges if each[0] < self.partials)
-        return ranges
-
-    def let_all_go(self) -> list[Range]:
-        """Take away all that waits."""
-        self.touch()
-        ranges = [*self.queue, *self.parked, *self.gated]
-        for place in (self.queue, self.parked, self.gated, self.fresh_gated):
-            place.clear()
         return ranges
 
     def give_up(self) -> list[Range]:

@@ -11,22 +11,20 @@ from tensorhub_agent.ceding import cede
 from tensorhub_agent.doors import Doors
 from tensorhub_agent.folding import Folding
 from tensorhub_agent.hungry import Hungry
+from tensorhub_agent.mates import Mates
 from tensorhub_agent.meter import Meters
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, mark, merged, split, take_first
+from tensorhub_agent.ranges import count_of, merged, split, take_first
 from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.relaying import is_early_word_wanted
 from tensorhub_agent.roster import (
     BUSY,
-    CLOSING,
-    CROSSING,
-    FLYING,
     GATED,
     GIVING,
-    LATE,
     LIVE,
-    OPENING,
     PROMISING,
     SETTLED,
+    UNWOKEN,
     Roster,
     in_order,
 )
@@ -37,19 +35,8 @@ from tensorhub_agent.trust import Trust
 from tensorhub_common.folds import Folds
 from tensorhub_common.wire.transfer import SHARES_MAX, Plan, Range, Share, SourceId
 
-RELAYED_BYTES: Final = 8 * 1024 * 1024
-"""A source is asked for its word on so much at a time, where others wait for what it brings."""
-
-RELAYED_FAR_BYTES: Final = 1024 * 1024
-"""The same for one in another site: its line is thin, and the whole site waits."""
-
 SLOW_CLOSED_MAX: Final = 4
 """So many sources are closed for being slow in one read."""
-
-
-def relayed_bytes(share: Share) -> int:
-    """Return on how much a source is asked for its word at a time, where others wait for what it brings."""
-    return RELAYED_FAR_BYTES if share.far else RELAYED_BYTES
 
 
 def everything(_: Share) -> bytearray | None:
@@ -91,14 +78,7 @@ class Readings:
         self._hungry = Hungry()
         self.todo = Todo()
         self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
-        self.uncrossed: dict[SourceId, None] = {}
-        """Who does not bring over to the site what would be its part."""
-        self.crossers: tuple[SourceId, ...] = ()
-        """Those of the site, this reader among them, over whom the first plan has shared out what crosses."""
-        self.asks_for_inherited = False
-        """The question that is out is for what a mate has ceded: that is this reader's part, whoever's it was."""
-        self._inherited = bytearray(len(nbytes))
-        """Marks of what a mate has ceded to this reader, and no source here could bring."""
+        self.mates = Mates(self.loose, self.roster, len(nbytes))
         self.next_number = first_number
         """The first number that no source and no batch of this read has."""
         self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
@@ -116,22 +96,9 @@ class Readings:
         return source if source is not None and source.phase is SourcePhase.OPEN else None
 
     @property
-    def quiet(self) -> bool:
-        """Whether no byte can be written into the destination any more.
-
-        What a source has flying is forgotten only when it has answered for it or is closed.
-        """
-        self.roster.settle()
-        return not self.roster.count(FLYING)
-
-    @property
     def is_settled(self) -> bool:
-        """Whether the leases are there: of a group's crossers one may come late, as long as anybody is open."""
-        roster = self.roster
-        roster.settle()
-        if roster.count(CLOSING) or roster.count(OPENING):
-            return False
-        return bool(roster.count(SETTLED)) or not roster.count(LATE)
+        """Whether the leases are there, on all that is missing."""
+        return not self.loose and self.roster.is_settled
 
     def left_out(self) -> tuple[SourceId, ...]:
         """Return whom a plan is to name no more, or not now."""
@@ -172,8 +139,8 @@ class Readings:
     def spread(self, plan: Plan, now: float) -> bool:
         """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
         before = count_of(self.loose)
-        self.crossers = self.crossers or plan.crossers
-        given, self.loose = self.folding.spread(plan, self.loose, len(self._nbytes))
+        self.mates.crossers = self.mates.crossers or plan.crossers
+        given, self.loose[:] = self.folding.spread(plan, self.loose, len(self._nbytes))
         for share, ranges in given:
             for stream in range(share.streams):
                 part = take_first(ranges, -(-count_of(ranges) // (share.streams - stream)))
@@ -248,7 +215,7 @@ class Readings:
 
     def _follow(self) -> None:
         """Leave scales that nobody brings to their folds; some of these may be known."""
-        self.loose, known = self.folding.follow(self.loose)
+        self.loose[:], known = self.folding.follow(self.loose)
         if known:
             self._fold(0, (), known)
 
@@ -259,10 +226,11 @@ class Readings:
 
     def wake(self) -> None:
         """Want the partials without which sources can't be asked for what was given to them."""
-        for source in list(self.roster.touched.values()) if self.folding.partials else ():
-            if source.fresh_gated:
-                self.loose += self.folding.wake(source.fresh_gated)
-                source.fresh_gated.clear()
+        if not self.folding.partials:
+            return
+        self.roster.settle()
+        for source in in_order(self.roster.of(UNWOKEN)):
+            self.loose += self.folding.wake(source.unwoken())
 
     def give_up_folds(self) -> None:
         """Let partials sleep that nobody has, so that the next plan may do without them."""
@@ -271,33 +239,7 @@ class Readings:
             scales, values = self.folding.sleep(partials)
             self.roster.settle()
             back = [run for source in in_order(self.roster.of(GATED)) for run in source.give_back(values)]
-            self.loose = merged([*others, *scales, *back])
-
-    def doubted(self, source: Reading, given_up: Sequence[Range]) -> None:
-        """Have others bring over what a source does not: it is good for what it has."""
-        if given_up:
-            self.uncrossed[source.share.source] = None
-            self.loose.extend(given_up)
-
-    def inherit(self, source: Reading, pieces: Sequence[Range]) -> None:
-        """Bring over what a mate has ceded to this reader, from where it can be had, or once that is planned."""
-        mine = source.retracts(pieces)
-        self.roster.settle()
-        share_out(mine, [each for each in in_order(self.roster.of(LIVE)) if each.share.far])
-        mark(self._inherited, mine)
-        self.loose.extend(mine)
-
-    def await_heir(self, source: Reading, pieces: Sequence[Range], heir: SourceId) -> None:
-        """Wait at the heir for what a mate has ceded to it."""
-        given_up = source.retracts(pieces)
-        self.roster.settle()
-        crossing = in_order(self.roster.of(CROSSING))
-        waits_at = next((each for each in crossing if each.share.source == heir), None)
-        if waits_at is not None:
-            waits_at.give(given_up)
-        else:
-            # The mate itself finds out that the heir is gone, or brings what it gets from there.
-            self.loose.extend(given_up)
+            self.loose[:] = merged([*others, *scales, *back])
 
     def cede(self, began: float, now: float) -> None:
         """Hand over to mates what would take a slow far source too long."""
@@ -306,10 +248,8 @@ class Readings:
 
     def to_be_planned(self) -> tuple[Range, ...]:
         """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
-        self.loose = merged(self.loose)
-        mine = split(self._inherited, self.loose)[0]
-        self.asks_for_inherited = bool(mine)
-        return tuple(mine) or self.folding.choice(self.loose)
+        self.loose[:] = merged(self.loose)
+        return self.mates.inherited(self.loose) or self.folding.choice(self.loose)
 
     def lose_agent(self, agent: str, incarnation: int) -> None:
         """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
@@ -369,10 +309,22 @@ class Readings:
         """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
         if not source.queue and not source.flying:
             source.asks_to_confirm(now)
-            self.todo.confirm.append(source.number)
-        elif source.owed or (is_relayed and source.unconfirmed_bytes >= relayed_bytes(source.share)):
+        elif is_early_word_wanted(source, is_relayed=is_relayed):
             source.check_early()
-            self.todo.confirm.append(source.number)
+        else:
+            return
+        self.todo.confirm.append(source.number)
+
+    def count(self, source: Reading, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
+        """Count what has the right digests; what has not is loose again."""
+        wrong = self._proof.count(ranges, digests)
+        wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
+        source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
+        self.todo.proven.extend(split(self._proof.done, ranges)[0] if wrong else ranges)
+        if wrong:
+            source.wasted(count_of(wrong), wrong_bytes)
+            self.loose.extend(wrong)
+            self.doubt(source)
 
     # Who is left.
 

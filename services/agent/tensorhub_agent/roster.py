@@ -47,7 +47,9 @@ class Role(IntFlag):
     """It is live, and crosses for the site."""
     GATED = 8192
     """It has pieces that wait for their fold."""
-    PROMISING = 16384
+    UNWOKEN = 16384
+    """It waits for folds that nobody has asked about yet."""
+    PROMISING = 32768
     """It says what it promises."""
 
 
@@ -65,6 +67,7 @@ GIVING: Final = int(Role.GIVING)
 SLOWABLE: Final = int(Role.SLOWABLE)
 CROSSING: Final = int(Role.CROSSING)
 GATED: Final = int(Role.GATED)
+UNWOKEN: Final = int(Role.UNWOKEN)
 PROMISING: Final = int(Role.PROMISING)
 BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
 
@@ -97,7 +100,7 @@ def _roles(source: Reading) -> int:
 def _roles_of_pieces(source: Reading) -> int:
     roles = GIVING if source.queue or source.parked else 0
     if source.gated:
-        roles |= GATED
+        roles |= GATED | UNWOKEN if source.fresh_gated else GATED
     return roles if source.promised is None else roles | PROMISING
 
 
@@ -167,6 +170,23 @@ class Roster:
     def idle_kinds(self) -> Iterable[str | None]:
         """Return the kinds of which some are idle."""
         return self._by_layout[IDLE]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte can be written into the destination any more.
+
+        What a source has flying is forgotten only when it has answered for it or is closed.
+        """
+        self.settle()
+        return not self._by_role[FLYING]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the leases are there: of a group's crossers one may come late, as long as anybody is open."""
+        self.settle()
+        if self._by_role[CLOSING] or self._by_role[OPENING]:
+            return False
+        return bool(self._by_role[SETTLED]) or not self._by_role[LATE]
 
     # Keeping it.
 

@@ -15,7 +15,7 @@ from tensorhub_agent.ceding import CEDE_PAUSE_S
 from tensorhub_agent.effects import Base
 from tensorhub_agent.patience import FOREVER
 from tensorhub_agent.proof import Proof
-from tensorhub_agent.ranges import count_of, split
+from tensorhub_agent.ranges import count_of
 from tensorhub_agent.reading import Reading, SourcePhase
 from tensorhub_agent.readings import Readings, everything, nothing
 from tensorhub_agent.todo import Todo
@@ -172,7 +172,7 @@ class Transfer:
         """Take note of what a half-filled source waits for itself: it has to come from elsewhere."""
         source = self._telling(number, pieces)
         if source is not None:
-            self.readings.doubted(source, source.retracts(pieces))
+            self.readings.mates.doubted(source, source.retracts(pieces))
             self._advance(now)
 
     def inherited(self, number: int, pieces: Sequence[Range], now: float) -> None:
@@ -180,14 +180,14 @@ class Transfer:
         source = self._telling(number, pieces)
         if source is not None:
             self._cedes_from = now + CEDE_PAUSE_S
-            self.readings.inherit(source, pieces)
+            self.readings.mates.inherit(source, pieces)
             self._advance(now)
 
     def ceded(self, number: int, pieces: Sequence[Range], heir: SourceId, now: float) -> None:
         """Take note of what a mate has ceded to another one: it is awaited there from now on."""
         source = self._telling(number, pieces)
         if source is not None:
-            self.readings.await_heir(source, pieces, heir)
+            self.readings.mates.await_heir(source, pieces, heir)
             self._advance(now)
 
     def _telling(self, number: int, pieces: Sequence[Range]) -> Reading | None:
@@ -211,7 +211,7 @@ class Transfer:
         if not self._begun:
             self._begun, self.first_at = True, now
         if self.proof.verify:
-            self._count(source, ranges, nbytes, digests)
+            self.readings.count(source, ranges, nbytes, digests)
         else:
             source.unconfirmed.extend(ranges)
             source.unconfirmed_bytes += nbytes
@@ -285,7 +285,7 @@ class Transfer:
         for source in self.readings.overdue(now):
             self.readings.leave(source, "it made no progress")
         for source in self.readings.despairing():
-            self.readings.doubted(source, source.despair(now))
+            self.readings.mates.doubted(source, source.despair(now))
         if self.asking.is_silent(now):
             self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
         self._advance(now)
@@ -304,7 +304,7 @@ class Transfer:
     @property
     def quiet(self) -> bool:
         """Whether no byte can be written into the destination any more."""
-        return self.readings.quiet
+        return self.readings.roster.quiet
 
     def todo(self) -> Todo:
         """Take what is to be done; the next call returns only what is new."""
@@ -368,17 +368,6 @@ class Transfer:
 
     # Sources.
 
-    def _count(self, source: Reading, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
-        """Count what has the right digests; what has not is loose again."""
-        wrong = self.proof.count(ranges, digests)
-        wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
-        source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
-        self.readings.todo.proven.extend(split(self.proof.done, ranges)[0] if wrong else ranges)
-        if wrong:
-            source.wasted(count_of(wrong), wrong_bytes)
-            self.readings.loose.extend(wrong)
-            self.readings.doubt(source)
-
     def _look(self, now: float) -> None:
         """Take a pause of this process out of what its sources are silent for."""
         # Most calls come in time, which is sooner known than how much time there was.
@@ -406,9 +395,5 @@ class Transfer:
             self.asking.rest()
         elif self.asking.want(now):
             self._ask_plan(now)
-        if self.phase is Phase.LEASING and self._has_leases:
+        if self.phase is Phase.LEASING and not self.asking.waiting and self.readings.is_settled:
             self.phase, self.leased_at = Phase.LEASED, now
-
-    @property
-    def _has_leases(self) -> bool:
-        return not self.readings.loose and not self.asking.waiting and self.readings.is_settled

@@ -191,8 +191,8 @@ class Site:
     def plan(self, me: Mate, pieces: Ranges, avoid: tuple[SourceId, ...]) -> Plan:
         """As the planner divides."""
         crossers = tuple(mate.id for mate in self.mates)
-        out = {*avoid, *me.transfer.readings.uncrossed} - {me.id}
-        if me.transfer.readings.asks_for_inherited:
+        out = {*avoid, *me.transfer.readings.mates.uncrossed} - {me.id}
+        if me.transfer.readings.mates.asks_for_inherited:
             out = set(crossers) - {me.id}
         parts = {each: common(part, normal(pieces)) for each, part in divide(crossers, out, self.sizes).items()}
         shares = [self._share(FAR if each == me.id else each, part) for each, part in parts.items() if part]

@@ -138,7 +138,7 @@ def test_what_is_not_promised_is_planned_again_after_a_while() -> None:
     keep_alive(driven, mate, HOPE_S / 2)
     assert driven.todo.plan is None
     keep_alive(driven, mate, HOPE_S / 2 + RENEWED_S)
-    assert list(driven.transfer.readings.uncrossed) == [source_id("mate")]
+    assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
     assert driven.transfer.readings.awaited() == [(2, 1)], "what is promised stays"
     assert driven.transfer.asking.count == 2
 
@@ -151,7 +151,7 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     driven.transfer.retracted(mate, ((4, 2),), driven.now)
     todo = driven.take()
     assert todo.plan == (((4, 2),), ())
-    assert list(driven.transfer.readings.uncrossed) == [source_id("mate")]
+    assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
     assert todo.close == [], "it is good for what it has"
 
 
