@@ -338,6 +338,7 @@ class Carrier:
             program=self._reads_by,
             rates=core.measured.told(now),
             promises=True,
+            packs=True,
             uncrossed=self._uncrossed(transfer),
             crossers=transfer.readings.mates.crossers,
         )

@@ -18,6 +18,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, shared_mismatch
+from tensorhub_common.plan_packing import unpacked
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
 from tensorhub_common.wire.events.shards import Sibling
@@ -78,7 +79,7 @@ class Questions:
         question = msgspec.json.encode(demand)
         try:
             body = await self._bus.request(ask(self._job, "plan"), question, PLAN_ASK_S, headers)
-            answer = _plans.decode(body)
+            answer = _plans.decode(unpacked(body))
         except (TensorHubError, msgspec.MsgspecError) as why:
             return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
         if isinstance(answer, Error):

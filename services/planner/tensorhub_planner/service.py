@@ -16,6 +16,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.plan_packing import packed
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
 from tensorhub_common.wire.asks import Error
@@ -96,25 +97,31 @@ class Planner:
     async def answer(self, question: Message) -> bytes:
         """Return the plan, the refusal or the error for one question."""
         began = time.monotonic()
+        packs = False
         with self._tracing.asked(question) as asked:
             try:
-                answer: PlanAnswer | Error = await self._answer(question)
+                job, demand = self._demand(question)
+                packs = demand.packs
+                answer: PlanAnswer | Error = await self._answer(job, demand)
             except TensorHubError as error:
                 answer = Error(error=_code(error), message=str(error))
             asked.answer = answer
         self.counts.add(answer, time.monotonic() - began)
-        return msgspec.json.encode(answer)
+        message = msgspec.json.encode(answer)
+        return packed(message) if packs else message
 
-    async def _answer(self, question: Message) -> PlanAnswer:
+    def _demand(self, question: Message) -> tuple[str, Demand]:
         subject = parse(question.subject)
         if not isinstance(subject, AskSubject) or subject.job is None:
             raise BadCommand(f"a plan belongs to a job, so it can't be asked for on {question.subject}")
         try:
-            demand = _demands.decode(question.data)
+            return subject.job, _demands.decode(question.data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
             raise BadCommand(f"the question is no demand: {why}"[:500]) from None
+
+    async def _answer(self, job: str, demand: Demand) -> PlanAnswer:
         try:
-            return await self._answering(subject.job).answer(demand)
+            return await self._answering(job).answer(demand)
         except TensorHubError as why:
             # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
             return Refusal(error=_code(why), reason=str(why))

@@ -12,13 +12,12 @@ from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
 
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import TensorEntry, layout_of
 from tensorhub_common.wire.asks import Error
 from tensorhub_common.wire.commands import Register, Unpublish
-from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.service import Planner
 
@@ -138,13 +137,13 @@ async def test_a_job_that_nobody_opened(planner: Planner, world: Job) -> None:
     assert "must open the job first" in answer.reason
 
 
-MakePlan = Callable[[Message], Awaitable[PlanAnswer]]
+MakePlan = Callable[[str, Demand], Awaitable[PlanAnswer]]
 
 
 def counted(make_plan: MakePlan, answered: dict[int, int], which: int) -> MakePlan:
-    async def counting(question: Message) -> PlanAnswer:
+    async def counting(job: str, demand: Demand) -> PlanAnswer:
         answered[which] += 1
-        return await make_plan(question)
+        return await make_plan(job, demand)
 
     return counting
 

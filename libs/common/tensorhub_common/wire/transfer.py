@@ -92,6 +92,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The reader knows what promises are, so it may be sent to those of its group that cross to the site for it."""
     uncrossed: tuple[SourceId, ...] = ()
     """Of the reader's group, who does not bring these pieces over to the site, though it would be its part."""
+    packs: bool = False
+    """The reader can read an answer that is compressed (`plan_packing.py`)."""
     crossers: tuple[SourceId, ...] = ()
     """The reader's group, as its first plan had it: what is shared out anew is so among the same ones, whoever was lost
     or has become ready meanwhile."""
@@ -173,8 +175,8 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float = 0.0
     """The ticket is shown later, since the reader has many sources: it is to be good for so long, if it may."""
     again: str = ""
-    """The lease that the reader has, and whose ticket it has not shown: hold it for `hold_s` from now on, or, where that
-    is none, end it."""
+    """The lease that the reader has, and whose ticket it has not shown: hold it for `hold_s` from now on; where that is
+    zero, end it."""
 
 
 class LeaseGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
