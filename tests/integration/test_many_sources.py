@@ -73,7 +73,7 @@ async def test_a_reader_of_hundreds_of_shards_outlives_one_of_their_agents(tmp_p
     ):
         trainer = await registered([first, second], "trainer", rows, SHARDS_MAX, tensors)
         assert await published(trainer, rows, tensors) == 1
-        copy = await registered([second], "copy", rows, 8, tensors)
+        copy = await registered([second], "copy", rows, 2, tensors)
         assert set(await asyncio.gather(*(shard.replicate(1, timeout_s=READ_S) for shard in copy))) == {1}
         [engine] = await registered([third], "engine", columns, 1, tensors)
         reading = asyncio.create_task(engine.replicate(1, timeout_s=READ_S))

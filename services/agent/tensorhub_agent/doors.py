@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.roster import ASKING, CLOSING, IDLE, INSIDE, Roster, in_order
+from tensorhub_agent.roster import ASKING, CLOSING, HELD, IDLE, INSIDE, Roster, in_order
 from tensorhub_common.wire.transfer import Share
 
 OPENING_MAX: Final = 32
@@ -81,7 +81,7 @@ class Doors:
 
     def leaving(self, roster: Roster) -> list[Reading]:
         """Return the sources that have brought their part, and stand in the way of others."""
-        wanted = len(self._held) - roster.count(CLOSING)
+        wanted = roster.count(HELD) - roster.count(CLOSING)
         if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < INSIDE_MAX:
             return []
         return [source for source in in_order(roster.of(IDLE)) if source.is_done_with][:wanted]

@@ -348,8 +348,8 @@ class Readings:
             self.todo.confirm.append(source.number)
 
     def leave(self, source: Reading, reason: str) -> None:
-        """Close a source that may be good for something later."""
-        if source.phase is SourcePhase.OPENING:
+        """Close a source that may be good for something later: also one that was late to open, but once."""
+        if source.phase is SourcePhase.OPENING and self.trust.has_forgiven(source.share.source):
             self.trust.fail(source.share.source)
         elif not source.doubted:
             self.trust.suspect(source.share.source)

@@ -51,6 +51,8 @@ class Role(IntFlag):
     """It waits for folds that nobody has asked about yet."""
     PROMISING = 32768
     """It says what it promises."""
+    HELD = 65536
+    """Its lease is there, and its transport has to wait."""
 
 
 LIVE: Final = int(Role.LIVE)
@@ -69,6 +71,7 @@ CROSSING: Final = int(Role.CROSSING)
 GATED: Final = int(Role.GATED)
 UNWOKEN: Final = int(Role.UNWOKEN)
 PROMISING: Final = int(Role.PROMISING)
+HELD: Final = int(Role.HELD)
 BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
 
 Sources = dict[int, Reading]
@@ -91,7 +94,7 @@ def _roles(source: Reading) -> int:
     if phase is SourcePhase.OPEN:
         return roles | SETTLED | _roles_of_open(source, roles)
     if phase is SourcePhase.HELD:
-        return roles | SETTLED
+        return roles | SETTLED | HELD
     if crosses:
         return roles | LATE
     return roles | OPENING | ASKING if source.is_asked else roles | OPENING

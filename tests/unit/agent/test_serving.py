@@ -5,7 +5,7 @@ import pytest
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.lease import LEASE_MOVES, LeaseMove, LeaseState
-from tensorhub_agent.serving import LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
+from tensorhub_agent.serving import HOLD_S_MAX, LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
@@ -200,3 +200,38 @@ def test_a_ticket_is_for_the_agent_that_asked(table: LeaseTable) -> None:
 def test_an_ended_lease_moves_no_more() -> None:
     ended = {LeaseState.ENDED, LeaseState.BROKEN}
     assert not [move for move in LEASE_MOVES if move[0] in ended]
+
+
+# A lease that is held until its reader comes to it.
+
+
+def holding(hold_s: float, again: str = "", agent: str = "agent-1") -> LeaseAsk:
+    return msgspec.structs.replace(ask(reader=SourceId(agent, 1, "rollout", 0)), hold_s=hold_s, again=again)
+
+
+def test_a_ticket_is_good_for_as_long_as_it_is_to_be_held_and_no_longer_than_may_be(table: LeaseTable) -> None:
+    answer = table.grant(holding(2 * HOLD_S_MAX), "one", "t", "here", 0.0)
+    assert isinstance(answer, LeaseGrant)
+    assert answer.ticket_s == HOLD_S_MAX
+    assert table.expire(HOLD_S_MAX - 0.1) == []
+    assert table.redeem("t", HOLD_S_MAX - 0.1) is not None
+
+
+def test_who_asks_again_holds_it_for_longer_with_the_same_ticket(table: LeaseTable) -> None:
+    first = table.grant(holding(HOLD_S_MAX), "one", "t", "here", 0.0)
+    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 20.0) == first
+    assert table.reading(KEY) == 1
+    assert table.expire(HOLD_S_MAX + 19.0) == []
+    assert table.redeem("t", HOLD_S_MAX + 19.0) is not None
+    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 50.0) == LeaseRefusal(reason="its lease is over")
+
+
+def test_only_the_reader_of_a_lease_holds_it_and_only_as_long_as_it_stands(table: LeaseTable) -> None:
+    table.grant(holding(HOLD_S_MAX), "one", "t", "here", 0.0)
+    refusal = LeaseRefusal(reason="its lease is over")
+    assert table.grant(holding(HOLD_S_MAX, "one", "agent-7"), "two", "u", "here", 1.0) == refusal
+    assert not table.is_of("one", "agent-7")
+    assert table.is_of("one", "agent-1")
+    table.break_all(KEY)
+    assert table.grant(holding(HOLD_S_MAX, "one"), "two", "u", "here", 2.0) == refusal
+    table.check()

@@ -5,8 +5,8 @@ import pytest
 import zstandard
 
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.plan_packing import PACK_BYTES_MIN, PLAN_BYTES_MAX, packed, unpacked
 from tensorhub_common.names import NAME_CHARS_MAX
+from tensorhub_common.plan_packing import PACK_BYTES_MIN, PLAN_BYTES_MAX, packed, unpacked
 from tensorhub_common.wire.transfer import SHARES_MAX, Plan, Share, SourceId
 
 NATS_BYTES_MAX = 1024 * 1024
