@@ -9,7 +9,7 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog.state import LANES_MAX
 from tensorhub_common.catalog.table import SHARD_MOVES, IllegalMove, ShardMove, ShardState, move
 from tensorhub_common.catalog.wellformed import NUMBER_MAX
-from tensorhub_common.wire.commands import VERSION_MAX, DeleteJob, Join, Register, Sender, Unpublish
+from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, DeleteJob, Join, Register, Rewind, Sender, Unpublish
 
 
 @pytest.fixture
@@ -117,6 +117,26 @@ def test_a_publication_that_can_not_be(world: World) -> None:
     world.publish("trainer", VERSION_MAX)
     world.empty("trainer")
     assert said(None) == f"no version above {VERSION_MAX} is possible: publish 'policy' under another name"
+
+
+def test_why_a_replica_can_not_join_the_holders_of_the_last_version(world: World) -> None:
+    """Equal bytes are told by roots, and a root is of one layout: who has another one isn't told of other bytes."""
+    world.publish("trainer", 12)
+    world.register("b", "same")
+    world.register("b", "other", layout="M")
+    begin = "version 12 of model 'policy' is not newer than the last published one, 12, and "
+    taken = " (version 12 is taken): publish 13 or higher"
+    elsewhere = "in a layout that no holder has, so that equal bytes can't be told: only a read can fill this replica"
+    assert refused(world.ready("other", 12)).message == f"{begin}{elsewhere}{taken}"
+    assert refused(world.ready("same", 12, digest="ff")).message == f"{begin}with other bytes than these{taken}"
+    off = "without digests, by which equal bytes could be told"
+    assert refused(world.ready("same", 12, digest=NO_ROOT)).message == f"{begin}{off}{taken}"
+    assert kinds(world.ready("same", 12)) == ["replica.ready"]
+    world.publish("other", 13)
+    world.say(Rewind(model=MODEL, to=12))
+    world.register("b", "late", layout="M")
+    retired = "was retired by a rewind (version 13 is taken): publish 14 or higher"
+    assert refused(world.ready("late", 13)).message.endswith(f"the last published one, 13, and {retired}")
 
 
 def test_whatever_is_said_in_a_deleted_job(world: World) -> None:

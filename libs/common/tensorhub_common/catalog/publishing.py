@@ -151,11 +151,23 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
     if version == last:
         if root is None or _equal_bytes(model, replica, shard, version, root):
             return None
-        same = f", and with other bytes than these (version {version} is taken)"
+        same = f", and {_taken(model, replica, shard, version, root)} (version {version} is taken)"
     return (
         f"version {version} of model {model.name!r} is not newer than the last published one, {last}{same}: "
         f"publish {last + 1} or higher"
     )
+
+
+def _taken(model: Model, replica: Replica, shard: Shard, version: int, root: str) -> str:
+    """Say why the shard can't join those who hold the last version."""
+    if is_retired(model, version):
+        return "was retired by a rewind"
+    known = known_root(model, replica, shard, version)
+    if known is None:
+        return "in a layout that no holder has, so that equal bytes can't be told: only a read can fill this replica"
+    if NO_ROOT in (root, known):
+        return "without digests, by which equal bytes could be told"
+    return "with other bytes than these"
 
 
 def _equal_bytes(model: Model, replica: Replica, shard: Shard, version: int, root: str) -> bool:
