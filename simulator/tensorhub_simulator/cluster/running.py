@@ -7,6 +7,7 @@ from tensorhub_simulator.cluster import spot
 from tensorhub_simulator.cluster.result import Result
 from tensorhub_simulator.cluster.spec import ClusterError
 from tensorhub_simulator.cluster.world import World
+from tensorhub_simulator.cluster.wrongs import SECONDS_MAX
 
 STEPS_MAX: Final = 100_000_000
 """A run that needs more is given up."""
@@ -28,10 +29,10 @@ def run(world: World, tell: Callable[[int, int], None] | None = None) -> Result:
                 break
             if tell is not None:
                 tell(sum(1 for each in result.updates if each.ready_s is not None), expected)
-        if not world.agenda.step():
+        if not world.agenda.step() or world.is_done():
             break
-        if world.is_done():
-            break
+        if world.agenda.now > SECONDS_MAX:
+            raise ClusterError(f"the run has no end within {SECONDS_MAX:g} s of its own time: let things happen sooner")
     else:
         raise ClusterError(f"the run took more than {STEPS_MAX} steps: simulate fewer GPUs or larger pieces")
     result.seconds, result.steps = world.agenda.now, world.agenda.steps

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from tensorhub_simulator.cluster.spec import Cluster
+from tensorhub_simulator.cluster.wrongs import SPOT_AFTER_S
 
 
 class Move(msgspec.Struct, frozen=True, order=True):
@@ -16,13 +17,9 @@ class Move(msgspec.Struct, frozen=True, order=True):
     what: Literal["comes", "goes"]
 
 
-HORIZON_S = 600.0
-"""So long after the last publication instances come and go."""
-
-
 def horizon_s(cluster: Cluster) -> float:
     """Return until when instances come and go: all that a recorded trace has happens."""
-    return max(cluster.versions * cluster.every_s + HORIZON_S, last_event_s(cluster))
+    return max(cluster.versions * cluster.every_s + SPOT_AFTER_S, last_event_s(cluster))
 
 
 def last_event_s(cluster: Cluster) -> float:

@@ -23,6 +23,18 @@ RESPONSES_MAX: Final = 65_536
 PIECES_MAX: Final = 4_096
 """A shard is cut into at most so many pieces: they are as large as that needs."""
 
+SECONDS_MAX: Final = 1e6
+"""A run has so much virtual time at most, eleven days: agents beat twice a second, whatever else happens."""
+
+WAIT_S_MAX: Final = 60.0
+"""No round trip and no work of the control plane takes longer."""
+
+MOVES_MAX: Final = 1_000_000
+"""Spot instances come and go so many times at most."""
+
+SPOT_AFTER_S: Final = 600.0
+"""So long after the last publication instances come and go."""
+
 MAY_BE_ZERO: Final = frozenset(
     {"loss", "rtt_us", "rtt_ms", "every_s", "away_share", "seed", "jitter", "log_s", "command_s", "plan_s"}
     | {"plan_holder_s", "open_s", "batch_s"}
@@ -36,6 +48,7 @@ def wrongs(cluster: "Cluster") -> Iterator[str]:
     yield from _places(cluster)
     yield from _links(cluster)
     yield from _sizes(cluster)
+    yield from _times(cluster)
     yield from _spot(cluster)
 
 
@@ -94,6 +107,8 @@ def _trainer(cluster: "Cluster") -> Iterator[str]:
         yield "there is a trainer and nobody else: add replicas that read"
     elif cluster.replicas[cluster.trainer].memory_host:
         yield "the trainer stands in the memory of a host without GPUs: it can't train there"
+    elif all(kind.memory_host for name, kind in cluster.replicas.items() if name != cluster.trainer):
+        yield "beside the trainer there are only replicas in the memory of hosts without GPUs: add some that generate"
 
 
 def _sizes(cluster: "Cluster") -> Iterator[str]:
@@ -126,6 +141,41 @@ def _pieces(cluster: "Cluster") -> Iterator[str]:
         yield f"model.piece_bytes come to {sum(pieces)} bytes, and a shard of model.gbytes has {shard:.0f}"
 
 
+def _times(cluster: "Cluster") -> Iterator[str]:
+    """Yield what would take for ever, though nothing of it is wrong by itself."""
+    waits = {f"sites.{name}.rtt_us": site.rtt_us / 1e6 for name, site in cluster.sites.items()}
+    waits |= {f"links.{number}.rtt_ms": line.rtt_ms / 1e3 for number, line in enumerate(cluster.links)}
+    control = msgspec.to_builtins(cluster.control)
+    waits |= {f"control.{name}": control[name] for name in control if name in MAY_BE_ZERO and name != "jitter"}
+    for path, seconds in waits.items():
+        if seconds > WAIT_S_MAX:
+            yield f"{path} comes to {seconds:g} s, and at most {WAIT_S_MAX:g} are simulated"
+    long = {
+        "versions times every_s": cluster.versions * cluster.every_s,
+        "generation.tokens_max times token_s": cluster.generation.tokens_max * cluster.generation.token_s,
+        "the last of spot.events": max((at_s for at_s, _, _ in cluster.spot.events), default=0.0)
+        if cluster.spot
+        else 0,
+    }
+    for what, seconds in long.items():
+        if seconds > SECONDS_MAX:
+            yield f"{what} comes to {seconds:g} s, and at most {SECONDS_MAX:g} are simulated"
+
+
+def _moves(cluster: "Cluster") -> Iterator[str]:
+    """Yield whether more instances come and go than can be drawn."""
+    spot = cluster.spot
+    if spot is None or spot.stays_s is None or spot.away_s is None:
+        return
+    lasts_s = cluster.versions * cluster.every_s + SPOT_AFTER_S
+    moves = 2 * cluster.replicas[spot.kind].count * lasts_s / (spot.stays_s + spot.away_s)
+    if moves > MOVES_MAX:
+        yield (
+            f"spot instances would come and go some {moves:.0f} times within {lasts_s:g} s, and at most {MOVES_MAX} "
+            "are simulated: let them stay or be away for longer"
+        )
+
+
 def _spot(cluster: "Cluster") -> Iterator[str]:
     spot = cluster.spot
     if spot is None:
@@ -146,3 +196,4 @@ def _spot(cluster: "Cluster") -> Iterator[str]:
                 f"spot.events names replica {number} at second {at_s:g}: of {count} {spot.kind!r} the first is 0 and "
                 f"the last {count - 1}, and time begins at 0"
             )
+    yield from _moves(cluster)

@@ -63,6 +63,20 @@ def test_a_good_file_is_read() -> None:
         ({"links": [GOOD["links"][0], {**GOOD["links"][0], "between": ["b", "a"]}]}, "2 links between 'a' and 'b'"),
         ({"links": [{"between": ["a", "a"], "gbit_s": 1, "rtt_ms": 1}]}, "from site 'a' to itself"),
         ({"links": [{**GOOD["links"][0], "efficiency": 2}]}, "has efficiency 2, which is a part of 1"),
+        (
+            {"replicas": {**GOOD["replicas"], "rollout": {"site": "b", "count": 3, "memory_host": True}}},
+            "add some that generate",
+        ),
+        ({"versions": 2, "every_s": 1e12}, "versions times every_s comes to 2e+12 s, and at most 1e+06 are simulated"),
+        ({"sites": {"a": {"rtt_us": 1e12}, "b": {}}}, "sites.a.rtt_us comes to 1e+06 s, and at most 60 are simulated"),
+        ({"links": [{**GOOD["links"][0], "rtt_ms": 1e9}]}, "links.0.rtt_ms comes to 1e+06 s, and at most 60"),
+        ({"control": {"log_s": 1e9}}, "control.log_s comes to 1e+09 s, and at most 60 are simulated"),
+        ({"generation": {"tokens_max": 1e12}}, "generation.tokens_max times token_s comes to 2e+10 s"),
+        ({"spot": {"kind": "rollout", "events": [[1e9, "goes", 0]]}}, "the last of spot.events comes to 1e+09 s"),
+        (
+            {"spot": {"kind": "rollout", "stays_s": 1e-6, "away_s": 1e-6}},
+            "spot instances would come and go some 1800000000 times within 600 s",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(changes: dict[str, Any], said: str) -> None:

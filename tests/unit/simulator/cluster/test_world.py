@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_simulator.cluster import baselines
+from tensorhub_simulator.cluster import baselines, running
 from tensorhub_simulator.cluster.comparing import changed, pair
 from tensorhub_simulator.cluster.result import Result
 from tensorhub_simulator.cluster.running import run
-from tensorhub_simulator.cluster.spec import Cluster, Control, Generation, Model, Replicas, Site, Spot
+from tensorhub_simulator.cluster.spec import Cluster, ClusterError, Control, Generation, Model, Replicas, Site, Spot
 from tensorhub_simulator.cluster.spec import Link as Line
 from tensorhub_simulator.cluster.world import World
 
@@ -41,6 +41,12 @@ def took(result: Result) -> list[float]:
 def test_one_reader_alone_takes_its_bytes_over_its_card() -> None:
     assert took(run(World(star(1)))) == [pytest.approx(SECONDS, rel=1e-6)]
     assert took(baselines.run(star(1))) == [pytest.approx(SECONDS, rel=1e-6)]
+
+
+def test_a_run_that_goes_on_and_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "SECONDS_MAX", SECONDS / 2)
+    with pytest.raises(ClusterError, match=r"the run has no end within 0\.2 s of its own time"):
+        run(World(star(1)))
 
 
 @pytest.mark.parametrize("readers", [2, 5])
