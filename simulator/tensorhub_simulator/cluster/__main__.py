@@ -6,6 +6,7 @@ is one line on stderr.
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Final, NoReturn
@@ -15,7 +16,8 @@ from rich.console import Console
 
 from tensorhub_common.errors import TensorHubError
 from tensorhub_simulator.cluster import calibration, picture, showing
-from tensorhub_simulator.cluster.comparing import Case, cases, pairs
+from tensorhub_simulator.cluster.comparing import Case, cases
+from tensorhub_simulator.cluster.processes import pairs
 from tensorhub_simulator.cluster.progress import Bar
 from tensorhub_simulator.cluster.showing import Finding
 from tensorhub_simulator.cluster.spec import Cluster, ClusterError, decode
@@ -92,14 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
     if options.processes < 1:
         parser.error(f"--processes is {options.processes}, and must be at least 1")
     try:
+        if options.picture is not None:
+            picture.check(options.picture)
         findings = simulate(options.names or list(SCENARIOS), alone=options.alone, processes=options.processes)
         if options.picture is not None:
             picture.draw(findings[0], options.picture)
-        say(findings, calibration.compare(calibration.load()), as_json=options.json)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads has had enough; at the exit nothing more may be written there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print(findings, as_json=options.json)
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1
@@ -109,5 +109,25 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _print(findings: list[Finding], *, as_json: bool) -> None:
+    """Print everything, to the last byte. Raises `ClusterError` where that can't be written."""
+    try:
+        say(findings, calibration.compare(calibration.load()), as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever reads has had enough.
+        _write_no_more()
+    except OSError as why:
+        _write_no_more()
+        raise ClusterError(f"what came of it can't be written: {why.strerror}") from None
+
+
+def _write_no_more() -> None:
+    """Let what is still to be written at the exit go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 if __name__ == "__main__":
+    # As Ctrl-C: what was started ends first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -3,10 +3,7 @@
 Each pair of runs has the same cluster, the same chance and the same file; only what moves the weights differs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -209,28 +206,3 @@ def cases(cluster: Cluster, *, alone: bool = False) -> Iterator[Case]:
 def pair_of(case: Case) -> Pair:
     """Run a case."""
     return pair(case.cluster, case.what, each=case.kind == "itself")
-
-
-def pairs(todo: Sequence[Case], processes: int, done: Callable[[], None]) -> list[Pair]:
-    """Run many cases, several at once; `done` hears when one has ended. The order is that of the cases."""
-    if processes == 1:
-        found = []
-        for case in todo:
-            found.append(pair_of(case))
-            done()
-        return found
-    # The longest first: a large one that begins last would be waited for alone.
-    order = sorted(range(len(todo)), key=lambda number: -gpus_of(todo[number].cluster))
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        futures = {number: pool.submit(pair_of, todo[number]) for number in order}
-        for future in futures.values():
-            future.add_done_callback(lambda _: done())
-        try:
-            return [futures[number].result() for number in range(len(todo))]
-        except BrokenProcessPool:
-            raise ClusterError(
-                "a process of the simulation has died, perhaps for lack of memory: try fewer at once (--processes 1)"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -3,6 +3,8 @@
 Written by hand, since the command has no library for pictures; the same run gives the same file.
 """
 
+import errno
+import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -59,15 +61,30 @@ class Canvas:
             f'<rect width="{WIDE}" height="{self.y:.0f}" fill="white"/>'
         )
         try:
-            path.write_text("\n".join([head, *self._lines, "</svg>", ""]))
+            path.write_text("\n".join([head, *self._lines, "</svg>", ""]), encoding="utf-8")
         except OSError as why:
-            raise ClusterError(f"the picture can't be written to {path}: {why.strerror}") from None
+            raise _unwritable(path, why.strerror) from None
+
+
+def check(path: Path) -> None:
+    """Raise `ClusterError` where no picture can be written, before minutes have gone into it."""
+    if path.is_dir():
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    if not path.parent.is_dir():
+        raise _unwritable(path, f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _unwritable(path, os.strerror(errno.EACCES))
+
+
+def _unwritable(path: Path, why: str | None) -> ClusterError:
+    return ClusterError(f"the picture can't be written to {path}: {why}")
 
 
 def draw(finding: Finding, path: Path) -> None:
     """Draw a scenario into an SVG file."""
     pair, canvas = finding.itself, Canvas()
-    canvas.text(LEFT, 24, f"{finding.cluster.name}, {pair.gpus} GPUs: factor {pair.factor:.1f}", size=16)
+    factor = f"factor {pair.factor:.1f}" if pair.factor else "no factor"
+    canvas.text(LEFT, 24, f"{finding.cluster.name}, {pair.gpus} GPUs: {factor}", size=16)
     canvas.y = 44
     end_s = max((each.ready_s or 0.0 for updates in pair.updates for each in updates), default=1.0)
     for name, updates in zip(("ours", "baseline"), pair.updates, strict=True):

@@ -129,21 +129,17 @@ def test_a_bad_setting_is_wrong_usage(run: Callable[..., Ended], monkeypatch: py
     assert "TENSORHUB_BEAT_S" in ended.err
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, -9])
-def test_simulate_is_a_process_that_gets_the_options_and_gives_its_exit_code(
-    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, code: int
+def test_simulate_becomes_the_simulator_with_the_options(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[list[str]] = []
-
-    def process(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        ran.append(command)
-        return subprocess.CompletedProcess([], code)
-
-    monkeypatch.setattr("subprocess.run", process)
+    became: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("os.execv", lambda program, arguments: became.append((program, arguments)))
     options = ["--alone", "--json", "--picture", "p.svg", "--processes", "3"]
-    assert run("simulate", "elastic", "mine.yaml", *options).code == (code if code >= 0 else 1)
-    assert ran[0][1:] == ["-m", "tensorhub_simulator.cluster", *options, "--", "elastic", "mine.yaml"]
-    assert importlib.util.find_spec(ran[0][2]) is not None
+    assert run("simulate", "elastic", "mine.yaml", *options).code == 0
+    ((program, arguments),) = became
+    assert program == arguments[0] == sys.executable
+    assert arguments[1:] == ["-m", "tensorhub_simulator.cluster", *options, "--", "elastic", "mine.yaml"]
+    assert importlib.util.find_spec(arguments[2]) is not None
 
 
 def test_bench_runs_the_benchmarks_or_says_where_they_are(

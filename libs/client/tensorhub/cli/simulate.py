@@ -1,9 +1,10 @@
 """`tensorhub simulate`: the planner and transfers as they are, on a modelled cluster of thousands of GPUs.
 
-The simulator drives the services' cores, which this package doesn't import: it runs as a process of its own.
+The simulator drives the services' cores, which this package doesn't import: this process becomes the simulator's, so
+that its exit code is that one's, and a signal reaches just that one.
 """
 
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,6 @@ from typing import Annotated
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.running import SAID_NO
 
 MODULE = "tensorhub_simulator.cluster"
 
@@ -40,7 +40,4 @@ def simulate(
     command += ["--json"] if json else []
     command += ["--picture", str(picture)] if picture is not None else []
     command += ["--processes", str(processes)] if processes is not None else []
-    code = subprocess.run([*command, "--", *(scenarios or [])], check=False).returncode
-    if code:
-        # Ended by a signal it has a code below zero, which no shell knows.
-        raise typer.Exit(code if code > 0 else SAID_NO)
+    os.execv(sys.executable, [*command, "--", *(scenarios or [])])  # noqa: S606 (no shell is wanted)

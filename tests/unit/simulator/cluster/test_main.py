@@ -1,8 +1,11 @@
 """The program: tables, JSON, the picture, and how it ends when something is wrong."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Final
@@ -21,6 +24,11 @@ baseline: star
 grow: {kind: rollout, gpus: [4]}
 vary: [{what: slow cards, set: {sites.here.nic_gbit_s: 10}}]
 """
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 20.0
+BEGUN_TICKS: Final = 150
+"""Of processor time: an interpreter has started and imported all by then."""
 
 
 @pytest.fixture
@@ -128,9 +136,102 @@ def test_who_reads_no_further_is_no_error(file: str) -> None:
     assert running.returncode == 0
 
 
-def test_a_picture_that_cant_be_written_says_so(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([file, "--alone", "--processes", "1", "--picture", str(tmp_path / "no" / "p.svg")]) == 1
-    assert "the picture can't be written" in capsys.readouterr().err
+@pytest.mark.parametrize(("name", "why"), [("no/p.svg", "there is no folder"), (".", "Is a directory")])
+def test_a_picture_that_cant_be_written_says_so_before_anything_is_run(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["nothing.yaml", "--picture", str(tmp_path / name)]) == 1
+    said = capsys.readouterr().err
+    assert "the picture can't be written" in said
+    assert why in said
+
+
+def test_a_picture_of_what_has_no_factor_says_so(file: str, tmp_path: Path) -> None:
+    Path(file).write_text(FILE.replace("grow", "spot: {kind: rollout, away_share: 1.0}\ngrow"))
+    path = tmp_path / "mini.svg"
+    assert main([file, "--alone", "--processes", "1", "--picture", str(path)]) == 0
+    assert "mini, 8 GPUs: no factor" in path.read_text()
+
+
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_a_full_disk_is_one_line(file: str, how: list[str]) -> None:
+    program = [sys.executable, "-m", "tensorhub_simulator.cluster", file, "--alone", "--processes", "1", *how]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, check=False, timeout=START_TIMEOUT_S)
+    assert ended.returncode == 1
+    assert ended.stderr == b"tensorhub: what came of it can't be written: No space left on device\n"
+
+
+LONG: Final = """
+name: long
+model: {gbytes: 200, shards: 1, piece_mib: 4}
+sites: {here: {gpus_per_host: 1, nics_per_host: 1}}
+replicas: {trainer: {site: here, count: 1}, rollout: {site: here, count: 500}}
+baseline: star
+vary: [{what: other, set: {seed: 2}}, {what: more, set: {seed: 3}}]
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, number: int, *, begun: bool) -> None:
+    """Struck when its processes have just been started, or compute; as a terminal does it, all are struck."""
+    path = tmp_path / "long.yaml"
+    path.write_text(LONG)
+    program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as running:
+        workers = _wait_for_workers(running.pid, begun=begun)
+        os.killpg(running.pid, number)
+        out, err = running.communicate(timeout=STOP_TIMEOUT_S)
+    said = [line for line in err.splitlines() if not line.startswith(b"simulating: ")]
+    assert (running.returncode, out, said) == (1, b"", [b"tensorhub: interrupted"])
+    _wait_until_gone(workers)
+
+
+def test_its_processes_end_when_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(LONG)
+    program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
+    with subprocess.Popen(program, stderr=subprocess.DEVNULL) as running:
+        workers = _wait_for_workers(running.pid, begun=True)
+        running.kill()
+    _wait_until_gone(workers)
+
+
+def _wait_for_workers(parent: int, *, begun: bool) -> list[int]:
+    """Return the processes of the simulation once they are there, or once they have computed for a moment."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        found = [int(child) for child in children if b"spawn_main" in _command(int(child))]
+        if len(found) == 2 and (not begun or all(_ticks(child) > BEGUN_TICKS for child in found)):
+            return found
+        time.sleep(0.005)
+    pytest.fail("no process has come up")
+
+
+def _wait_until_gone(processes: list[int]) -> None:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(b"spawn_main" in _command(process) for process in processes):
+        assert time.monotonic() < deadline, "a process goes on"
+        time.sleep(0.005)
+
+
+def _command(process: int) -> bytes:
+    """Return a process's arguments; one that has ended has none."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def _ticks(process: int) -> int:
+    """Return the processor time of a process, in hundredths of a second."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0
+    return int(words[11]) + int(words[12])
 
 
 def test_it_needs_nothing_that_a_plain_installation_lacks() -> None:
