@@ -41,7 +41,9 @@ class Canvas:
     def text(self, x: float, y: float, words: str, *, size: int = 12, anchor: str = "start") -> None:
         """Write words."""
         how = f'font-size="{size}" text-anchor="{anchor}" fill="{INK}"'
-        self._lines.append(f'<text x="{x:.1f}" y="{y:.1f}" {how}>{escape(words)}</text>')
+        # XML has no way to say a control character.
+        shown = "".join(each if each.isprintable() else " " for each in words)
+        self._lines.append(f'<text x="{x:.1f}" y="{y:.1f}" {how}>{escape(shown)}</text>')
 
     def box(self, x: float, y: float, wide: float, high: float, color: str) -> None:
         """Fill a box."""

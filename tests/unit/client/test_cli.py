@@ -142,6 +142,21 @@ def test_simulate_becomes_the_simulator_with_the_options(
     assert importlib.util.find_spec(arguments[2]) is not None
 
 
+def test_a_full_disk_is_one_line_and_no_traceback_at_the_exit() -> None:
+    program = (
+        "import sys\n"
+        "from tensorhub.cli.output import json_line\n"
+        "from tensorhub_common.errors import TensorHubError\n"
+        "try: json_line({})\n"
+        "except TensorHubError as error: sys.exit(str(error))\n"
+    )
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"what it says can't be written: No space left on device\n")
+
+
 def test_bench_runs_the_benchmarks_or_says_where_they_are(
     run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> None:

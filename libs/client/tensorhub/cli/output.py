@@ -1,24 +1,33 @@
 """What commands print: columns for people, one JSON object a line for programs."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
+from tensorhub_common.errors import TensorHubError
+
 _KIB = 1024
 
 
 def json_line(value: object) -> None:
     """Print one object, at once: whoever reads a pipe waits for it."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
-    sys.stdout.flush()
+    line(msgspec.json.encode(value).decode())
 
 
 def line(text: str) -> None:
-    """Print one line, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print one line, at once. Raises `TensorHubError` when it can't be written; who reads no further is no error."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is left of it would fail once more at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise TensorHubError(f"what it says can't be written: {error.strerror}") from None
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

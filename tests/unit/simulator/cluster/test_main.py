@@ -117,13 +117,18 @@ def test_what_is_wrong_is_one_line_on_stderr(
     assert said in err
 
 
-def test_names_are_words_whatever_stands_in_them(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_words_whatever_stands_in_them(file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = FILE.replace("name: mini", "name: 'mini [/red] :smile:'").replace("seven readers", "'[bold] seven [/nope]'")
     Path(file).write_text(odd.replace("what: slow cards", "what: '[/q] slow'").replace("rollout", "'r [/x]'"))
     assert main([file, "--processes", "1"]) == 0
     out = capsys.readouterr().out
     for words in ("mini [/red] :smile:: [bold] seven [/nope]", "[/q] slow", "r [/x] in"):
         assert words in out
+    Path(file).write_text(FILE.replace("name: mini", 'name: "<mini> & \\x01 名"'))
+    path = tmp_path / "odd.svg"
+    assert main([file, "--alone", "--processes", "1", "--picture", str(path)]) == 0
+    root = ET.parse(path).getroot()  # noqa: S314 (it was written here)
+    assert any((each.text or "").startswith("<mini> &   名, 8 GPUs") for each in root.iter())
 
 
 def test_who_reads_no_further_is_no_error(file: str) -> None:
