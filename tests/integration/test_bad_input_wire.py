@@ -36,6 +36,9 @@ def by(lane: str, n: int = 1_000) -> str:
     return f'"by":{{"lane":"{lane}","incarnation":1,"n":{n}}}'
 
 
+DEEP = b'{"a":' * 20_000
+"""Nested so deeply that a decoder gives up in a way of its own."""
+
 SHARD = '"model":"m","replica":"trainer","shard":0'
 ROOT = "0" * 32
 GARBAGE = [
@@ -123,7 +126,7 @@ async def test_garbage_on_the_questions(hub: RunningHub, bus: Bus) -> None:
             *(ask(job, what) for what in ("versions", "replicas", "outcome", "story", "plan")),
             *(agent_ask("agent-0", what, "agent-1") for what in ("lease", "digests")),
         ]:
-            for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, bytes(900 * 1024)):
+            for body in (b"", b"nonsense", b"\xff\xff", b'{"model":{}}', b"[" * 100_000, DEEP, bytes(900 * 1024)):
                 await assert_refused(bus, subject, body)
         assert await catalog_of(hub, job) == before
         assert [each.version for each in await here.versions("m")] == [1]
@@ -152,10 +155,12 @@ async def test_garbage_on_the_beat(hub: RunningHub, bus: Bus) -> None:
         await there.register("m", {"w": torch.ones(9)}, replica="there")
         before = await catalog_of(hub, job)
         for token in ("agent-0", "nobody"):
-            for body in (b"", b"beat", b'{"agent":"agent-1","incarnation":1}', b'{"agent":7}', bytes(900 * 1024)):
+            for body in (b"", b"beat", b'{"agent":"agent-1","incarnation":1}', b'{"agent":7}', DEEP, bytes(900 * 1024)):
                 await bus.publish(f"{PREFIX}.{HUB}.beat.{token}", body)
         assert await catalog_of(hub, job) == before
         await here.register("m", {"w": torch.ones(9)}, replica="trainer")
+    for process in ("registry-0", "planner-0"):
+        assert "could not be handled" not in (hub.directory / "logs" / f"{process}.log").read_text()
 
 
 async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> None:

@@ -135,7 +135,7 @@ class Registry:
     def _on_beat(self, message: Message) -> None:
         try:
             beat = msgspec.json.decode(message.data, type=Beat)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return
         # Whoever may publish on this subject is this agent, and speaks for no other.
         if message.subject.rpartition(".")[2] == beat.agent:

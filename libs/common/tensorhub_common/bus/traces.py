@@ -145,7 +145,7 @@ class _Gathering:
         elif len(self._answers) < ANSWERS_MAX:
             try:
                 answer = msgspec.json.decode(message.data, type=Spans | Error)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return
             if isinstance(answer, Error):
                 self._refusal = answer
