@@ -185,7 +185,12 @@ def _check_box(entry: TensorEntry) -> None:
             "must have the same number of dimensions"
         )
     for size, whole, begin in zip(entry.shape, entry.global_shape, entry.offset, strict=True):
-        if size < 0 or begin < 0 or begin + size > whole or whole > SIZE_MAX:
+        if whole > SIZE_MAX:
+            raise LayoutMismatch(
+                f"tensor {entry.name!r} has global shape {entry.global_shape}: a dimension has at most {SIZE_MAX} "
+                "elements"
+            )
+        if size < 0 or begin < 0 or begin + size > whole:
             raise LayoutMismatch(
                 f"tensor {entry.name!r}: a box of shape {entry.shape} at offset {entry.offset} does not fit "
                 f"into global shape {entry.global_shape}"

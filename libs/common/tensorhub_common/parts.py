@@ -144,7 +144,9 @@ def _wrong_there(part: Part) -> str | None:
         )
     for size, whole, begin in zip(part.extent, part.global_shape, part.offset, strict=True):
         is_beyond = not part.cast and begin + size > whole  # What is computed has a shape of its own: `check_derived`.
-        if size < 1 or begin < 0 or is_beyond or whole > SIZE_MAX:
+        if whole > SIZE_MAX:
+            return f"has global shape {part.global_shape}: a dimension has at most {SIZE_MAX} elements"
+        if size < 1 or begin < 0 or is_beyond:
             return f"of extent {part.extent} at {part.offset} does not fit into global shape {part.global_shape}"
     if without_leading_ones(part.shape) != without_leading_ones(part.extent):
         return f"has shape {part.shape} in the tensor and extent {part.extent} in the global one: they must be equal"

@@ -1,5 +1,7 @@
 """What a registered tensor consists of: nodes laid out in a shape, and what does not fit said in words."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tensorhub.mapping.cuts import Cut, Padded, share
@@ -104,11 +106,27 @@ def test_what_was_padded_before_it_was_divided(rank: int, real: int, begin: int)
         (tensor("v", Padded(10, 0, 4)), (2, 3), "has 2 elements in dimension 0 for 'v', too few for 10 on 4 ranks"),
         (Stack("e", (1, 2), AS_IT_IS), (3, 4), r"stacks 3 of \{e\}, and this rank should have 2"),
         (Stack("e", (1, 2), AS_IT_IS), (), r"stacks 0 of \{e\}"),
+        (concat(tensor("q"), tensor("k")), (4,), "has 4 elements in dimension 0 for 2 items that don't say how many"),
     ],
 )
 def test_what_does_not_fit_is_said(node: Node, shape: Shape, said: str) -> None:
     with pytest.raises(Misfit, match=said):
         laid(node, shape)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: concat(Q, dim=-1), "dim of a concatenation is -1; dimensions count from 0"),
+        (lambda: tensor("q", 4), "'q' is cut by share, chunk, Cut, Padded or None; got 4"),  # type: ignore[arg-type]
+        (lambda: tensor(4), "a global tensor's name is a string; got 4"),  # type: ignore[arg-type]
+        (lambda: placeholders(concat(Q, "k")), r"consists of tensor\(…\), .*; got 'k'"),  # type: ignore[arg-type]
+        (lambda: placeholders(Stack("e", (1,), None)), r"consists of tensor\(…\), .*; got None"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_can_not_be_written_is_said(make: Callable[[], object], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        make()
 
 
 def test_a_node_tells_which_placeholders_must_be_known() -> None:

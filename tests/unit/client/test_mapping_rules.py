@@ -120,6 +120,17 @@ def test_a_mapping_without_rules_says_so_and_one_may_keep_what_it_does_not_know(
         Mapping("none", (), unknown="pass")  # type: ignore[arg-type]
 
 
+def test_a_mapping_is_of_rules_in_whatever_order_they_come() -> None:
+    with pytest.raises(TypeError, match=r"rules of a mapping are tensorhub\.mapping\.Rule; got 'qkv'"):
+        Mapping("mine", ("qkv",))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"numbers of a mapping are tensorhub\.mapping\.Numbers; got 3"):
+        Mapping("mine", (), numbers=(3,))  # type: ignore[arg-type]
+    rule = Rule("w", tensor("v"))
+    assert Mapping("mine", [rule]).extended(rule).rules == (rule, rule)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a rule begins with a pattern of names; got 4"):
+        Rule(4, tensor("v"))  # type: ignore[arg-type]
+
+
 def test_a_rule_must_tell_what_its_names_ask_for() -> None:
     with pytest.raises(ValueError, match=r"asks for \{layer\}, which its pattern does not tell; known are"):
         Rule("w.{kind}", tensor("l{layer}.{kind}"))

@@ -32,6 +32,14 @@ class Tensor(msgspec.Struct, frozen=True):
     cuts: tuple[Cut | Padded | None, ...] = ()
     """By dimension; None, or nothing, takes all of a dimension, as long as it is in the registered tensor."""
 
+    def __post_init__(self) -> None:
+        """Raise `TypeError` for a name that is no string, and for a cut that is none."""
+        if not isinstance(self.name, str):
+            raise TypeError(f"a global tensor's name is a string; got {self.name!r:.80}")
+        for cut in self.cuts:
+            if not isinstance(cut, Cut | Padded | None):
+                raise TypeError(f"{self.name!r} is cut by share, chunk, Cut, Padded or None; got {cut!r:.80}")
+
 
 class Padding(msgspec.Struct, frozen=True):
     """Elements without a counterpart in any global tensor: `size` of them in a concatenation, or the rest of it."""
@@ -44,6 +52,11 @@ class Concat(msgspec.Struct, frozen=True):
 
     items: tuple["Node", ...]
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` when there is no such dimension."""
+        if self.dim < 0:
+            raise ValueError(f"dim of a concatenation is {self.dim}; dimensions count from 0")
 
 
 class Stack(msgspec.Struct, frozen=True):
@@ -70,8 +83,11 @@ def concat(*items: Node, dim: int = 0) -> Concat:
     return Concat(items, dim)
 
 
-def placeholders(node: Node) -> frozenset[str]:
-    """Return what must be known to fill the names in a node. Raises `ValueError` for a name that is no template."""
+def placeholders(node: object) -> frozenset[str]:
+    """Return what must be known to fill the names in a node.
+
+    Raises `TypeError` for what is no node, and `ValueError` for a name that is no template.
+    """
     match node:
         case Tensor():
             return words(node.name)
@@ -81,6 +97,8 @@ def placeholders(node: Node) -> frozenset[str]:
             return placeholders(node.item) - {node.placeholder}
         case Padding():
             return frozenset()
+        case _:
+            raise TypeError(f"a tensor consists of tensor(…), concat(…), Stack(…) or Padding(…); got {node!r:.80}")
 
 
 def lay_out(node: Node, shape: Shape, values: Mapping[str, object]) -> list[Part]:
@@ -172,6 +190,11 @@ def _laid_concat(node: Concat, box: _Box, values: Mapping[str, object]) -> Itera
     if rest < 0 or (rest and None not in sizes):
         told = " + ".join("the rest" if size is None else str(size) for size in sizes)
         raise Misfit(f"has {box.shape[node.dim]} elements in dimension {node.dim}, and should have {told}")
+    if rest and sizes.count(None) > 1:
+        raise Misfit(
+            f"has {rest} elements in dimension {node.dim} for {sizes.count(None)} items that don't say how many are "
+            "theirs: cut all but one of them"
+        )
     at = 0
     for item, size in zip(node.items, sizes, strict=True):
         length = rest if size is None else size

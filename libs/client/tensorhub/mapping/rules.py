@@ -33,7 +33,9 @@ class Rule(msgspec.Struct, frozen=True):
     of: Node | LeftOut
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` when a name in `of` asks for what the pattern does not tell."""
+        """Raise `ValueError` when a name in `of` asks for what the pattern does not tell, `TypeError` for no pattern."""
+        if not isinstance(self.name, str):
+            raise TypeError(f"a rule begins with a pattern of names; got {self.name!r:.80}")
         known = words(self.name) | {WHOLE_NAME}
         asked = frozenset() if isinstance(self.of, LeftOut) else placeholders(self.of)
         if asked - known:
@@ -80,7 +82,13 @@ class Mapping(msgspec.Struct, frozen=True):
     """How weights that are registered in fp8, with scales, come of the published ones."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for another word than these two."""
+        """Raise `ValueError` for another word than these two, `TypeError` for rules and numbers that are none."""
+        for field, kind in (("rules", Rule), ("numbers", Numbers)):
+            given = tuple(getattr(self, field))
+            wrong = next((each for each in given if not isinstance(each, kind)), None)
+            if wrong is not None:
+                raise TypeError(f"{field} of a mapping are tensorhub.mapping.{kind.__name__}; got {wrong!r:.80}")
+            msgspec.structs.force_setattr(self, field, given)
         if self.unknown not in ("refuse", "keep"):
             raise ValueError(f"unknown is {self.unknown!r}; possible are 'refuse' and 'keep'")
 
