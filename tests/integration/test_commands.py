@@ -51,6 +51,27 @@ async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_pa
     assert set(found) == {"w", "own-0", "own-1"}
 
 
+async def test_pull_says_what_shards_lack_also_where_they_overlap(hub: RunningHub, tmp_path: Path) -> None:
+    """Two shards have more elements together than the tensor, and still not all of them; with a third they do."""
+    job = new_job()
+    boxes = [(0, 8), (1, 7), (8, 4)]
+    async with hub.connected(job) as (here, _):
+        for shards in (2, 3):
+            given = [TensorSpec((rows, 2), "float32", (12, 2), (at, 0)) for at, rows in boxes[:shards]]
+            workers = [
+                await here.register(f"of-{shards}", {"w": spec}, replica="trainer", shard=shard, shards=shards)
+                for shard, spec in enumerate(given)
+            ]
+            for worker, (at, rows) in zip(workers, boxes, strict=False):
+                worker.tensors["w"].copy_(torch.arange(24.0).view(12, 2)[at : at + rows])
+            await asyncio.gather(*(worker.publish(1) for worker in workers))
+        code, _, err = await command(hub, "pull", "of-2", tmp_path / "lacks.safetensors", "--job", job)
+        assert (code, "have only a part of tensor 'w'" in err) == (1, True)
+        assert not (tmp_path / "lacks.safetensors").exists()
+        assert (await command(hub, "pull", "of-3", tmp_path / "whole.safetensors", "--job", job))[0] == 0
+    assert torch.equal(load_file(tmp_path / "whole.safetensors")["w"], torch.arange(24.0).view(12, 2))
+
+
 CONFIG = {
     "num_hidden_layers": 1,
     "hidden_size": 4,

@@ -108,6 +108,7 @@ def test_every_command_has_help_with_an_example(run: Callable[..., Ended]) -> No
         ["publish", "policy", "--version", "x", __file__],
         ["pull", "policy", "--version", "newest", "out.safetensors"],
         ["pull", "policy", "nowhere/out.safetensors"],
+        ["pull", "policy", "/dev/null"],
         ["up", "--agents", "1", "--hosts", "2"],
         ["up", "--agents", "0"],
         ["watch", "policy", "--after", "-1"],

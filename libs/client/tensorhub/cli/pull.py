@@ -7,7 +7,6 @@ Always true: the file appears whole or not at all; the replica is gone afterward
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -65,6 +64,9 @@ def pull(
         raise typer.BadParameter(f"{version!r} is neither a number nor 'latest'", param_hint="--version")
     if not out.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no directory {out.absolute().parent}", param_hint="OUT.safetensors")
+    if out.exists() and not out.is_file():
+        # The file takes its place, which no device or pipe may lose.
+        raise typer.BadParameter(f"{out} is no regular file; give the name of one", param_hint="OUT.safetensors")
     wanted = None if version == "latest" else int(version)
     done = run(_pull(hub_of(job, directory, nats, agent), model, wanted, out, timeout))
     if json:
@@ -188,7 +190,7 @@ def _whole(name: str, shape: Shape, boxes: "dict[tuple[Shape, Shape], torch.Tens
     for tensor in boxes.values():
         if tensor.shape == shape:
             return tensor.contiguous()
-    if sum(tensor.numel() for tensor in boxes.values()) < math.prod(shape):
+    if not _cover(list(boxes), shape):
         raise LayoutMismatch(
             f"the holder's shards have only a part of tensor {name!r}, so no whole file can be written"
         )
@@ -196,3 +198,22 @@ def _whole(name: str, shape: Shape, boxes: "dict[tuple[Shape, Shape], torch.Tens
     for (offset, size), tensor in boxes.items():
         whole[tuple(slice(at, at + length) for at, length in zip(offset, size, strict=True))] = tensor
     return whole
+
+
+def _cover(boxes: Sequence[tuple[Shape, Shape]], shape: Shape) -> bool:
+    """Tell whether boxes, which may overlap, have every element of a tensor: (offset, shape) each.
+
+    Their edges cut the tensor into cells, of which each lies in a box or outside of it.
+    """
+    import torch  # noqa: PLC0415 (other commands do without)
+
+    edges = [
+        sorted({0, size, *(at for offset, length in boxes for at in (offset[dim], offset[dim] + length[dim]))})
+        for dim, size in enumerate(shape)
+    ]
+    numbers = [{at: number for number, at in enumerate(along)} for along in edges]
+    covered = torch.zeros([len(along) - 1 for along in edges], dtype=torch.bool)
+    for offset, length in boxes:
+        cells = zip(numbers, offset, length, strict=True)
+        covered[tuple(slice(number[at], number[at + size]) for number, at, size in cells)] = True
+    return bool(covered.all())
