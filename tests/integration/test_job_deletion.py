@@ -159,6 +159,23 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
         assert_same_bytes(reader.tensors, weights(4))
 
 
+async def test_what_was_compiled_for_a_deleted_job_is_there_for_the_next_of_its_name(hub: RunningHub) -> None:
+    """The same layouts come back under the name, and another agent is to carry out their program."""
+    job, whole = new_job(), weights(1)
+    half = {"w": tensorhub.TensorSpec((77, 500), torch.float32, global_shape=(77, 1003), offset=(0, 503))}
+    for deleted, reads_at in ((True, 0), (False, 1)):
+        async with hub.connected(job) as agents:
+            trainer = await agents[0].register("m", whole, replica="trainer")
+            await trainer.publish(1)
+            reader = await agents[reads_at].register("m", half, replica="reader", shard=0, shards=1)
+            assert await reader.replicate(1, timeout_s=BOUND_S) == 1
+            assert_same_bytes(reader.tensors, {"w": whole["w"][:, 503:]})
+            if deleted:
+                await agents[0].delete_job()
+                await cleared(hub, job)
+                assert (await command(hub, "delete", "--job", job, "--forget"))[0] == 0
+
+
 async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> None:
     """It is killed, the job is deleted and cleared up, and the agent's next process finds memory of it."""
     job = new_job()

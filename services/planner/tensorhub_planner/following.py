@@ -53,6 +53,8 @@ Follow = Callable[[str, int], AsyncGenerator[Entry, None]]
 Load = Callable[[str, int], Awaitable[Snapshot | None]]
 """Returns the newest snapshot of a job after this entry, or None."""
 OnEvent = Callable[[str, Event], None]
+OnEnd = Callable[[str], None]
+"""Is told of a job whose log goes on no more: it was removed, or is another one than was folded."""
 
 _log: Final = logger(__name__)
 
@@ -147,9 +149,9 @@ class _Followed:
 class Catalogs:
     """The catalogs of all jobs that this planner follows."""
 
-    def __init__(self, bus: Bus, on_event: OnEvent) -> None:
+    def __init__(self, bus: Bus, on_event: OnEvent, on_end: OnEnd) -> None:
         self._bus = bus
-        self._on_event = on_event
+        self._on_event, self._on_end = on_event, on_end
         self._jobs: dict[str, _Followed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: dict[str, tuple[float, RegistryUnavailable]] = {}
@@ -241,5 +243,6 @@ class Catalogs:
                 self.broken.set_exception(error)
                 # Whoever runs the service looks at it; nobody else has to.
                 self.broken.exception()
+        self._on_end(job)
         self._jobs.pop(job, None)
         self._tasks.pop(job, None)

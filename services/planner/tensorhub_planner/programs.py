@@ -57,6 +57,11 @@ class Programs:
             return made
         return await self._once((job, digest, NO_SOURCES), self._read)
 
+    def forget(self, job: str) -> None:
+        """Compile anew whatever is asked for in this job: its blobs went with it, and its name may be used again."""
+        for key in [key for key in self._made if key[0] == job]:
+            self._drop(key)
+
     async def _once(self, key: _Key, make: Callable[[str, str, SourceSet], Awaitable[Compiled]]) -> Compiled:
         """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
         making = self._making.get(key)
@@ -105,10 +110,13 @@ class Programs:
     def _keep(self, key: _Key, made: Compiled) -> None:
         self._made[key] = self._by_digest[made.digest] = made
         while len(self._made) > PROGRAMS_MAX:
-            old = self._made.popitem(last=False)[1]
-            # Other sources may have made the same program.
-            if self._by_digest.get(old.digest) is old:
-                del self._by_digest[old.digest]
+            self._drop(next(iter(self._made)))
+
+    def _drop(self, key: _Key) -> None:
+        old = self._made.pop(key)
+        # Other sources may have made the same program.
+        if self._by_digest.get(old.digest) is old:
+            del self._by_digest[old.digest]
 
 
 def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Compiled, bytes]:

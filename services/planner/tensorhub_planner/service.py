@@ -63,7 +63,7 @@ class Planner:
         self._layouts = Layouts(blobs)
         self._programs = Programs(blobs, self._layouts)
         self._hearing = Hearing(bus, self.ledger)
-        self._catalogs = Catalogs(bus, self._see)
+        self._catalogs = Catalogs(bus, self._see, self._programs.forget)
         self._preparing = Preparing(self._programs, self._catalogs.folded)
 
     async def run(self) -> None:

@@ -50,6 +50,16 @@ async def test_putting_again_sends_nothing(store: Blobs, bus: Bus, job: str) -> 
     assert await messages(bus, job) == before
 
 
+async def test_what_was_removed_with_its_job_is_put_there_again(store: Blobs, bus: Bus, job: str) -> None:
+    """The name of a deleted job is used anew while this process goes on: what it had put there once is gone."""
+    data = b"layout" * 300_000
+    digest = await store.put(job, data)
+    await store.remove(job)
+    await store.open(job)
+    assert await store.put(job, data) == digest
+    assert await Blobs(bus).get(job, digest) == data
+
+
 async def test_puts_that_cross_each_other_agree(store: Blobs, bus: Bus, job: str) -> None:
     data = random.Random(1).randbytes(2_000_000)
     digests = await asyncio.gather(*(Blobs(bus).put(job, data) for _ in range(4)))

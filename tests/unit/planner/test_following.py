@@ -91,8 +91,14 @@ def seen() -> list[tuple[str, Event]]:
 
 
 @pytest.fixture
-async def catalogs(log: FakeLog, seen: list[tuple[str, Event]]) -> AsyncIterator[Catalogs]:
-    made = Catalogs(cast("Bus", None), lambda job, event: seen.append((job, event)))
+def over() -> list[str]:
+    """Return the jobs of whose end was told."""
+    return []
+
+
+@pytest.fixture
+async def catalogs(log: FakeLog, seen: list[tuple[str, Event]], over: list[str]) -> AsyncIterator[Catalogs]:
+    made = Catalogs(cast("Bus", None), lambda job, event: seen.append((job, event)), over.append)
     yield made
     await made.stop()
 
@@ -168,22 +174,24 @@ async def test_a_gap_that_stays_stops_that_job_alone(log: FakeLog, catalogs: Cat
 
 
 async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
-    log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, catalogs: Catalogs, over: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planner knows nothing of its own that a new log could contradict."""
+    """The planner knows nothing of its own that a new log could contradict, or is told to forget it."""
     monkeypatch.setattr(following, "STOPPED_S", 0.0)
     log.reads = [[entry(1), LogShorter("it is not the log that it was")], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="not the log that it was"):
         await catalogs.at(JOB, 5, 5)
+    assert over == [JOB]
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     assert not catalogs.broken.done()
 
 
-async def test_a_job_without_a_log_is_asked_for_anew(log: FakeLog, catalogs: Catalogs) -> None:
+async def test_a_job_without_a_log_is_asked_for_anew(log: FakeLog, catalogs: Catalogs, over: list[str]) -> None:
     """It may be opened in the meantime; the planner goes on."""
     log.reads = [[LogMissing("no log")], [entry(1)]]
     with pytest.raises(JobUnknown, match="must open the job first"):
         await catalogs.at(JOB, 1, 5)
+    assert over == [JOB]
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     assert not catalogs.broken.done()
 

@@ -186,3 +186,19 @@ async def test_what_is_kept_twice_is_known_until_both_are_forgotten(
     await programs.compiled(JOB, blobs.add(rows(0, 4)), sources)
     assert (await programs.known(JOB, made.digest)).digest == made.digest
     assert made.digest not in blobs.asked
+
+
+async def test_what_was_made_in_a_deleted_job_is_made_and_put_anew(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
+) -> None:
+    """Its blobs went with it; what other jobs have stays as it is."""
+    reader = blobs.add(rows(0, 3))
+    made = await programs.compiled(JOB, reader, sources)
+    await programs.compiled("other", reader, sources)
+    del blobs.stored[made.digest]
+    programs.forget(JOB)
+    await programs.compiled("other", reader, sources)
+    assert made.digest not in blobs.stored
+    assert (await programs.compiled(JOB, reader, sources)).digest == made.digest
+    assert made.digest in blobs.stored
+    assert compiled == [reader] * 3

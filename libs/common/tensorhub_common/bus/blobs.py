@@ -97,7 +97,9 @@ class Blobs:
         if len(data) > BLOB_BYTES_MAX:
             raise BlobTooLarge(f"{len(data)} bytes are more than a blob may have ({BLOB_BYTES_MAX}): split them up")
         digest = await _worked(digest_of, data)
-        if (job, digest) in self._cache or await self._chunk(job, digest, 0) is not None:
+        # It is looked for where it has to stand, and not in the cache: with a deleted job its store goes, and its name
+        # may be used anew while this process goes on.
+        if await self._chunk(job, digest, 0) is not None:
             self._keep(job, digest, data)
             return digest
         await each(range(1, chunks_of(len(data))), lambda index: self._write(job, digest, index, data))
