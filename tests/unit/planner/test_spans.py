@@ -1,11 +1,15 @@
 """What one box gives of another, and how a cell is cut into units: at their exact limits."""
 
+from itertools import pairwise, product
 from math import prod
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tensorhub_common.casts import CASTABLE
+from tensorhub_common.derived import derived
 from tensorhub_common.layout import PIECE_BYTES_MAX, Shape
 from tensorhub_common.program import Cut, Owner
 from tensorhub_common.regions import Blocks
@@ -125,6 +129,60 @@ def test_a_scale_weighs_as_much_as_its_block() -> None:
     atom = cutout((128 * 1000, 128), dtype="float32", cast=SCALES)
     (cell,) = pieces_of(atom, (0, 0), (1000, 1))
     assert (cell.cut.rows, cell.cut.units) == (PIECE_BYTES_MAX // 128**2, -(-1000 * 128**2 // PIECE_BYTES_MAX))
+
+
+def units_of(piece: Piece) -> list[tuple[Shape, Shape]]:
+    """Return the boxes of a cell's units, in their order."""
+    cut, found = piece.cut, []
+    for unit in range(cut.units):
+        start = list(piece.start)
+        start[cut.dim] += unit * cut.rows
+        found.append((tuple(start), tuple(a + b for a, b in zip(start, cut.sizes(unit), strict=True))))
+    return found
+
+
+@st.composite
+def boxes_to_cut(draw: st.DrawFn) -> tuple[Cutout, Shape, Shape]:
+    """Draw a box in the middle of a large tensor of some dtype, or of what is computed of one."""
+    cast = draw(st.sampled_from(["", VALUES, SCALES]))
+    dtype = {"": draw(st.sampled_from(["float8_e4m3fn", "bfloat16", "float64"])), SCALES: "float32"}.get(cast, "x")
+    around = st.sampled_from([1, 2, 3, 127, 128, 129, 300, 1000, 2048, 40_000])
+    weight = 128 * 128 if cast == SCALES else 8
+    # Of a few hundred units at most.
+    sizes = draw(st.lists(around, min_size=2, max_size=4).filter(lambda some: prod(some) * weight < 2**30))
+    start = tuple(draw(st.integers(0, 700)) for _ in sizes)
+    stop = tuple(a + b for a, b in zip(start, sizes, strict=True))
+    step = (1,) * (len(sizes) - 2) + (128, 128) if cast == SCALES else (1,) * len(sizes)
+    return cutout(tuple(b * each for b, each in zip(stop, step, strict=True)), dtype=dtype, cast=cast), start, stop
+
+
+@settings(deadline=None)
+@given(boxes_to_cut())
+@example((cutout((400, 40_000), dtype="x", cast=VALUES), (100, 5), (400, 40_000)))
+@example((cutout((300, 16_384), dtype="x", cast=VALUES), (228, 0), (300, 16_384)))
+def test_units_are_as_large_as_they_may_be_and_begin_with_blocks(drawn: tuple[Cutout, Shape, Shape]) -> None:
+    """They are the rows of the first dimension of which one fits: wherever a box begins, none is cut finer."""
+    atom, start, stop = drawn
+    kind = derived(atom.cast) if atom.cast else None
+    grain = (1,) * len(start) if kind is None else kind.grain(atom.global_shape)
+    weight = atom.itemsize if kind is None else max(atom.itemsize, prod(kind.block(atom.global_shape)))
+    blocks = [range(a // step, -(-b // step)) for a, b, step in zip(start, stop, grain, strict=True)]
+    inner = [weight * prod(len(each) for each in blocks[dim + 1 :]) for dim in range(len(blocks))]
+    dim = next(dim for dim, nbytes in enumerate(inner) if nbytes <= PIECE_BYTES_MAX)
+    rows = PIECE_BYTES_MAX // inner[dim]
+    # Those before that dimension block by block; it itself in runs that begin with a block, but for the first one.
+    edges = [
+        [a, *(each * step for each in some[1:]), b] for a, b, step, some in zip(start, stop, grain, blocks, strict=True)
+    ]
+    along = edges[dim]
+    whole_from = 0 if start[dim] % grain[dim] == 0 or len(blocks[dim]) <= rows else 1
+    runs = [*along[:whole_from], *along[whole_from:-1:rows], along[-1]]
+    sides = [*(list(pairwise(each)) for each in edges[:dim]), list(pairwise(runs))]
+    sides += [[(a, b)] for a, b in list(zip(start, stop, strict=True))[dim + 1 :]]
+    expected = {(tuple(a for a, _ in some), tuple(b for _, b in some)) for some in product(*sides)}
+    found = [unit for piece in pieces_of(atom, start, stop) for unit in units_of(piece)]
+    assert set(found) == expected
+    assert len(found) == len(expected)
 
 
 def test_how_a_cell_lies_in_its_owner() -> None:
