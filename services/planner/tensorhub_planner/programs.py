@@ -1,7 +1,8 @@
 """Transfer programs, compiled once for a reader's layout and those of its sources, and kept.
 
-Always true: at most `PROGRAMS_MAX` programs and `INDEXES_MAX` indexes of source layouts are kept, the last used ones;
-what was compiled stands in the blob store before anybody is told of it; one that is being compiled is waited for.
+Always true: at most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and
+`INDEXES_MAX` indexes of source layouts are kept, the last used ones; what was compiled stands in the blob store before
+anybody is told of it; one that is being compiled is waited for.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.source_set import SourceSet
 
 PROGRAMS_MAX: Final = 4096
+PLACES_MAX: Final = 32_000_000
+"""Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
 NO_SOURCES: Final = SourceSet((), ())
 """Under these stands what another planner compiled, by its own digest."""
 INDEXES_MAX: Final = 8
@@ -37,6 +40,7 @@ class Programs:
         self._blobs, self._layouts = blobs, layouts
         self._made: OrderedDict[_Key, Compiled] = OrderedDict()
         self._by_digest: dict[str, Compiled] = {}
+        self._places = 0
         self._compiling = asyncio.Lock()
         self._making: dict[_Key, asyncio.Future[Compiled]] = {}
         self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
@@ -109,14 +113,20 @@ class Programs:
 
     def _keep(self, key: _Key, made: Compiled) -> None:
         self._made[key] = self._by_digest[made.digest] = made
-        while len(self._made) > PROGRAMS_MAX:
+        self._places += _places(made)
+        while len(self._made) > PROGRAMS_MAX or (self._places > PLACES_MAX and len(self._made) > 1):
             self._drop(next(iter(self._made)))
 
     def _drop(self, key: _Key) -> None:
         old = self._made.pop(key)
+        self._places -= _places(old)
         # Other sources may have made the same program.
         if self._by_digest.get(old.digest) is old:
             del self._by_digest[old.digest]
+
+
+def _places(made: Compiled) -> int:
+    return sum(len(group.to) + sum(map(len, group.at)) for group in made.execution.program.groups)
 
 
 def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Compiled, bytes]:

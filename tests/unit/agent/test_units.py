@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.shardings import cuttings, models
+from tests.unit.planner import cut_blocks
 
 from tensorhub_agent.units import Availability, Completion, UnitSpans
 from tensorhub_common import layout as layouts
@@ -125,6 +126,18 @@ def test_a_tensor_of_columns_stands_when_all_of_it_does() -> None:
     completion = Completion(of_rows(1000, matrix(), *halves), small_pieces(matrix()))
     assert completion.stand([(1, 1)]) == []
     assert completion.stand([(0, 1)]) == [(0, 3)]
+
+
+def test_scales_that_nobody_brings_stand_with_their_fold() -> None:
+    """Partials go nowhere, and scales that the reader folds itself are no source's: both are counted all the same."""
+    layout = cut_blocks.reader()
+    program = compile_program("fp8", layout, SourceIndex(cut_blocks.sources(100), tuple(cut_blocks.sources(100))))
+    execution, table = Execution(program), pieces(layout)
+    scales = (execution.partials, execution.scales - execution.partials)
+    assert scales[1] > 0
+    completion = Completion(execution, table)
+    assert completion.stand([(execution.scales, len(execution) - execution.scales)]) == [(1, 1)], "the values"
+    assert completion.stand([scales]) == [(0, 1)]
 
 
 def test_a_unit_can_be_had_as_soon_as_its_own_pieces_stand_there() -> None:

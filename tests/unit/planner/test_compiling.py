@@ -1,5 +1,7 @@
 """Programs from layouts: what is cut alike is worked out once, and what no source has is named."""
 
+from typing import Any
+
 import pytest
 
 from tensorhub_common.errors import LayoutMismatch
@@ -92,9 +94,56 @@ def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch
     readers = [rows(at, at + 5, "uvw") for at in range(20)]
     kept = SourceIndex(sources)
     expected = [compile_program("x", reader, kept) for reader in readers]
-    monkeypatch.setattr(compiling, "PATTERNS_MAX", 1)
+    monkeypatch.setattr(compiling, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(compiling, "GRIDS_MAX", 1)
     index = SourceIndex(sources)
-    assert [compile_program("x", reader, index) for reader in [*readers, *readers]] == [*expected, *expected]
+    for reader, program in [*zip(readers, expected, strict=True)] * 2:
+        assert compile_program("x", reader, index) == program
+        assert len(index._patterns) <= 2
+        assert len(index._grids) <= 1
+
+
+@pytest.fixture
+def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the functions that are called from now on to work out a pattern."""
+    called: list[str] = []
+
+    def count(name: str) -> None:
+        function = getattr(compiling, name)
+
+        def counting(*given: Any) -> Any:
+            called.append(name)
+            return function(*given)
+
+        monkeypatch.setattr(compiling, name, counting)
+
+    count("_cut_up")
+    count("_pattern_of")
+    return called
+
+
+def test_what_is_cut_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch, worked_out: list[str]) -> None:
+    """Also where as many patterns are kept as can be."""
+    monkeypatch.setattr(compiling, "PATTERNS_MAX", 2)
+    index = SourceIndex({"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")})
+    for _ in range(2):
+        for at in (0, 1):
+            compile_program("x", rows(at, at + 5, "uvw"), index)
+    assert worked_out == ["_cut_up", "_pattern_of"] * 2
+
+
+def test_readers_of_unlike_lots_share_what_does_not_depend_on_that(worked_out: list[str]) -> None:
+    """A pattern whose cells name all who have them is everybody's; of others the grid is."""
+    lots = [f"{lot:08}" for lot in range(4)]
+    divided = SourceIndex({f"s{at:03}": rows(at, at + 1) for at in range(3 * OWNERS_MAX)})
+    for lot in lots:
+        compile_program(lot, rows(0, 24), divided)
+    assert worked_out == ["_cut_up", "_pattern_of"]
+    worked_out.clear()
+    replicated = SourceIndex({f"s{at:03}": rows(0, 24) for at in range(3 * OWNERS_MAX)})
+    for lot in lots:
+        compile_program(lot, rows(0, 24), replicated)
+    assert worked_out == ["_cut_up"] + ["_pattern_of"] * len(lots)
 
 
 def test_a_region_is_written_as_a_slice() -> None:

@@ -148,6 +148,23 @@ async def test_the_last_used_ones_are_kept(
     assert compiled[-1] == two
 
 
+async def test_of_large_programs_fewer_are_kept(
+    blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these has one tensor, with a place at either end. One that has more than all may have is kept alone."""
+    monkeypatch.setattr(module, "PLACES_MAX", 4)
+    one, two, three = (blobs.add(rows(0, at)) for at in (3, 4, 5))
+    for reader in (one, two, one, three, one):
+        await programs.compiled(JOB, reader, sources)
+    assert compiled == [one, two, three]
+    programs.forget(JOB)
+    await programs.compiled(JOB, one, sources)
+    monkeypatch.setattr(module, "PLACES_MAX", 0)
+    for reader in (two, two):
+        await programs.compiled(JOB, reader, sources)
+    assert compiled == [one, two, three, one, two]
+
+
 async def test_so_many_indexes_are_kept(
     blobs: FakeBlobs, programs: Programs, sources: SourceSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
