@@ -6,7 +6,7 @@ from tests.unit.agent.exchange import LOST_AFTER_S, PIECE_BYTES, Site
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
 from tensorhub_agent import ceding
-from tensorhub_agent.ceding import Ceded
+from tensorhub_agent.ceding import Ceded, cede
 from tensorhub_agent.effects import Available, Show
 from tensorhub_agent.lease_frames import HAVE_RANGES_MAX, Cede, Have, frames_of
 from tensorhub_agent.op_read import ReadOperation
@@ -196,3 +196,95 @@ def test_a_far_source_has_as_long_as_a_thin_line_takes_for_what_is_under_way(is_
     assert source.due(stall_s=5.0) == (5.0 if is_lost else 9.0)
     source.asked(2, ((0, 1),), 1000 * FAR_BPS_MIN, 0.0)
     assert source.due(stall_s=5.0) == (5.0 if is_lost else FAR_SILENT_S)
+
+
+UNEVEN = [1000, *[PIECE_BYTES] * 99]
+"""Bytes of the pieces that a far source is to bring yet; the first one is tiny."""
+
+
+def source(name: str, nbytes: int, *, far: bool = False, shown_at: float | None = None) -> Reading:
+    """Return an open source: a far one, or a mate which has shown `nbytes` of its own by then."""
+    share = Share(
+        source=SourceId(name, 1, name, 0), transport="ucxx", pieces=(), nbytes=nbytes, why="", far=far, crosses=not far
+    )
+    made = Reading(0, share, SourcePhase.OPEN, 0.0)
+    made.shown_at = shown_at
+    if not far:
+        made.has = bytearray(len(UNEVEN))
+    return made
+
+
+def slow(bps: float) -> Reading:
+    """Return a far source of this rate, of which everything is to be asked for yet."""
+    made = source("far", 0, far=True)
+    made.pace.came(int(bps), 1.0)
+    made.give([(0, len(UNEVEN))])
+    return made
+
+
+def test_a_part_is_handed_over_where_all_comes_sooner_by_more_than_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that are equally fast end together in half of the time, which is the gain."""
+    left_s = sum(UNEVEN) / FAST_BPS
+    for gain_s, is_ceded in ((left_s / 2 * 1.01, False), (left_s / 2 * 0.99, True)):
+        monkeypatch.setattr(ceding, "CEDE_GAIN_S", gain_s)
+        far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+        ceded = cede([far, heir], UNEVEN, began=0.0, now=0.0)
+        assert [each.heir.agent for each in ceded] == ["a"] * is_ceded
+        assert list(far.queue) == ([(0, 51)] if is_ceded else [(0, len(UNEVEN))])
+        assert heir.parked == ([(51, 49)] if is_ceded else [])
+
+
+def test_heirs_get_the_end_by_how_fast_they_were_and_no_more_than_their_bytes() -> None:
+    """Each by what it has shown since the read began; the first piece stays, however many there are."""
+    far = slow(FAST_BPS)
+    far.since = 20.0
+    heirs = [source("a", int(2 * FAST_BPS), shown_at=12.0), source("b", int(FAST_BPS), shown_at=11.0)]
+    ceded = cede([far, *heirs], UNEVEN, began=10.0, now=20.0)
+    whole = sum(UNEVEN) / 3
+    for each in ceded:
+        [(first, count)] = each.pieces
+        nbytes = sum(UNEVEN[first : first + count])
+        assert nbytes <= whole < nbytes + PIECE_BYTES
+    assert [each.heir.agent for each in ceded] == ["a", "b"]
+    assert sum(ceded[0].pieces[0]) == len(UNEVEN), "from the end on"
+    (everything,) = cede([slow(1.0), source("a", 10**12, shown_at=0.0)], UNEVEN, began=0.0, now=0.0)
+    assert everything.pieces == ((1, len(UNEVEN) - 1),)
+
+
+@pytest.mark.parametrize("busy", ["parked", "doubted", "closed", "not shown", "crosses nothing"])
+def test_only_who_is_open_and_has_shown_its_part_inherits(busy: str) -> None:
+    far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+    match busy:
+        case "crosses nothing":
+            heir.share = msgspec.structs.replace(heir.share, crosses=False)
+        case "parked":
+            heir.give([(3, 1)])
+        case "doubted":
+            heir.doubted = True
+        case "closed":
+            heir.phase = SourcePhase.CLOSING
+        case "not shown":
+            heir.shown_at = None
+    assert cede([far, heir], UNEVEN, began=0.0, now=1.0) == []
+
+
+@pytest.mark.parametrize("which", ["near", "asked for its word", "asked for everything"])
+def test_nobody_else_hands_over(which: str) -> None:
+    """What comes from the own site crosses nothing; of one that is asked for its word, or for all, nothing waits."""
+    far, heir = slow(FAST_BPS), source("a", int(FAST_BPS), shown_at=1.0)
+    match which:
+        case "near":
+            far.share = msgspec.structs.replace(far.share, far=False)
+        case "asked for its word":
+            far.confirming = True
+        case "asked for everything":
+            far.asked(1, tuple(far.let_go(len(UNEVEN), None)), sum(UNEVEN), 0.0)
+    assert cede([far, heir], UNEVEN, began=0.0, now=1.0) == []
+    assert cede([heir], UNEVEN, began=0.0, now=1.0) == []
+
+
+def test_the_slowest_hands_over_and_one_of_unknown_rate_does_not() -> None:
+    fast, slower, new = slow(FAST_BPS), slow(FAST_BPS / 2), slow(0)
+    heir = source("a", int(FAST_BPS), shown_at=1.0)
+    cede([fast, slower, new, heir], UNEVEN, began=0.0, now=1.0)
+    assert [sum(count for _, count in each.queue) < len(UNEVEN) for each in (fast, slower, new)] == [False, True, False]
