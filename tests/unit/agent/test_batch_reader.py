@@ -265,3 +265,28 @@ async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: p
     await it.reader.read(Where(memoryview(memory), None, TABLE), ((0, ROWS),), silent)
     assert whole(memory, it.new)
     assert it.session.overwritten == []
+
+
+async def test_who_has_waited_in_vain_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher that is busy with other readers makes nothing, and each batch of a long read would wait again."""
+    monkeypatch.setattr(reading, "PATCHES_S", 0.0)
+    it = scene()
+    half = ROWS // 2
+    told = it.reader.sizes
+    it.reader.sizes = SIZE.pack(COMING) * ROWS
+    answers = [told[: SIZE.size] + SIZE.pack(COMING) * (ROWS - 1), told[: SIZE.size] + SIZE.pack(COMING) * (ROWS - 1)]
+    asked: list[int] = []
+
+    async def more(first: int) -> tuple[bytes, bool]:
+        asked.append(first)
+        return answers[len(asked) - 1], True
+
+    it.reader.more = more
+    memory = bytearray(it.old)
+    where = Where(memoryview(memory), None, TABLE)
+    await it.reader.read(where, ((0, half),), silent)
+    assert it.reader.more is not None, "something was made meanwhile"
+    for piece in range(half, ROWS):
+        await it.reader.read(where, ((piece, 1),), silent)
+    assert whole(memory, it.new)
+    assert asked == [0, 0]

@@ -1,10 +1,14 @@
-"""Blocks that sources' edges cut through: who has a part of them."""
+"""Blocks that sources' edges cut through: who has a part of them, and where their entries stand."""
 
-from tests.unit.planner.test_spans import VALUES, cutout
+from itertools import product
 
+import pytest
+from tests.unit.planner.test_spans import SCALES, VALUES, cutout
+
+from tensorhub_common.fold_cells import ENTRY_BYTES
 from tensorhub_common.layout import Shape
 from tensorhub_planner.atoms import Cutout
-from tensorhub_planner.folding import has_some, parts_of_blocks
+from tensorhub_planner.folding import Table, has_some, parts_of_blocks
 
 
 def has_a_part(atom: Cutout, boxes: list[Cutout], start: Shape, stop: Shape) -> bool:
@@ -26,3 +30,17 @@ def test_what_some_have_a_part_of_is_told_from_what_nobody_has() -> None:
     assert not has_a_part(atom, [above], (128, 0), (256, 128)), "it ends where the block begins"
     below = cutout((256, 128), (128, 0), (256, 128))
     assert not has_a_part(atom, [below], (0, 0), (128, 128)), "it begins where the block ends"
+
+
+@pytest.mark.parametrize("cast", [VALUES, SCALES])
+def test_each_block_that_an_atom_has_to_do_with_has_an_entry_of_its_own(cast: str) -> None:
+    """Row by row, from the first one on, of a box that begins and ends within blocks or counts them."""
+    shape = (3, 1000, 700)
+    blocks = ((1, 2, 1), (3, 5, 4))
+    start, stop = blocks
+    if cast == VALUES:
+        start, stop = ((1, 2 * 128 + 5, 128), (3, 4 * 128 + 1, 3 * 128 + 70))
+    atom = cutout(shape, start, stop, dtype="x", cast=cast)
+    table = Table.of(atom)
+    every = list(product(*(range(a, b) for a, b in zip(*blocks, strict=True))))
+    assert [table.at(block) for block in every] == list(range(0, table.nbytes, ENTRY_BYTES))

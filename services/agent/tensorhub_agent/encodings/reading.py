@@ -25,7 +25,8 @@ from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, Range
 from tensorhub_common.wire.worker import Encoded
 
 PATCHES_S: Final = 2.5
-"""A batch waits so long for patches that are being made; a source that is silent for `stall_s` is left."""
+"""A batch waits so long for patches that are being made; a source that is silent for `stall_s` is left. Where none was
+made in that time no later batch of the read waits."""
 
 LOOK_AGAIN_S: Final = 0.05
 """How often it is looked for them."""
@@ -65,8 +66,8 @@ class BatchReader:
     """While patches are being made: asks for the page of sizes that begins at a piece, and whether more will come."""
 
     async def _await_patches(self, pieces: Sequence[Range]) -> None:
-        """Wait for patches of these pieces while they are being made, but not for long."""
-        until = time.monotonic() + PATCHES_S
+        """Wait for patches of these pieces while they are being made, but not for long, and in vain only once."""
+        until, known = time.monotonic() + PATCHES_S, self.sizes
         for first, count in pieces:
             for page in range(first // PAGE * PAGE, first + count, PAGE):
                 inside = range(max(first, page), min(first + count, page + PAGE))
@@ -78,6 +79,9 @@ class BatchReader:
                     if not is_coming:
                         self.more = None
                     elif time.monotonic() > until:
+                        if self.sizes == known:
+                            # Its maker has no turn. A batch after the other would wait for it, longer than for pieces.
+                            self.more = None
                         return
                     else:
                         await asyncio.sleep(LOOK_AGAIN_S)
