@@ -6,14 +6,26 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.planner.given import MIB, MY_TURN, SIZES, answer, demand, holder, planned, refused, source
+from tests.unit.planner.given import (
+    MIB,
+    MY_TURN,
+    SEAT,
+    SIZES,
+    TOPOLOGY,
+    answer,
+    demand,
+    holder,
+    planned,
+    refused,
+    source,
+)
 
 from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId, Turn
 from tensorhub_planner.busy import Busy
-from tensorhub_planner.crossing import divide
+from tensorhub_planner.crossing import divide, shares_out
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.ranges import Ranges, Sizes, common, count_of, normal
-from tensorhub_planner.sources import Holder
+from tensorhub_planner.sources import Holder, Holders
 
 CROSSERS = [SourceId(f"agent-{number}", 1, f"rollout-{number}", 0) for number in range(8)]
 FAR = holder("far")
@@ -193,3 +205,43 @@ def test_what_is_divided_anew_is_so_among_those_of_the_first_plan() -> None:
     assert {agent: share.pieces for agent, share in gone.items()} != {
         agent: share.pieces for agent, share in forgotten.items()
     }
+
+
+# Which readers share out, before it is known whether they go by a program.
+
+OTHERS = [FAR, *MATES]
+
+
+def shares(*holders: Holder, wants: Demand | None = None) -> bool:
+    return shares_out(wants or asks(), SEAT, Holders(holders), TOPOLOGY)
+
+
+def test_those_share_out_who_were_decided_together_in_a_site_that_has_nothing() -> None:
+    assert shares(*OTHERS)
+    assert not shares(FAR), "alone it reads from everybody"
+    assert not shares(FAR, mate("far", 49)), "a mate in another site is none"
+    assert not shares(*OTHERS, wants=demand()), "one that knows no promises"
+    assert not shares(*OTHERS, wants=msgspec.structs.replace(asks(), turn=None))
+    assert not shares(*OTHERS, wants=msgspec.structs.replace(asks(), mapped=True))
+
+
+@pytest.mark.parametrize("layout", ["l" * 64, "k" * 64], ids=["equal", "unlike"])
+def test_nothing_is_shared_out_where_somebody_in_the_site_has_it_or_will(layout: str) -> None:
+    """Whatever its layout. One that will have it by a later decision is no source yet."""
+    assert not shares(*OTHERS, holder("d", layout=layout))
+    assert not shares(*OTHERS, holder("d", layout=layout, turn=MY_TURN.decided - 1))
+    assert shares(*OTHERS, holder("d", layout=layout, turn=MY_TURN.decided + 1))
+
+
+@pytest.mark.parametrize(("number", "is_first"), [(47, False), (52, True)])
+def test_of_unlike_layouts_decided_together_that_of_the_first_turn_shares_out(number: int, is_first: bool) -> None:  # noqa: FBT001
+    """The others read in the site, behind it."""
+    unlike = msgspec.structs.replace(mate("d", number), layout="k" * 64)
+    assert shares(*OTHERS, unlike) is is_first
+    elsewhere = msgspec.structs.replace(mate("far", number), layout="k" * 64)
+    assert shares(*OTHERS, elsewhere), "whoever stands in another site is none of these"
+
+
+def test_the_reader_itself_may_be_the_first() -> None:
+    later = [mate("a", 51), msgspec.structs.replace(mate("b", 52), layout="k" * 64)]
+    assert shares(FAR, *later)
