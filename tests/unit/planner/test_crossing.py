@@ -243,5 +243,14 @@ def test_of_unlike_layouts_decided_together_that_of_the_first_turn_shares_out(nu
 
 
 def test_the_reader_itself_may_be_the_first() -> None:
-    later = [mate("a", 51), msgspec.structs.replace(mate("b", 52), layout="k" * 64)]
-    assert shares(FAR, *later)
+    unlike = msgspec.structs.replace(mate("b", 52), layout="k" * 64)
+    assert shares(FAR, mate("a", 53), unlike)
+
+
+@pytest.mark.parametrize(
+    "other", [mate("far", 51), holder("a", turn=MY_TURN.decided + 1), holder("a", layout="k" * 64)]
+)
+def test_one_without_mates_of_its_own_layout_shares_out_nothing(other: Holder) -> None:
+    """Neither another site's, nor those of another decision, nor unlike ones: it has nobody to exchange with."""
+    turned = other if other.turn is not None else msgspec.structs.replace(other, turn=Turn(MY_TURN.decided, 51))
+    assert not shares(FAR, turned, msgspec.structs.replace(mate("b", 52), layout="k" * 64))
