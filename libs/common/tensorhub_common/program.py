@@ -144,10 +144,11 @@ def _is_whole(group: Group, program: Program) -> bool:
         return False
     if min(group.table, group.table_bytes) < 0:
         return False
-    return all(_is_cut(cell, boxes, group.table_bytes) for cell in program.patterns[group.pattern])
+    cells = program.patterns[group.pattern]
+    return all(_is_cut(cell, boxes, group.table_bytes, len(cells)) for cell in cells)
 
 
-def _is_cut(cell: Cell, boxes: int, table_bytes: int) -> bool:
+def _is_cut(cell: Cell, boxes: int, table_bytes: int, folds_max: int) -> bool:
     cut, rank = cell.cut, len(cell.cut.shape)
     if len(cut.to_strides) != rank or not 0 <= cut.dim < max(rank, 1):
         return False
@@ -159,7 +160,8 @@ def _is_cut(cell: Cell, boxes: int, table_bytes: int) -> bool:
         return False
     if cell.fold is None:
         return bool(cell.owners)
-    return is_good(cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes)
+    # Whoever carries it out keeps something of each number: there are at most as many as cells.
+    return cell.fold.number < folds_max and is_good(cell.fold, cut.shape, cut.units, len(cell.owners), table_bytes)
 
 
 def _is_box(owner: Owner, rank: int, boxes: int) -> bool:

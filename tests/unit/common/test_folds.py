@@ -83,6 +83,7 @@ def test_a_table_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         {"at": -1},
         {"at": 1 << 20},
         {"number": -1},
+        {"number": 1 << 40},
         {"scheme": "no such"},
     ],
 )
@@ -94,5 +95,6 @@ def test_what_is_no_fold_is_refused(change: dict[str, object]) -> None:
     for name, value in change.items():
         fold[columns.index(name)] = value
     assert decoded(encoded(program)) == program
+    assert len(folds_of(Execution(program))) < 1 << 10, "so many are kept in memory as there are numbers"
     with pytest.raises(LayoutMismatch):
         decoded(msgspec.msgpack.encode(plain))
