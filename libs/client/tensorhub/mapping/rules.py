@@ -33,7 +33,7 @@ class Rule(msgspec.Struct, frozen=True):
     of: Node | LeftOut
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` when a name in `of` asks for what the pattern does not tell, `TypeError` for no pattern."""
+        """Raise `ValueError` when `of` asks for what the pattern does not tell, `TypeError` for what is no pattern."""
         if not isinstance(self.name, str):
             raise TypeError(f"a rule begins with a pattern of names; got {self.name!r:.80}")
         known = words(self.name) | {WHOLE_NAME}
