@@ -175,6 +175,20 @@ async def test_a_shard_that_never_came_is_named(hub: RunningHub) -> None:
         assert all("shards [3] did not publish" in str(error) for error in failed), failed
 
 
+async def test_a_read_that_runs_out_of_time_names_its_shard_once(hub: RunningHub) -> None:
+    """The bound ends in mid-read, or before it began; a later call with more time ends with the bytes."""
+    tensors = {"w": torch.arange(64.0 * 2**20 / 4).view(4096, 4096)}
+    async with hub.connected() as hubs:
+        trainer = await registered(hubs, "trainer", rows, 2, tensors)
+        assert await published(trainer, rows, tensors) == 1
+        reader = await registered(hubs, "reader", columns, 1, tensors)
+        with pytest.raises((RoundTimeout, VersionUnavailable)) as raised:
+            await reader[0].replicate(1, timeout_s=0.005)
+        assert str(raised.value).count("shard 0") <= 1, raised.value
+        await replicated(reader, 1)
+        assert_holds(reader, columns, tensors)
+
+
 async def test_all_shards_are_told_alike_that_nothing_is_published_yet(hub: RunningHub) -> None:
     """Both end at the same bound: the second is not told that it waited for the first, which had left by then."""
     tensors = {"w": torch.ones(8, 6)}

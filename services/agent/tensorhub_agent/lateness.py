@@ -32,7 +32,9 @@ def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: b
     """Return the error and its message; `missing` are the shards that never joined."""
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     if not is_joining:
-        return RoundTimeout.__name__, f"{where} could not be filled within the bound: allow more time"
+        # The fold says before it which shard it is: it fails the round for all of them.
+        message = f"{key.model}/{key.replica} could not be filled within the bound: allow more time"
+        return RoundTimeout.__name__, message
     others = [index for index in missing if index != key.shard]
     if others:
         message = (

@@ -45,4 +45,4 @@ def test_it_was_waited_for_those_who_never_came() -> None:
 def test_who_was_being_filled_needs_more_time() -> None:
     error, message = told(12, (0,), is_joining=False)
     assert error == RoundTimeout.__name__
-    assert message == "shard 1 of policy/engine could not be filled within the bound: allow more time"
+    assert message == "policy/engine could not be filled within the bound: allow more time"
