@@ -74,6 +74,27 @@ def test_scales_follow_of_a_fold_that_is_under_way_and_of_no_other() -> None:
     assert folding.follow([SCALE]) == ([], [SCALE]), "whoever was to bring it is gone, and the fold is known"
 
 
+def test_what_is_loose_on_either_side_of_the_scales_stays_loose() -> None:
+    """Of one range the scales follow, partials and all behind the scales are as loose as before."""
+    folding = Folding(FOLDS, UNITS)
+    folding.wake([SCALE])
+    rest, known = folding.follow([(0, UNITS)])
+    following = set(FOLDS.rest_of(FOLDS.of[SCALE[0]]))
+    assert SCALE[0] in following
+    assert sorted(unit for first, count in rest for unit in range(first, first + count)) == [
+        unit for unit in range(UNITS) if unit not in following
+    ]
+    assert known == []
+
+
+def test_what_is_unknown_are_values_of_folds_alone() -> None:
+    folding = Folding(FOLDS, UNITS)
+    assert len(folding.unknown) == UNITS
+    assert units_of([(0, EXECUTION.scales), (EXECUTION.values, UNITS - EXECUTION.values)]).isdisjoint(
+        unit for unit, mark in enumerate(folding.unknown) if mark
+    )
+
+
 def test_values_are_unknown_until_their_last_partial_is_folded() -> None:
     folding = Folding(FOLDS, UNITS)
     assert folding.unknown[VALUE[0]]
