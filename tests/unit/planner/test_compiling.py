@@ -117,8 +117,8 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(compiling, name, counting)
 
-    count("_cut_up")
-    count("_pattern_of")
+    count("cut_up")
+    count("pattern_of")
     return called
 
 
@@ -129,7 +129,7 @@ def test_what_is_cut_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch, w
     for _ in range(2):
         for at in (0, 1):
             compile_program("x", rows(at, at + 5, "uvw"), index)
-    assert worked_out == ["_cut_up", "_pattern_of"] * 2
+    assert worked_out == ["cut_up", "pattern_of"] * 2
 
 
 def test_readers_of_unlike_lots_share_what_does_not_depend_on_that(worked_out: list[str]) -> None:
@@ -138,12 +138,12 @@ def test_readers_of_unlike_lots_share_what_does_not_depend_on_that(worked_out: l
     divided = SourceIndex({f"s{at:03}": rows(at, at + 1) for at in range(3 * OWNERS_MAX)})
     for lot in lots:
         compile_program(lot, rows(0, 24), divided)
-    assert worked_out == ["_cut_up", "_pattern_of"]
+    assert worked_out == ["cut_up", "pattern_of"]
     worked_out.clear()
     replicated = SourceIndex({f"s{at:03}": rows(0, 24) for at in range(3 * OWNERS_MAX)})
     for lot in lots:
         compile_program(lot, rows(0, 24), replicated)
-    assert worked_out == ["_cut_up"] + ["_pattern_of"] * len(lots)
+    assert worked_out == ["cut_up"] + ["pattern_of"] * len(lots)
 
 
 def test_a_region_is_written_as_a_slice() -> None:
