@@ -45,13 +45,14 @@ from tensorhub_common.program import Program
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Compiled
+from tensorhub_planner.busy import Reader
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.deciding import found_in
 from tensorhub_planner.entries import Entries
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.main import GC_YOUNG
 from tensorhub_planner.programs import Programs
 from tensorhub_planner.ranges import Sizes

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Final
 
-from tensorhub_agent.serving import summed
+from tensorhub_agent.served import summed
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import RoundState
 from tensorhub_common.errors import LayoutMismatch
@@ -72,7 +72,7 @@ class PlannerNode(Node):
         with built(self.build, self.fold.catalog):
             events = self.fold.take(entry)
         for event in events:
-            self.ledger.see(self.world.job, event)
+            self.ledger.see(self.world.job, entry.seq, event)
 
     def hear(self, agent: "AgentNode") -> None:
         """Hear an agent's beat, in which it says who reads from it in all jobs."""

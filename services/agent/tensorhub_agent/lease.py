@@ -8,6 +8,7 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.ranges import marked
 from tensorhub_agent.units import Completion
+from tensorhub_common.wire.asks import Served
 from tensorhub_common.wire.transfer import Range, Transport, Turn
 
 
@@ -77,13 +78,13 @@ class Lease:
     ticket: str
     deadline: float
     offered: Offered
+    served: Served
+    """What beats say of its reader."""
     is_told: bool = False
     """Its reader asks for nothing before it is told that it is there."""
     is_mapped: bool = False
     """Its reader's worker maps the memory, and may go on with that when the lease is over."""
     transport: Transport = "local"
-    nbytes: int = 0
-    """So much its reader was planned to read."""
     is_promised: bool = False
     """Of what does not stand there yet its reader waits only for what is promised."""
     units: Completion | None = None

@@ -27,7 +27,7 @@ from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.segments import SegmentStore
-from tensorhub_agent.serving import summed
+from tensorhub_agent.served import summed
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused

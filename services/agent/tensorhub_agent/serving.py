@@ -16,7 +16,7 @@ goes by the same program is told of units. Only such a one may count on promises
 bytes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -25,9 +25,10 @@ from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
 from tensorhub_agent.ranges import mark, split, unmark
+from tensorhub_agent.served import served
 from tensorhub_agent.units import Completion
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.asks import Serving
+from tensorhub_common.wire.asks import Served
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import (
     DIGESTS_PAGE_PIECES,
@@ -273,8 +274,8 @@ class LeaseTable:
         filling = offered.has is not None
         reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
         ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
-        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, is_told=filling, is_mapped=ask.mapped)
-        lease.transport, lease.nbytes = ask.transport, max(ask.nbytes, 0)
+        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, served(ask), is_told=filling)
+        lease.is_mapped, lease.transport = ask.mapped, ask.transport
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
         return _grant_of(lease, endpoint, ticket_s)
 
@@ -337,9 +338,9 @@ class LeaseTable:
         """Return the state of each lease under way. It may be called from another thread."""
         return [str(lease.state) for lease in list(self._leases.values())]
 
-    def readers(self) -> list[tuple[Transport, int]]:
-        """Return the transport and bytes of each lease that costs this agent. It may be called from another thread."""
-        return [(lease.transport, lease.nbytes) for lease in list(self._leases.values()) if not lease.is_mapped]
+    def readers(self) -> list[tuple[Transport, Served]]:
+        """Return the transport and reader of each lease that costs this agent. It may be called from another thread."""
+        return [(lease.transport, lease.served) for lease in list(self._leases.values()) if not lease.is_mapped]
 
     def renew(self, name: str, now: float) -> bool:
         """Note that the reader is alive; False when the lease is over."""
@@ -420,15 +421,6 @@ def _grant_of(lease: Lease, endpoint: str, ticket_s: float) -> LeaseGrant:
         filling=lease.offered.has is not None,
         mapped=lease.is_mapped,
     )
-
-
-def summed(readers: Iterable[tuple[Transport, int]]) -> tuple[Serving, ...]:
-    """Say what the readers of all jobs come to."""
-    found: dict[Transport, Serving] = {}
-    for transport, nbytes in readers:
-        before = found.get(transport, Serving(transport, 0, 0))
-        found[transport] = Serving(transport, before.readers + 1, before.nbytes + nbytes)
-    return tuple(found.values())
 
 
 def _counting(coming: Offered) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.wire.transfer import Demand, Plan, SourceId
-from tensorhub_planner.busy import TRANSPORTS, Lane
+from tensorhub_planner.busy import TRANSPORTS, Lane, Reader
 from tensorhub_planner.coverage import prove_again
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.measured import STEP, Believed, believed
 from tensorhub_planner.sources import Found, Holder
 

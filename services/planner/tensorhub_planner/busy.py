@@ -1,4 +1,4 @@
-"""How busy a source is: its readers, and their bytes. Pure."""
+"""How busy a source is, and who reads from it. Pure."""
 
 from typing import Final, get_args
 
@@ -10,6 +10,15 @@ TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 
 Lane = tuple[str, Transport]
 """An agent, and a way in which it is read."""
+
+
+class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A shard that reads."""
+
+    job: str
+    model: str
+    replica: str
+    shard: int
 
 
 class Busy(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -12,9 +12,10 @@ import msgspec
 
 from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal
+from tensorhub_planner.busy import Reader
 from tensorhub_planner.fold import Fold
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.plan import Answer, plan
 from tensorhub_planner.ranges import Sizes, count_of, normal
 from tensorhub_planner.sources import Found, Holder, Holders, Seat, find

@@ -52,7 +52,8 @@ WAITING_MAX: Final = 4096
 Follow = Callable[[str, int], AsyncGenerator[Entry, None]]
 Load = Callable[[str, int], Awaitable[Snapshot | None]]
 """Returns the newest snapshot of a job after this entry, or None."""
-OnEvent = Callable[[str, Event], None]
+OnEvent = Callable[[str, int, Event], None]
+"""Takes a job, the number of an entry in its log, and what happened by that."""
 OnEnd = Callable[[str], None]
 """Is told of a job whose log goes on no more: it was removed, or is another one than was folded."""
 
@@ -135,7 +136,7 @@ class _Followed:
                 if entry.seq % FOLD_BURST == 0:
                     await asyncio.sleep(0)
                 for event in self.fold.take(entry):
-                    self._on_event(self.job, event)
+                    self._on_event(self.job, entry.seq, event)
                 self._tell()
 
     def _tell(self) -> None:

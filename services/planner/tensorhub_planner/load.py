@@ -4,21 +4,19 @@ An assignment counts until the log says that its read is over, or for `limits.as
 load is an agent's, not a shard's, and counted by transport: a local reader copies by itself and leaves the source's
 network card alone. Readers of all jobs share it, since an agent serves all of them.
 
-A planner knows only of its own plans, and of those only since it was started. So agents say with each beat how many
-read from them (`said.py`), and the larger counts: what is assigned here, or what was said, with those that were
-assigned here since and without those that ended. It is wrong for a beat at most; all of it steers, and nothing that
-must be true depends on it.
+A planner knows only of its own plans, and of those only since it was started. So agents say with each beat who reads
+from them (`said.py`), and whoever is named there and not assigned here counts too, unless the log has said since that
+its read is over (`ended.py`). Where an agent names nobody, or not all, the larger number counts: of those known here or
+of those that it said and that are not over. All of it steers, and nothing that must be true depends on it.
 
-Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and `fresh` are
-readers that are assigned.
+Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and nobody whom an
+agent names is load once the log has said that its read is over, whenever that is heard.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, overload
-
-import msgspec
 
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.events.event import Event
@@ -27,19 +25,10 @@ from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
 from tensorhub_common.wire.events.shards import ShardFilled, ShardReleased
 from tensorhub_common.wire.transfer import Plan, SourceId
-from tensorhub_planner.busy import IDLE, TRANSPORTS, Busy, Lane
+from tensorhub_planner.busy import IDLE, Busy, Lane, Reader
+from tensorhub_planner.ended import Ended
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.said import Said
-
-
-class Reader(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A shard that reads."""
-
-    job: str
-    model: str
-    replica: str
-    shard: int
-
+from tensorhub_planner.said import Said, Word
 
 Load = Mapping[Lane, Busy]
 
@@ -63,24 +52,18 @@ class Ledger:
     limits: Limits
     _reads: dict[Reader, _Read] = field(default_factory=dict)
     _busy: dict[Lane, Busy] = field(default_factory=dict)
-    _fresh: dict[Lane, set[Reader]] = field(default_factory=dict)
-    """Who was assigned to a source since it last said who reads from it."""
     _own: dict[tuple[str, str, str], dict[Lane, int]] = field(default_factory=dict)
     """By job, model and replica: how many of its shards are assigned to each source."""
-    _over: dict[Lane, int] = field(default_factory=dict)
-    """So many of those that were assigned before have ended since."""
     said: Said = field(init=False)
+    ended: Ended = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with no agent heard."""
-        self.said = Said(self.limits)
+        """Begin with no agent heard, and nothing seen of the log."""
+        self.said, self.ended = Said(self.limits), Ended(self.limits)
 
     def hear(self, beat: Beat, now: float) -> None:
         """Take what an agent says of its readers."""
-        if self.said.hear(beat, now):
-            for transport in TRANSPORTS:
-                self._fresh.pop((beat.agent, transport), None)
-            self._forget_over(beat.agent)
+        self.said.hear(beat, now)
 
     def at(self, now: float) -> Load:
         """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
@@ -92,16 +75,25 @@ class Ledger:
         return _Merged(self, now)
 
     def busy(self, lane: Lane, now: float) -> Busy:
-        """Return the load of a source: what is assigned, or what it said and has changed since."""
+        """Return the load of a source: what is assigned, and who else reads from it as far as it has said."""
         assigned = self._busy.get(lane, IDLE)
-        if lane not in self.said.lanes():
-            # Without a word of the source what is assigned is all that is known.
-            return assigned
-        said = self.said.at(lane, now)
-        if not said.readers and lane not in self._fresh:
-            return assigned
-        readers = said.readers + len(self._fresh.get(lane, ())) - self._over.get(lane, 0)
-        return Busy(readers, max(assigned.nbytes, said.nbytes)) if readers > assigned.readers else assigned
+        word = self.said.at(lane, now)
+        return assigned if word is None else self._with_others(lane, assigned, word)
+
+    def _with_others(self, lane: Lane, assigned: Busy, word: Word) -> Busy:
+        """Return the load of a source that has said who reads from it."""
+        readers, nbytes = assigned.readers, assigned.nbytes
+        said_readers, said_nbytes = word.all.readers, word.all.nbytes
+        for reader, decided, its_nbytes in word.named:
+            if self.ended.is_over(reader, decided):
+                said_readers -= 1
+                said_nbytes -= its_nbytes
+                continue
+            read = self._reads.get(reader)
+            if read is None or lane not in read.nbytes:
+                readers += 1
+                nbytes += its_nbytes
+        return Busy(max(readers, said_readers), max(nbytes, said_nbytes))
 
     def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
@@ -155,8 +147,9 @@ class Ledger:
         for lane in [lane for lane in read.nbytes if lane[0] in gone]:
             self._drop(reader, lane, read.nbytes.pop(lane))
 
-    def see(self, job: str, event: Event) -> None:
-        """Let a read end that the log says is over."""
+    def see(self, job: str, seq: int, event: Event) -> None:
+        """Let a read end that the log says is over, by its entry of this number."""
+        self.ended.see(job, seq, event)
         match event:
             case ShardFilled() | ShardReleased():
                 self.done(Reader(job, event.model, event.replica, event.shard))
@@ -165,7 +158,6 @@ class Ledger:
             case AgentLost():
                 self._gone(event.agent)
                 self.said.forget(event.agent, event.incarnation)
-                self._forget_over(event.agent)
             case _:
                 pass
 
@@ -180,9 +172,6 @@ class Ledger:
         own = Counter((lane, r.job, r.model, r.replica) for r, read in self._reads.items() for lane in read.nbytes)
         said = {(lane, *whole): count for whole, lanes in self._own.items() for lane, count in lanes.items()}
         assert own == said, f"replicas read {own}, the ledger says {said}"
-        for lane, readers in self._fresh.items():
-            for reader in readers:
-                assert lane in self._reads[reader].nbytes, f"{reader} is fresh at {lane}, and not assigned to it"
         self.said.check()
         times = [read.since for read in self._reads.values()]
         assert times == sorted(times), f"reads out of the order of their time: {times}"
@@ -198,31 +187,17 @@ class Ledger:
             for lane in [lane for lane in read.nbytes if lane[0] == agent]:
                 self._drop(reader, lane, read.nbytes.pop(lane))
 
-    def _forget_over(self, agent: str) -> None:
-        for transport in TRANSPORTS:
-            self._over.pop((agent, transport), None)
-
     def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
         before = self._busy.get(lane, IDLE)
         if lane in read.nbytes:
             self._busy[lane] = Busy(before.readers, before.nbytes + nbytes)
         else:
-            fresh = self._fresh.get(lane)
-            if fresh is None:
-                fresh = self._fresh[lane] = set()
-            fresh.add(reader)
             own = self._own.setdefault((reader.job, reader.model, reader.replica), {})
             own[lane] = own.get(lane, 0) + 1
             self._busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
         read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
 
     def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
-        fresh = self._fresh.get(lane, set())
-        if reader not in fresh and self.said.knows(lane[0]):
-            self._over[lane] = self._over.get(lane, 0) + 1
-        fresh.discard(reader)
-        if not fresh:
-            self._fresh.pop(lane, None)
         whole = (reader.job, reader.model, reader.replica)
         own = self._own[whole]
         own[lane] -= 1

@@ -12,10 +12,11 @@ from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
+from tensorhub_planner.busy import Reader
 from tensorhub_planner.crossing import shares_out
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.reasons import absentees, why_refusal

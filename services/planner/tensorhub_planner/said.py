@@ -6,10 +6,10 @@ incarnation heard, its latest; a word counts for `said_s_max`, and there are at 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from tensorhub_common.wire.asks import Beat
-from tensorhub_planner.busy import IDLE, TRANSPORTS, Busy, Lane
+from tensorhub_common.wire.asks import SERVED_MAX, Beat, Served, Serving
+from tensorhub_planner.busy import TRANSPORTS, Busy, Lane, Reader
 from tensorhub_planner.limits import Limits
 
 AGENTS_MAX: Final = 65_536
@@ -23,61 +23,88 @@ NBYTES_MAX: Final = 2**62
 """And these have at most so many bytes left."""
 
 
+class Named(NamedTuple):
+    """A reader whom an agent named, where its round was decided, and its bytes."""
+
+    reader: Reader
+    decided: int
+    nbytes: int
+
+
+class Word(NamedTuple):
+    """What an agent said of one way to read from it, and when: all its readers, and some of them by name."""
+
+    at: float
+    all: Busy
+    named: tuple[Named, ...]
+
+
 @dataclass(slots=True)
 class Said:
     """The last word of each agent."""
 
     limits: Limits
-    _words: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _heard: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By agent its incarnation, and when it spoke."""
-    _busy: dict[Lane, tuple[float, Busy]] = field(default_factory=dict)
-    """The same for each that has readers, and what it said: plans look up many that have none."""
+    _words: dict[Lane, Word] = field(default_factory=dict)
+    """Of those that have readers: plans look up many that have none."""
 
-    def hear(self, beat: Beat, now: float) -> bool:
-        """Take an agent's beat; False: one of an incarnation that is over."""
-        before, _ = self._words.get(beat.agent, (0, 0.0))
+    def hear(self, beat: Beat, now: float) -> None:
+        """Take an agent's beat, unless it is one of an incarnation that is over."""
+        before, _ = self._heard.get(beat.agent, (0, 0.0))
         if beat.incarnation < before:
-            return False
+            return
         self._drop(beat.agent)
-        self._words[beat.agent] = (beat.incarnation, now)
+        self._heard[beat.agent] = (beat.incarnation, now)
         for each in beat.serving:
             if each.readers > 0:
-                readers = min(each.readers, READERS_MAX)
-                self._busy[beat.agent, each.transport] = (now, Busy(readers, min(max(each.nbytes, 0), NBYTES_MAX)))
-        if len(self._words) > AGENTS_MAX:
-            self._drop(next(iter(self._words)))
-        return True
+                self._words[beat.agent, each.transport] = _word(each, now)
+        if len(self._heard) > AGENTS_MAX:
+            self._drop(next(iter(self._heard)))
 
-    def at(self, lane: Lane, now: float) -> Busy:
-        """Return who reads from a source, as it said; nobody, if it has said nothing that still counts."""
-        said = self._busy.get(lane)
-        return IDLE if said is None or now - said[0] >= self.limits.said_s_max else said[1]
+    def at(self, lane: Lane, now: float) -> Word | None:
+        """Return who reads from a source, as it said; None, if it has named nobody that still counts."""
+        word = self._words.get(lane)
+        return None if word is None or now - word.at >= self.limits.said_s_max else word
 
     def lanes(self) -> Iterable[Lane]:
         """Return the sources that had readers by their last word."""
-        return self._busy.keys()
+        return self._words.keys()
 
     def knows(self, agent: str) -> bool:
         """Tell whether an agent has spoken."""
-        return agent in self._words
+        return agent in self._heard
 
     def unheard(self, agents: Iterable[str], now: float) -> list[str]:
         """Return which of these agents have said nothing that still counts."""
         never = -self.limits.said_s_max
-        return [each for each in agents if now - self._words.get(each, (0, now + never))[1] >= self.limits.said_s_max]
+        return [each for each in agents if now - self._heard.get(each, (0, now + never))[1] >= self.limits.said_s_max]
 
     def forget(self, agent: str, incarnation: int) -> None:
         """The agent's incarnation is lost, and its leases with it."""
-        if agent in self._words and self._words[agent][0] <= incarnation:
+        if agent in self._heard and self._heard[agent][0] <= incarnation:
             self._drop(agent)
 
     def _drop(self, agent: str) -> None:
-        self._words.pop(agent, None)
+        self._heard.pop(agent, None)
         for transport in TRANSPORTS:
-            self._busy.pop((agent, transport), None)
+            self._words.pop((agent, transport), None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
-        for (agent, transport), (at, busy) in self._busy.items():
-            assert at == self._words[agent][1], f"{agent} said of {transport} what is not of its last word"
-            assert busy.readers > 0, f"{agent} is idle by {transport}"
+        for (agent, transport), word in self._words.items():
+            assert word.at == self._heard[agent][1], f"{agent} said of {transport} what is not of its last word"
+            assert word.all.readers > 0, f"{agent} is idle by {transport}"
+
+
+def _word(serving: Serving, now: float) -> Word:
+    everybody = Busy(min(serving.readers, READERS_MAX), _possible(serving.nbytes))
+    return Word(now, everybody, tuple(_named(each) for each in serving.served[:SERVED_MAX]))
+
+
+def _named(each: Served) -> Named:
+    return Named(Reader(each.job, each.model, each.replica, each.shard), each.decided, _possible(each.nbytes))
+
+
+def _possible(nbytes: int) -> int:
+    return min(max(nbytes, 0), NBYTES_MAX)

@@ -63,7 +63,7 @@ class Planner:
         self._layouts = Layouts(blobs)
         self._programs = Programs(blobs, self._layouts)
         self._hearing = Hearing(bus, self.ledger)
-        self._catalogs = Catalogs(bus, self._see, self._programs.forget)
+        self._catalogs = Catalogs(bus, self._see, self._forget)
         self._preparing = Preparing(self._programs, self._catalogs.folded)
 
     async def run(self) -> None:
@@ -90,9 +90,13 @@ class Planner:
         await self._catalogs.stop()
         self._tracing.close()
 
-    def _see(self, job: str, event: Event) -> None:
-        self.ledger.see(job, event)
+    def _see(self, job: str, seq: int, event: Event) -> None:
+        self.ledger.see(job, seq, event)
         self._preparing.see(job, event)
+
+    def _forget(self, job: str) -> None:
+        self.ledger.ended.forget(job)
+        self._programs.forget(job)
 
     async def answer(self, question: Message) -> bytes:
         """Return the plan, the refusal or the error for one question."""

@@ -8,9 +8,10 @@ import msgspec
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_common.wire.asks import Beat
 from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal, SourceId, Turn
+from tensorhub_planner.busy import Reader
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.plan import Answer, LayoutsDiffer
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.sources import Found, Holder, Holders, Seat
@@ -66,6 +67,8 @@ class Planning:
         self._topology = Topology(places)
         # A planner decides for all shards, and those that are not modelled ask as well.
         self._share = fabric.cluster.model.shards / fabric.rails
+        self._decided = 0
+        """The last decision that the log has."""
         self.questions = 0
         self.plans = 0
 
@@ -87,6 +90,8 @@ class Planning:
         self._copies.setdefault(where.shard, Copies()).holders[source] = (version, holder)
         if turn is None:
             self._over(where)
+        else:
+            self._decided = max(self._decided, turn.decided)
 
     def hear(self, beat: Beat) -> None:
         """Let every planner hear what an agent says of its readers."""
@@ -104,6 +109,7 @@ class Planning:
         reader = Reader(JOB, MODEL, f"{where.kind}-{where.replica}", where.shard)
         for ledger in self._ledgers:
             ledger.done(reader)
+            ledger.ended.shard(reader, self._decided + 1)
 
     def ask(self, where: "Where", demand: Demand, answered: "Callable[[PlanAnswer], None]") -> None:
         """Answer once a planner has got to it."""

@@ -10,13 +10,14 @@ from tensorhub_agent.limits import Limits as AgentLimits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.ranges import count_of, marked
 from tensorhub_agent.reading import SourcePhase
+from tensorhub_agent.served import summed
 from tensorhub_agent.serving import READERS_MAX
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.asks import Beat, Serving
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, SourceId, Transport, Turn
-from tensorhub_simulator.cluster.planning import MODEL, source_of
+from tensorhub_common.wire.asks import Beat, Served, Serving
+from tensorhub_common.wire.transfer import Demand, PlanAnswer, Range, SourceId, Turn
+from tensorhub_simulator.cluster.planning import JOB, MODEL, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -280,15 +281,20 @@ class Rank:
 
     def beat(self) -> Beat | None:
         """Return what this agent says of its readers; None where the planners know that by what it said before."""
-        over: dict[Transport, list[int]] = {}
-        for (reader, _), nbytes in self.readers.items():
-            over.setdefault("local" if reader.seat.host == self.seat.host else "ucxx", []).append(nbytes)
-        serving = tuple(Serving(transport, len(each), sum(each)) for transport, each in over.items())
+        serving = summed(
+            ("local" if reader.seat.host == self.seat.host else "ucxx", reader.served_here(nbytes))
+            for (reader, _), nbytes in self.readers.items()
+        )
         now, (said_at, said) = self.world.agenda.now, self._said
         if said == serving and (not serving or now < said_at + SAY_AGAIN_S):
             return None
         self._said = (now, serving)
         return Beat(agent=self.me.agent, incarnation=self.me.incarnation, serving=serving)
+
+    def served_here(self, nbytes: int) -> Served:
+        """Return what a source says of this reader, which was planned to read so much there."""
+        decided = 0 if self.turn is None else self.turn.decided
+        return Served(JOB, MODEL, self.me.replica, self.me.shard, decided, nbytes)
 
     def _show(self, pieces: "Sequence[Range]") -> None:
         """Tell readers what stands here now."""

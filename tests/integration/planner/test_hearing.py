@@ -82,8 +82,8 @@ async def told(planner: Planner, agent: str, readers: int) -> None:
     """Wait until the planner has heard this."""
 
     def is_heard() -> bool:
-        said = planner.ledger.said
-        return said.knows(agent) and said.at((agent, "ucxx"), time.monotonic()).readers == readers
+        ledger = planner.ledger
+        return ledger.said.knows(agent) and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
 
     async with asyncio.timeout(5):
         while not is_heard():  # noqa: ASYNC110 (only looking again tells)

@@ -9,11 +9,11 @@ from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import AskPlan, Key, Post, Progressed, Raise
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
-from tensorhub_agent.serving import summed
+from tensorhub_agent.served import summed
 from tensorhub_agent.transfer import LOOK_S
 from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.asks import Serving
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LinkRate, SourceId
+from tensorhub_common.wire.asks import Served, Serving
+from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LinkRate, SourceId, Turn
 
 LINK = "host"
 
@@ -102,7 +102,7 @@ def test_what_one_job_measured_another_one_tells() -> None:
     assert one.measured is other.measured is measured
 
 
-def lease(agent: OneAgent, key: Key, name: str, *, nbytes: int = 0, mapped: bool = False) -> None:
+def lease(agent: OneAgent, key: Key, name: str, *, shard: int, nbytes: int, mapped: bool = False) -> None:
     me = SourceId(agent.core.agent, agent.core.incarnation, key.replica, key.shard)
     ask = LeaseAsk(
         job="run-7",
@@ -110,8 +110,9 @@ def lease(agent: OneAgent, key: Key, name: str, *, nbytes: int = 0, mapped: bool
         source=me,
         version=1,
         root=root_digest(agent.core.shards[key].held.digests),
-        reader=SourceId("agent-9", 1, "reader", 0),
+        reader=SourceId("agent-9", 1, "reader", shard),
         transport="ucxx",
+        turn=Turn(70 + shard, 70),
         nbytes=nbytes,
         mapped=mapped,
     )
@@ -123,15 +124,12 @@ def test_an_agent_says_who_reads_from_it() -> None:
     trainer, _ = pair()
     key, table = trainer.key("trainer"), trainer.core.table
     assert summed(table.readers()) == ()
-    lease(trainer, key, "one", nbytes=5)
-    lease(trainer, key, "two", nbytes=7)
-    lease(trainer, key, "mapped", nbytes=100, mapped=True)
-    assert summed(table.readers()) == (Serving("ucxx", 2, 12),)
+    lease(trainer, key, "one", shard=0, nbytes=5)
+    lease(trainer, key, "two", shard=1, nbytes=7)
+    lease(trainer, key, "mapped", shard=2, nbytes=100, mapped=True)
+    one, two = (Served("run-7", key.model, "reader", shard, 70 + shard, nbytes) for shard, nbytes in ((0, 5), (1, 7)))
+    assert summed(table.readers()) == (Serving("ucxx", 2, 12, (one, two)),)
     assert trainer.core.redeemed("ticket-one", trainer.now) is not None
-    assert summed(table.readers()) == (Serving("ucxx", 2, 12),)
+    assert summed(table.readers()) == (Serving("ucxx", 2, 12, (one, two)),)
     trainer.tick(6.0)
-    assert summed(table.readers()) == (Serving("ucxx", 1, 5),), "the other ticket was not shown in time"
-
-
-def test_readers_of_all_jobs_come_together() -> None:
-    assert summed([("ucxx", 1), ("local", 2), ("ucxx", 4)]) == (Serving("ucxx", 2, 5), Serving("local", 1, 2))
+    assert summed(table.readers()) == (Serving("ucxx", 1, 5, (one,)),), "the other ticket was not shown in time"

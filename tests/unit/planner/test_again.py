@@ -13,10 +13,11 @@ from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of
 from tensorhub_common.wire.transfer import Demand, LinkRate, Plan, Share, SourceId, Turn
 from tensorhub_planner.again import Kept
+from tensorhub_planner.busy import Reader
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.coverage import PlanError, prove, prove_again
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.resharding import ProgramQuestion, in_units
 from tensorhub_planner.sources import Found, Holder, Holders, Roll, Seat

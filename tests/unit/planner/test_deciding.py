@@ -16,10 +16,10 @@ from tests.unit.planner.given import (
 
 from tensorhub_common.wire.asks import Beat, Serving
 from tensorhub_common.wire.transfer import Demand, Plan, Range, Share, Turn
-from tensorhub_planner.busy import Busy
+from tensorhub_planner.busy import Busy, Reader
 from tensorhub_planner.deciding import Question
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 from tensorhub_planner.sources import Found, Holder, Holders
 from tensorhub_planner.topology import Place, Topology
 

@@ -69,6 +69,9 @@ def entry(seq: int) -> Entry:
     return Entry(seq, float(seq), subjects.cmd(JOB, "join", f"agent-{seq}"), {}, codec.encode(command))
 
 
+Seen = tuple[str, int, Event]
+
+
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
     made = FakeLog()
@@ -86,7 +89,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
 
 
 @pytest.fixture
-def seen() -> list[tuple[str, Event]]:
+def seen() -> list[Seen]:
     return []
 
 
@@ -97,13 +100,13 @@ def over() -> list[str]:
 
 
 @pytest.fixture
-async def catalogs(log: FakeLog, seen: list[tuple[str, Event]], over: list[str]) -> AsyncIterator[Catalogs]:
-    made = Catalogs(cast("Bus", None), lambda job, event: seen.append((job, event)), over.append)
+async def catalogs(log: FakeLog, seen: list[Seen], over: list[str]) -> AsyncIterator[Catalogs]:
+    made = Catalogs(cast("Bus", None), lambda job, seq, event: seen.append((job, seq, event)), over.append)
     yield made
     await made.stop()
 
 
-async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs, seen: list[tuple[str, Event]]) -> None:
+async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs, seen: list[Seen]) -> None:
     """And for no more than that: the earlier questions are answered earlier."""
     log.reads = [[entry(1)]]
     assert set((await catalogs.at(JOB, 0)).catalog.agents) == {"agent-1"}
@@ -113,7 +116,7 @@ async def test_a_question_waits_for_its_number(log: FakeLog, catalogs: Catalogs,
     assert not third.done()
     await log.add(entry(3))
     assert (await third).catalog.seq == 3
-    assert len(seen) == 3
+    assert [seq for _, seq, _ in seen] == [1, 2, 3]
     assert log.starts == [1], "one follower serves all questions"
 
 
@@ -145,12 +148,12 @@ def snapshot(seq: int) -> Snapshot:
     return Snapshot(seq, float(seq), catalog)
 
 
-async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen: list[tuple[str, Event]]) -> None:
+async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen: list[Seen]) -> None:
     log.snapshots = {0: snapshot(40)}
     log.reads = [[entry(41)]]
     assert set(catalog_of(await catalogs.at(JOB, 41, 5)).agents) == {f"agent-{n}" for n in range(1, 42)}
     assert log.starts == [41]
-    assert len(seen) == 1
+    assert [seq for _, seq, _ in seen] == [41]
 
 
 async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs) -> None:

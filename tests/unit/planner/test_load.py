@@ -1,25 +1,27 @@
 """The ledger of what was assigned: it follows plans and the log, and forgets what it never hears of again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.wire.asks import Beat, Serving
+from tensorhub_common.wire.asks import Beat, Served, Serving
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.hub import AgentLost
 from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
 from tensorhub_common.wire.events.shards import ShardFilled
 from tensorhub_common.wire.transfer import Plan, Share, Transport
-from tensorhub_planner.busy import Busy
+from tensorhub_planner.busy import Busy, Reader
 from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger, Reader
+from tensorhub_planner.load import Ledger
 
 JOB = "run-7"
 ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))
+
+FILLED = ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
 
 
 def share(agent: str, nbytes: int, transport: Transport = "ucxx") -> Share:
@@ -71,9 +73,11 @@ def test_planning_a_part_again_keeps_the_rest(ledger: Ledger) -> None:
 )
 def test_the_log_ends_a_read(ledger: Ledger, event: Event) -> None:
     ledger.assign(ONE, of(share("a", 5)), 0)
-    ledger.see("another-job", ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"))
+    ledger.see(
+        "another-job", 60, ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r")
+    )
     assert ledger.at(1) == {("a", "ucxx"): Busy(1, 5)}
-    ledger.see(JOB, event)
+    ledger.see(JOB, 60, event)
     assert ledger.at(1) == {}
 
 
@@ -139,9 +143,11 @@ def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # typ
             case ("done", reader):
                 ledger.done(reader)
             case ("failed", reader):
-                ledger.see(JOB, RoundFailed(model=reader.model, replica=reader.replica, round=1, error="", message=""))
+                ledger.see(
+                    JOB, 60, RoundFailed(model=reader.model, replica=reader.replica, round=1, error="", message="")
+                )
             case ("lost", agent):
-                ledger.see(JOB, AgentLost(agent=agent, incarnation=1, term=1))
+                ledger.see(JOB, 60, AgentLost(agent=agent, incarnation=1, term=1))
             case ("wait", seconds):
                 now += seconds
                 ledger.at(now)
@@ -149,8 +155,10 @@ def test_busy_is_always_the_sum_of_the_reads(story: list[tuple]) -> None:  # typ
     assert ledger.at(now + 10) == {}
 
 
-def says(agent: str, readers: int, nbytes: int = 0) -> Beat:
-    return Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, nbytes),) if readers else ())
+def says(agent: str, readers: int, nbytes: int = 0, named: Iterable[tuple[Reader, int]] = ()) -> Beat:
+    """`named`: of the readers these, each with where it was decided; all of them have equal parts of the bytes."""
+    served = tuple(Served(each.job, each.model, each.replica, each.shard, at, nbytes // readers) for each, at in named)
+    return Beat(agent=agent, incarnation=1, serving=(Serving("ucxx", readers, nbytes, served),) if readers else ())
 
 
 def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: Ledger) -> None:
@@ -160,41 +168,72 @@ def test_what_an_agent_says_counts_where_nothing_is_assigned(ledger: Ledger) -> 
     assert ledger.at(Limits().said_s_max) == {}
 
 
-def test_the_larger_of_both_counts(ledger: Ledger) -> None:
+def test_whom_an_agent_names_counts_beside_those_that_are_assigned_here(ledger: Ledger) -> None:
+    """And once where both know of a reader, whether it was assigned before the agent spoke or since."""
+    ledger.hear(says("a", 1, 30, named=[(ONE, 50)]), 0)
+    ledger.assign(TWO, of(share("a", 5)), 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 35)}
+    ledger.hear(says("a", 2, 60, named=[(ONE, 50), (TWO, 51)]), 1)
+    assert ledger.at(1) == {("a", "ucxx"): Busy(2, 60)}, "what it serves may be more than was planned here"
+    ledger.assign(ONE, of(share("a", 7)), 1)
+    assert ledger.at(1)["a", "ucxx"].readers == 2
+
+
+def test_where_nobody_is_named_the_larger_number_counts(ledger: Ledger) -> None:
+    """An agent of an earlier release only counts."""
     ledger.assign(ONE, of(share("a", 5), share("b", 5)), 0)
     ledger.assign(TWO, of(share("a", 5)), 0)
     ledger.hear(says("a", 1, 30), 0)
     ledger.hear(says("b", 4, 3), 0)
-    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 10), ("b", "ucxx"): Busy(4, 5)}
+    assert ledger.at(0) == {("a", "ucxx"): Busy(2, 30), ("b", "ucxx"): Busy(4, 5)}
 
 
-def test_what_was_assigned_since_an_agent_spoke_comes_on_top(ledger: Ledger) -> None:
-    """Until it speaks again: then it counts that reader itself."""
-    ledger.hear(says("a", 4), 0)
-    ledger.assign(ONE, of(share("a", 5)), 0)
-    assert ledger.at(0)["a", "ucxx"].readers == 5
-    ledger.assign(ONE, of(share("a", 5)), 0)
-    assert ledger.at(0)["a", "ucxx"].readers == 5, "it is one reader still"
-    ledger.hear(says("a", 5), 1)
-    assert ledger.at(1)["a", "ucxx"].readers == 5
-    ledger.assign(TWO, of(share("a", 5)), 1)
+def test_who_is_only_counted_stays_when_others_end(ledger: Ledger) -> None:
+    """A beat names so many at most."""
+    ledger.hear(says("a", 5, 50, named=[(ONE, 50), (TWO, 50)]), 0)
+    ledger.see(JOB, 60, FILLED)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(4, 40)}
+
+
+@pytest.mark.parametrize("order", ["beat first", "log first", "twice"])
+def test_a_read_that_the_log_says_is_over_is_no_load_whenever_the_beat_comes(ledger: Ledger, order: str) -> None:
+    """The log comes by another way than beats, which are as old as a beat."""
+    beat = says("a", 2, 10, named=[(ONE, 50), (TWO, 50)])
+    if order != "log first":
+        ledger.hear(beat, 0)
+    ledger.see(JOB, 60, FILLED)
+    if order != "beat first":
+        ledger.hear(beat, 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 5)}
+
+
+def test_a_source_that_was_tried_beside_another_does_not_leave_that_ones_reader_behind(ledger: Ledger) -> None:
+    """Who asks for a part from somebody else goes on with the source that it avoids for it: beats say so, till the end.
+
+    Else each reader that tried another source would seem to read from the first for a beat after its read.
+    """
+    ledger.assign(ONE, of(share("a", 64)), 0)
+    ledger.hear(says("a", 1, 64, named=[(ONE, 50)]), 0)
+    ledger.failed(ONE, [source("a")])
+    ledger.assign(ONE, of(share("b", 6)), 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 64), ("b", "ucxx"): Busy(1, 6)}
+    ledger.assign(TWO, of(share("a", 1)), 0)
+    assert ledger.at(0)["a", "ucxx"] == Busy(2, 65), "one more, of whom it has not spoken yet"
     ledger.done(TWO)
-    assert ledger.at(1)["a", "ucxx"].readers == 5
+    ledger.hear(says("a", 1, 64, named=[(ONE, 50)]), 0.5)
+    ledger.see(JOB, 60, FILLED)
+    assert ledger.at(0.5) == {}
 
 
-def test_whose_read_has_ended_since_is_not_counted_any_more(ledger: Ledger) -> None:
-    """The log says so before the next beat does; one reader was planned by somebody else, and is still there."""
-    ledger.assign(ONE, of(share("a", 5)), 0)
-    ledger.hear(says("a", 2), 0)
-    ledger.done(ONE)
-    assert ledger.at(0)["a", "ucxx"].readers == 1
-    ledger.hear(says("a", 1), 1)
-    assert ledger.at(1)["a", "ucxx"].readers == 1
+def test_what_is_decided_later_counts_again(ledger: Ledger) -> None:
+    ledger.see(JOB, 60, FILLED)
+    ledger.hear(says("a", 1, 5, named=[(ONE, 61)]), 0)
+    assert ledger.at(0) == {("a", "ucxx"): Busy(1, 5)}
 
 
 def test_a_lost_agents_word_is_forgotten(ledger: Ledger) -> None:
     ledger.hear(says("a", 4), 0)
-    ledger.see(JOB, AgentLost(agent="a", incarnation=1, term=1))
+    ledger.see(JOB, 60, AgentLost(agent="a", incarnation=1, term=1))
     assert ledger.at(0) == {}
 
 
@@ -223,7 +262,7 @@ def test_no_load_is_below_what_is_assigned_or_said_and_it_ends(history: list[tup
             case "says":
                 ledger.hear(says(agent, number), now)
             case _:
-                ledger.see(JOB, AgentLost(agent=agent, incarnation=1, term=1))
+                ledger.see(JOB, 60, AgentLost(agent=agent, incarnation=1, term=1))
         ledger.check()
         if what == "says":
             assert ledger.busy((agent, "ucxx"), now).readers >= number

@@ -2,20 +2,27 @@
 
 from tests.unit.planner.given import holder, planned
 
-from tensorhub_common.wire.asks import Beat, Serving
-from tensorhub_planner.busy import IDLE, Busy, Lane
+from tensorhub_common.wire.asks import SERVED_MAX, Beat, Served, Serving
+from tensorhub_planner.busy import Busy, Lane, Reader
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
-from tensorhub_planner.said import Said
+from tensorhub_planner.said import NBYTES_MAX, Named, Said, Word
 
 KEPT_S = 3.0
 A: Lane = ("a", "ucxx")
 B: Lane = ("b", "ucxx")
+READING = Served("run-7", "policy", "rollout", 0, 4711, 3)
 
 
-def beat(agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1) -> Beat:
-    serving = (Serving("ucxx", readers, nbytes),) if readers else ()
+def beat(
+    agent: str = "a", readers: int = 2, nbytes: int = 5, incarnation: int = 1, served: tuple[Served, ...] = ()
+) -> Beat:
+    serving = (Serving("ucxx", readers, nbytes, served),) if readers else ()
     return Beat(agent=agent, incarnation=incarnation, serving=serving)
+
+
+def word(readers: int, nbytes: int, *named: Named, at: float = 0.0) -> Word:
+    return Word(at, Busy(readers, nbytes), named)
 
 
 def said(*beats: Beat) -> Said:
@@ -28,18 +35,23 @@ def said(*beats: Beat) -> Said:
 
 def test_the_last_word_counts_for_a_while() -> None:
     known = said(beat(), beat(readers=1, nbytes=3))
-    assert known.at(A, KEPT_S - 0.1) == Busy(1, 3)
-    assert known.at(("a", "local"), 0.0) == IDLE, "what it does not name it does not serve"
-    assert known.at(A, KEPT_S) == IDLE
-    assert known.at(B, 0.0) == IDLE
+    assert known.at(A, KEPT_S - 0.1) == word(1, 3)
+    assert known.at(("a", "local"), 0.0) is None, "what it does not name it does not serve"
+    assert known.at(A, KEPT_S) is None
+    assert known.at(B, 0.0) is None
+
+
+def test_who_reads_is_named() -> None:
+    reading = Named(Reader("run-7", "policy", "rollout", 0), 4711, 3)
+    assert said(beat(served=(READING,))).at(A, 0.0) == word(2, 5, reading)
 
 
 def test_what_an_older_incarnation_still_says_does_not_count() -> None:
     known = said(beat(incarnation=2))
-    assert not known.hear(beat(readers=9, incarnation=1), 1.0)
-    assert known.at(A, 1.0) == Busy(2, 5)
-    assert known.hear(beat(readers=0, incarnation=3), 1.0)
-    assert known.at(A, 1.0) == IDLE
+    known.hear(beat(readers=9, incarnation=1), 1.0)
+    assert known.at(A, 1.0) == word(2, 5)
+    known.hear(beat(readers=0, incarnation=3), 1.0)
+    assert known.at(A, 1.0) is None
 
 
 def test_a_lost_agent_serves_nobody() -> None:
@@ -47,8 +59,8 @@ def test_a_lost_agent_serves_nobody() -> None:
     known = said(beat("a", incarnation=1), beat("b", incarnation=2))
     for agent in ("a", "b", "unheard-of"):
         known.forget(agent, 1)
-    assert known.at(A, 0.0) == IDLE
-    assert known.at(B, 0.0) == Busy(2, 5)
+    assert known.at(A, 0.0) is None
+    assert known.at(B, 0.0) == word(2, 5)
 
 
 def test_who_has_not_spoken_is_named() -> None:
@@ -58,14 +70,17 @@ def test_who_has_not_spoken_is_named() -> None:
 
 
 def test_nonsense_is_no_load() -> None:
-    assert said(beat(readers=-3, nbytes=-1)).at(A, 0.0) == IDLE
+    assert said(beat(readers=-3, nbytes=-1)).at(A, 0.0) is None
+    endless = said(beat(readers=1, nbytes=1, served=(READING,) * 1000)).at(A, 0.0)
+    assert endless is not None
+    assert len(endless.named) == SERVED_MAX
 
 
 def test_a_host_that_says_what_cant_be_is_busy_and_breaks_no_plan() -> None:
     """Numbers on the wire have any length, and plans of all its readers are computed with them."""
-    for readers, nbytes in ((10**400, 1), (1, 10**400)):
+    for readers, nbytes in ((10**400, 1), (1, 10**400), (1, NBYTES_MAX)):
         ledger = Ledger(Limits())
-        ledger.hear(beat("a", readers, nbytes), 0.0)
+        ledger.hear(beat("a", readers, nbytes, served=(Served("j", "m", "r", 10**400, 10**400, nbytes),)), 0.0)
         ledger.check()
         found = planned(holder("a"), holder("b"), load=ledger.at(0.1))
         assert {share.source.agent for share in found.shares} == {"b"}

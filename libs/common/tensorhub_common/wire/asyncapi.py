@@ -125,7 +125,7 @@ _VALUES: Final[Json] = {
     "roots": ["6c78e0e3bd51d358d01e758642b85fb8", "99aa06d3014798d86001c324468d497f"],
     "round": 4699,
     "seq": 4711,
-    "serving": [["ucxx", 2, 2147483648]],
+    "serving": [["ucxx", 2, 2147483648, [["run-7", "policy", "rollout-3", 0, 4711, 1073741824]]]],
     "service": "tensorhub-agent",
     "shard": 0,
     "shards": 2,

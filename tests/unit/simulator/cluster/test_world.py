@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_simulator.cluster import baselines, running
+from tensorhub_simulator.cluster import baselines, calibration, running
 from tensorhub_simulator.cluster.comparing import changed, pair
 from tensorhub_simulator.cluster.result import Result
 from tensorhub_simulator.cluster.running import run
@@ -64,6 +64,22 @@ def test_a_chain_takes_the_time_of_one_and_a_hop_for_each_other() -> None:
     assert ends[0] == pytest.approx(SECONDS, rel=1e-6)
     assert ends[-1] <= SECONDS + (readers - 1) * 2 * piece / CARD_BYTES_S
     assert result.link_bytes["trainer out"] == pytest.approx(8e9)
+
+
+@pytest.mark.parametrize("every_s", [2.5, 2.7])
+def test_a_version_right_behind_the_last_one_is_read_as_fast_as_one_long_after_it(every_s: float) -> None:
+    """Real hosts' wires, four readers: what agents said of the last version's readers is no load for the next one's.
+
+    Each middle of the chain tries another source beside its own, so a planner knows of its reader by beats alone.
+    """
+    measured = calibration.load()
+    real = next(each for each in measured.runs if (each.mib, each.mbit, each.readers) == (64, 320, 4))
+    cluster = calibration.cluster_of(real, measured.pieces["64"])
+
+    def slowest_s(every_s: float) -> float:
+        return max(took(run(World(msgspec.structs.replace(cluster, versions=8, every_s=every_s)))))
+
+    assert slowest_s(every_s) <= 1.1 * slowest_s(10.0)
 
 
 @pytest.mark.parametrize("readers", [1, 3, 9])

@@ -1,0 +1,63 @@
+"""The log's last word on who still reads."""
+
+import pytest
+
+from tensorhub_common.wire.events.event import Event
+from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundFailed, RoundReopened, RoundStarted
+from tensorhub_common.wire.events.shards import ShardFilled, ShardReleased
+from tensorhub_planner.busy import Reader
+from tensorhub_planner.ended import Ended
+from tensorhub_planner.limits import Limits
+
+JOB = "run-7"
+ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))
+ELSEWHERE = (Reader("run-8", "policy", "rollout", 0), Reader(JOB, "critic", "rollout", 0))
+OF_ONE: tuple[Event, ...] = (
+    ShardFilled(model="policy", replica="rollout", shard=0, version=12, round=3, root="r"),
+    ShardReleased(model="policy", replica="rollout", shard=0),
+)
+OF_ALL: tuple[Event, ...] = (
+    ReplicaReady(model="policy", replica="rollout", version=12, round=3),
+    RoundFailed(model="policy", replica="rollout", round=3, error="RoundTimeout", message=""),
+    RoundReopened(model="policy", replica="rollout", round=3, version=12),
+    RoundDecided(model="policy", replica="rollout", round=3, attempt=2, version=13, roots=("r", "s")),
+)
+
+
+@pytest.mark.parametrize("event", OF_ONE + OF_ALL)
+def test_what_was_decided_before_is_over_and_nothing_else(event: Event) -> None:
+    """What is decided by the very entry has begun with it; other shards, models and jobs are not spoken of."""
+    ended = Ended(Limits())
+    assert not ended.is_over(ONE, 1)
+    ended.see(JOB, 50, event)
+    assert ended.is_over(ONE, 49)
+    assert not ended.is_over(ONE, 50)
+    assert ended.is_over(TWO, 49) is (event in OF_ALL)
+    assert not any(ended.is_over(each, 49) for each in ELSEWHERE)
+
+
+def test_a_round_that_begins_to_write_goes_on() -> None:
+    ended = Ended(Limits())
+    ended.see(JOB, 50, RoundStarted(model="policy", replica="rollout", round=3, attempt=1, version=12))
+    assert not ended.is_over(ONE, 49)
+
+
+@pytest.mark.parametrize("event", [OF_ONE[0], OF_ALL[0]])
+def test_a_log_that_is_gone_says_nothing_of_the_next_one(event: Event) -> None:
+    """Which counts from one again."""
+    ended = Ended(Limits())
+    for job in (JOB, "run-8"):
+        ended.see(job, 50, event)
+    ended.forget(JOB)
+    assert not ended.is_over(ONE, 1)
+    assert ended.is_over(ELSEWHERE[0], 1)
+
+
+def test_so_many_are_known_at_most() -> None:
+    """Those of which the log spoke last: of the others beats tell."""
+    ended = Ended(Limits(readers_max=2))
+    for seq, shard in ((10, 0), (11, 1), (12, 0), (13, 2)):
+        ended.shard(Reader(JOB, "policy", "rollout", shard), seq)
+    known = [ended.is_over(Reader(JOB, "policy", "rollout", shard), 1) for shard in range(3)]
+    assert known == [True, False, True]
