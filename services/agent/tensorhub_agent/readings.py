@@ -267,8 +267,7 @@ class Readings:
             self._hungry.is_relayed = is_relayed
             roster.refresh()
         roster.settle()
-        in_vain = self.trial.look(roster.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking)
-        if in_vain is not None:
+        for in_vain in self.trial.look(roster.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking):
             self.close(in_vain, NO_FASTER)
         if not (roster.fresh or roster.touched or self.loose or roster.offered[1]):
             return

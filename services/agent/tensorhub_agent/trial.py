@@ -1,4 +1,4 @@
-"""A second source, tried beside a half-filled one that brings little. Pure.
+"""Other sources, tried beside a half-filled one that brings little. Pure.
 
 A middle of a chain that is slow, and goes on bringing pieces, is no source that stands still; and as long as it is the
 only one nobody is idle who could take its pieces over. So after a while about a batch of what it still has to bring is
@@ -8,12 +8,14 @@ and takes over by its rate, as any idle source does. Whoever does not is closed,
 Why far less: where the chain is as fast as the network, the ready holder that is tried gives to the chain too, and so
 seems half as fast as that, or slower. A read that moved there would take from the chain what it lives on.
 
-Always true: one source is tried at a time, in one read at most `TRIALS_MAX`; what is let loose was under way nowhere.
-Who may serve whom is asked of each source as ever, so a trial adds no way to wait for oneself.
+Where all are busy a plan names several; each is judged by itself, by its part, before it is given anything more.
+
+Always true: the sources of one plan are tried at a time, in one read those of at most `TRIALS_MAX`; what is let loose
+was under way nowhere. Who may serve whom is asked of each source as ever, so a trial adds no way to wait for oneself.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -27,7 +29,7 @@ TRIAL_TIMES: Final = 2
 """Each further trial of a read comes after so many times as long."""
 
 TRIALS_MAX: Final = 8
-"""So many sources are tried in one read."""
+"""So often others are tried in one read."""
 
 TRIAL_BYTES: Final = 8 * 1024 * 1024
 """About so much is asked of the one that is tried: enough to see how fast it is, and little to lose."""
@@ -55,11 +57,15 @@ class Trial:
     count: int = 0
     _lone: Reading | None = None
     """The half-filled source that all pieces are with."""
-    _tried: Reading | None = None
+    _tried: list[Reading] = field(default_factory=list)
+    """Who is not judged yet."""
+    _is_better: bool = False
+    """One of them was kept."""
     _since: float = 0.0
     _got_bytes: int = 0
     """What the lone one had brought by then."""
-    _open_since: float | None = None
+    _open_since: dict[int, float] = field(default_factory=dict)
+    """By the numbers of those that are tried."""
 
     @property
     def avoid(self) -> tuple[SourceId, ...]:
@@ -69,10 +75,10 @@ class Trial:
 
     def look(
         self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
-    ) -> Reading | None:
+    ) -> list[Reading]:
         """Let time pass for a read under way and its live sources; `asks`: a question for a plan is out.
 
-        May add to `loose` what another source is to bring. Returns the source that was tried in vain, to be closed.
+        May add to `loose` what another source is to bring. Returns the sources that were tried in vain, to be closed.
         """
         match self.state:
             case TrialState.RESTING:
@@ -85,7 +91,7 @@ class Trial:
                 return self._compare(now)
             case _:
                 pass
-        return None
+        return []
 
     def _watch(self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float) -> None:
         """Begin a trial when the one source has been slow for long enough."""
@@ -114,27 +120,31 @@ class Trial:
         if len(others) == len(live) or (not others and over):
             self._rest(now)
         elif others:
-            self._tried, self._open_since = others[0], None
+            self._tried, self._open_since, self._is_better = others, {}, False
             self.state = TrialState.TRYING
 
-    def _compare(self, now: float) -> Reading | None:
-        """Keep the one that is tried, or name it, once it has brought what was asked of it."""
-        tried, lone = self._tried, self._lone
-        if tried is None or lone is None or not (tried.is_live and lone.is_live):
+    def _compare(self, now: float) -> list[Reading]:
+        """Judge those that have brought what was asked of them; return who is not kept."""
+        in_vain: list[Reading] = []
+        if self._lone is None or not self._lone.is_live:
             self._rest(now)
-            return None
-        if tried.phase is not SourcePhase.OPEN:
-            return None
-        if self._open_since is None:
-            self._open_since = now
-        if not tried.is_idle:
-            return None
-        took_s = now - self._open_since
-        if tried.got_bytes > BETTER_TIMES * self._rate(now) * took_s:
+            return in_vain
+        for tried in list(self._tried):
+            if not tried.is_live:
+                self._tried.remove(tried)
+            elif tried.phase is SourcePhase.OPEN:
+                took_s = now - self._open_since.setdefault(tried.number, now)
+                if tried.is_idle:
+                    self._tried.remove(tried)
+                    if tried.got_bytes > BETTER_TIMES * self._rate(now) * took_s:
+                        self._is_better = True
+                    else:
+                        in_vain.append(tried)
+        if not self._tried and self._is_better:
             self.state = TrialState.KEPT
-            return None
-        self._rest(now)
-        return tried
+        elif not self._tried:
+            self._rest(now)
+        return in_vain
 
     def _rate(self, now: float) -> float:
         """Return what the lone source brings in a second, waiting for its own source included."""
@@ -146,5 +156,5 @@ class Trial:
         self._got_bytes = self._lone.got_bytes if self._lone is not None else 0
 
     def _rest(self, now: float) -> None:
-        self.state, self._tried = TrialState.RESTING, None
+        self.state, self._tried = TrialState.RESTING, []
         self._mark(now)

@@ -91,6 +91,62 @@ def test_whoever_is_no_faster_is_closed_and_has_not_failed() -> None:
     assert behind.phase() is Phase.DONE
 
 
+class BehindWithTwo(Behind):
+    """The planner names two for the trial, since both are as busy; each has one piece to bring."""
+
+    def tries_two(self) -> list[int]:
+        self.brings(self.middle)
+        todo = self.lives(1.2 * TRIAL_S)
+        assert todo.plan == (((4, 2),), (source_id("middle"),))
+        numbers = self.planned(("ready", ((4, 1),)), ("near", ((5, 1),)))
+        for number in numbers:
+            self.opened(number)
+        return numbers
+
+
+def test_of_several_that_are_no_faster_none_stays() -> None:
+    """Whoever has brought its part is closed at once: it would take from the chain while the others bring theirs."""
+    behind = BehindWithTwo()
+    one, other = behind.tries_two()
+    behind.lives(0.8, (1, 3))
+    behind.take()
+    behind.brings(one)
+    assert (behind.todo.close, behind.state) == ([one], TrialState.TRYING)
+    assert not any(post[0] == one for post in behind.todo.post)
+    behind.brings(other)
+    assert (behind.todo.close, behind.state) == ([other], TrialState.RESTING)
+    for number in (one, other):
+        behind.closed(number)
+    assert behind.transfer.readings.trust.left_out() == ()
+    while behind.phase() is Phase.RUNNING:
+        behind.brings(behind.middle)
+    assert behind.phase() is Phase.DONE
+
+
+def test_of_several_the_one_that_is_far_faster_stays() -> None:
+    """It takes over at once, and the trial is over when the other one is judged, or lost."""
+    behind = BehindWithTwo()
+    fast, other = behind.tries_two()
+    posts = behind.brings(fast, after_s=0.01).post
+    assert [number for number, _, _ in posts] == [fast]
+    assert (behind.todo.close, behind.state) == ([], TrialState.TRYING)
+    behind.transfer.lost(other, "it refused", behind.now)
+    behind.closed(other)
+    assert behind.state is TrialState.KEPT
+    assert behind.transfer.sources[fast].phase is SourcePhase.OPEN
+
+
+def test_of_several_one_is_lost_and_the_other_judged() -> None:
+    behind = BehindWithTwo()
+    gone, other = behind.tries_two()
+    behind.transfer.lost(gone, "it refused", behind.now)
+    behind.closed(gone)
+    behind.lives(0.8)
+    behind.brings(other)
+    assert behind.transfer.sources[other].phase is not SourcePhase.OPEN
+    assert behind.state is TrialState.RESTING
+
+
 def test_where_nobody_else_has_them_the_pieces_go_back() -> None:
     behind = Behind()
     behind.brings(behind.middle)
