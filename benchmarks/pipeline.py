@@ -32,9 +32,6 @@ MODEL: Final = "pipeline"
 COUNTS: Final = (1, 2, 4, 8)
 TRAINER: Final = "agent-0"
 MIB: Final = 1 << 20
-APART_S: Final = 2.0
-"""So long after one publication comes the next one. Agents say with their beats who reads from them, and until the next
-beat a planner counts those of the round before: plans made within that are for a busier cluster than there is."""
 
 WAYS: Final[Mapping[str, str]] = {"pipelined": "on", "star": "off"}
 """How the readers are served, and the planner's setting for it."""
@@ -65,7 +62,6 @@ async def measure(way: str, hosts: Hosts, mib: int, times: int) -> list[Took]:
             await fleet.register(up.hub, MODEL, shapes(mib))
             for _ in range(times):
                 for readers in COUNTS:
-                    await asyncio.sleep(APART_S)
                     found.append(await _run(way, fleet, readers))
                     print(found[-1], file=sys.stderr, flush=True)
             await fleet.check_equal()
