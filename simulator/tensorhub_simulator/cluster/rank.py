@@ -57,6 +57,8 @@ class Rank:
         self.measured = Measured()
         self._said: tuple[float, tuple[Serving, ...]] = (0.0, ())
         self.connections: dict[int, tuple[Rank, Connection]] = {}
+        self._held: set[int] = set()
+        """Sources whose transport waits for its turn."""
         self._waiting: list[tuple[Rank, int, int, int]] = []
         self._told: dict[int, float] = {}
         self._plan_number = 0
@@ -117,8 +119,11 @@ class Rank:
             self._show(todo.proven)
         if todo.plan is not None:
             self._ask(transfer, *todo.plan)
-        for number, share in todo.open:
+        for number, share in (*todo.open, *todo.hold):
             self.world.open(self, number, share, transfer.version)
+        self._held |= {number for number, _ in todo.hold}
+        for number in todo.enter:
+            self._enter(transfer, number)
         for number, batch, ranges in todo.post:
             self._post(transfer, number, batch, ranges)
         for number in todo.close:
@@ -251,8 +256,14 @@ class Rank:
             reader.refused(number, version, "the source does not hold it, or has no room")
             return
         self.readers[reader, number] = nbytes
-        pieces = marked(transfer.proof.done, 0, len(transfer.proof.done)) if fills and transfer is not None else None
-        reader.let_in(self, number, version, pieces)
+        reader.let_in(self, number, version, self.standing(version))
+
+    def standing(self, version: int) -> "Sequence[Range] | None":
+        """Return which pieces of a version stand here while it is being filled; None: all do."""
+        transfer = self.transfer
+        if transfer is None or transfer.version != version:
+            return None
+        return marked(transfer.proof.done, 0, len(transfer.proof.done))
 
     def let_in(self, source: "Rank", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
         """Take a granted lease with its open transport."""
@@ -262,8 +273,24 @@ class Rank:
             return
         self.connections[number] = (source, self.world.fabric.connect(source.seat, self.seat))
         self._told[number] = self.world.agenda.now
-        transfer.opened(number, self.world.digests, self.world.agenda.now, pieces)
+        if number in self._held:
+            transfer.held(number, self.world.digests, self.world.agenda.now)
+        else:
+            transfer.opened(number, self.world.digests, self.world.agenda.now, pieces)
         self.drive()
+
+    def _enter(self, transfer: Transfer, number: int) -> None:
+        """Open the transport of a source whose lease is held."""
+        source, _ = self.connections[number]
+        self._held.discard(number)
+
+        def opened() -> None:
+            if self.transfer is transfer and number in self.connections:
+                there = source.standing(transfer.version)
+                transfer.opened(number, self.world.digests, self.world.agenda.now, there)
+                self.drive()
+
+        self.world.agenda.after(2 * self.world.fabric.delay_s(source.seat, self.seat), opened)
 
     def refused(self, number: int, version: int, reason: str) -> None:
         """Take a refusal, or the news that a lease is broken."""
