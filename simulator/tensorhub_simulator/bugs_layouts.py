@@ -95,7 +95,7 @@ def foreign_units_taken() -> list["Replacement"]:
         take_over(taker, others)
         taker.able = able
 
-    return [(sharing, "take_over", take)]
+    return [(sharing, "take_over", take), (Reading, "kind", property(lambda _: None))]
 
 
 def root_of_another() -> list["Replacement"]:
