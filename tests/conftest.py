@@ -1,14 +1,25 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
+The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, and torch has one
+thread, as a worker has one core.
+
 `--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does; `mutants` draws
 the same ones each time and keeps what it found as it is, as `make mutants` does.
 """
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import Phase, settings
+
+# Where images set it, every process would compile all of our modules anew, and each run would rewrite all assertions.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Else the threads of every torch spin on the same cores, for half as much again of a test's time. It asks at import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("thorough", max_examples=400)
 settings.register_profile(
