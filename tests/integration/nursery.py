@@ -1,8 +1,9 @@
-"""Starts Python programs within milliseconds: a process that has imported torch, and forks for each order.
+"""Starts Python programs within milliseconds: a process that has imported what they need, and forks for each order.
 
-To import torch takes longer than most of what the tests' programs do. An order comes by a socket, with the three files
-that are to be the program's own; how a program ended goes back the same way. All programs end with the nursery, and the
-nursery with the tests. Where a test is about an interpreter's beginning or end, it starts one of its own.
+To import torch and tensorhub takes longer than most of what the tests' programs do. An order comes by a socket, with
+the three files that are to be the program's own; how a program ended goes back the same way. All programs end with the
+nursery, and the nursery with the tests. Where a test is about an interpreter's beginning or end, it starts one of its
+own.
 """
 
 import contextlib
@@ -128,6 +129,9 @@ def _become(order: dict[str, object], files: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401 (what all this is for)
+    # What all this is for.
+    import torch  # noqa: F401
+
+    import tensorhub.cli.main  # noqa: F401
 
     main()

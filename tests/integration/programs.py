@@ -6,6 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,6 +18,8 @@ from tests.integration.hubs import RunningHub
 from tests.integration.nursery import Nursery
 
 PROGRAM_S: Final = 50
+LINE_S: Final = 30
+STDERR: Final = 2
 
 COMMAND: Final = "from tensorhub.cli.main import main; main()"
 
@@ -37,7 +42,7 @@ def nursery() -> Nursery:
 
 
 def fork_program(hub: RunningHub, program: str, *arguments: str) -> Ended:
-    """Run Python text to its end in a process that has imported torch already."""
+    """Run Python text to its end in a process that has imported torch and tensorhub already."""
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err, Path(os.devnull).open() as null:
         files = null.fileno(), out.fileno(), err.fileno()
         pid, ended = nursery().start(program, arguments, environment(hub), files)
@@ -49,6 +54,55 @@ def fork_program(hub: RunningHub, program: str, *arguments: str) -> Ended:
         for file in (out, err):
             file.seek(0)
         return code, out.read(), err.read()
+
+
+class Program:
+    """A program under way that says lines and waits for some."""
+
+    def __init__(self, pid: int, ended: "Future[int]", said: asyncio.StreamReader, orders: int) -> None:
+        self.pid = pid
+        self._ended, self._said, self._orders = ended, said, orders
+
+    async def line(self) -> str:
+        """Return the next line that it says; "" where it has ended."""
+        async with asyncio.timeout(LINE_S):
+            return (await self._said.readline()).decode().strip()
+
+    def go_on(self) -> None:
+        """Give it a line."""
+        os.write(self._orders, b"\n")
+
+    async def code(self) -> int:
+        """Wait for its end; return its exit code."""
+        async with asyncio.timeout(LINE_S):
+            return await asyncio.wrap_future(self._ended)
+
+    def kill(self) -> None:
+        """Kill it unless it has ended."""
+        if not self._ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def started(hub: RunningHub, program: str, *arguments: str, **more: str) -> AsyncIterator[Program]:
+    """Start Python text in a process that has imported torch and tensorhub already; it is killed at the end."""
+    stdin, orders = os.pipe()
+    out, stdout = os.pipe()
+    said = asyncio.StreamReader()
+    hearing, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(out, "rb", 0)
+    )
+    pid, ended = nursery().start(program, arguments, environment(hub, **more), (stdin, stdout, STDERR))
+    os.close(stdin)
+    os.close(stdout)
+    running = Program(pid, ended, said, orders)
+    try:
+        yield running
+    finally:
+        running.kill()
+        os.close(orders)
+        await running.code()
+        hearing.close()
 
 
 def run_program(hub: RunningHub, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -5,13 +5,12 @@ import contextlib
 import gc
 import os
 import signal
-import sys
-from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 import torch
 from tests.integration.hubs import running_hub
+from tests.integration.programs import started
 
 from tensorhub.hub import AsyncHub
 from tensorhub.shard import AsyncShard
@@ -39,21 +38,17 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_p
     """The worker dies in publish while the registry is silent. Its successor's values must not become version 1."""
     async with running_hub(tmp_path) as hub:
         registry = hub.file.registry.pid
-        first = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PUBLISHER, hub.file.agents[0].socket, stdin=PIPE, stdout=PIPE
-        )
-        assert first.stdout is not None
-        assert first.stdin is not None
-        assert await first.stdout.readline() == b"registered\n"
-        os.kill(registry, signal.SIGSTOP)
-        try:
-            first.stdin.write(b"go\n")
-            await until_said(hub.file, "ready")
-            first.kill()
-            await first.wait()
-            await until_said(hub.file, "withdraw")
-        finally:
-            asyncio.get_running_loop().call_later(SILENCE_S, os.kill, registry, signal.SIGCONT)
+        async with started(hub, PUBLISHER, hub.file.agents[0].socket) as first:
+            assert await first.line() == "registered"
+            os.kill(registry, signal.SIGSTOP)
+            try:
+                first.go_on()
+                await until_said(hub.file, "ready")
+                first.kill()
+                await first.code()
+                await until_said(hub.file, "withdraw")
+            finally:
+                asyncio.get_running_loop().call_later(SILENCE_S, os.kill, registry, signal.SIGCONT)
         async with hub.connected(JOB) as (mine, other):
             shard = await mine.register("m", {"w": torch.full((1000,), 2.0)}, replica="trainer")
             assert shard.version == 1, "the publication stood in the log before it was withdrawn"

@@ -133,22 +133,12 @@ async def test_other_layout_of_a_shard_that_was_left(hub: RunningHub, scene: Sce
         "hub.register('m', {'w': torch.ones(7)}, replica='left').publish(6)\n"
         "os._exit(0)\n"
     )
-    await run_python(code, scene.job, hub.file.agents[0].socket)
+    assert await asyncio.to_thread(fork_program, hub, code, scene.job, hub.file.agents[0].socket) == (0, "", "")
     async with refused(hub, scene, tensorhub.LayoutMismatch, "'w'"):
         await scene.here.register("m", {"w": torch.ones(8)}, replica="left")
     back = await scene.here.register("m", {"w": torch.zeros(7)}, replica="left")
     assert back.version == 6
     assert_same_bytes(back.tensors, {"w": torch.ones(7)})
-
-
-async def run_python(code: str, *arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    async with asyncio.timeout(30):
-        out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
 
 
 @pytest.mark.parametrize(("shard", "shards"), [(2, 2), (-1, 2), (0, 0), (0, 65_537)])

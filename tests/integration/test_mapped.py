@@ -3,23 +3,18 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
-from tests.integration.programs import environment, run_program
+from tests.integration.programs import fork_program, started
 from torch import nn
 
 import tensorhub
 from tensorhub_common.errors import DrainTimeout, NotFilled, ReplicaConflict, VersionUnavailable
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WAIT_S = 20.0
 SHORT_S = 0.3
@@ -30,12 +25,6 @@ hub = tensorhub.connect(sys.argv[1], agent=sys.argv[2])
 engine = hub.register("policy", {"w": torch.zeros(100_000)}, replica="rollout", install="mapped")
 print(engine.replicate(), engine.tensors["w"].unique().tolist(), flush=True)
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -50,30 +39,6 @@ def lent_segments() -> list[str]:
     """Return the segments that this process maps and can't write."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     return [line.split()[5] for line in maps if " r--s " in line and ".seg" in line]
-
-
-@asynccontextmanager
-async def started(hub: RunningHub, program: str, *arguments: str) -> AsyncIterator["subprocess.Popen[str]"]:
-    """Run a program that tells on its standard output how far it is; it is killed at the end."""
-    process = subprocess.Popen(  # noqa: ASYNC220 (its pipes are read in threads, as programs.py does)
-        [sys.executable, "-c", program, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(hub),
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.to_thread(process.communicate, None, WAIT_S)
-
-
-async def line_of(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return (await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), WAIT_S)).strip()
 
 
 async def test_the_published_memory_is_mapped_and_its_bytes_are_the_publishers(hub: RunningHub) -> None:
@@ -188,8 +153,8 @@ async def test_a_write_through_a_mapped_tensor_kills_the_writer_and_changes_noth
         trainer = await here.register("policy", weights(5), replica="trainer")
         await trainer.publish(1)
         program = READER + 'engine.tensors["w"][7] = 9.0\nprint("written", flush=True)\n'
-        ended = await asyncio.to_thread(run_program, hub, program, job, hub.file.agents[1].id)
-        assert (ended.returncode, ended.stdout) == (-signal.SIGSEGV, "1 [5.0]\n"), ended.stderr
+        code, said, err = await asyncio.to_thread(fork_program, hub, program, job, hub.file.agents[1].id)
+        assert (code, said) == (-signal.SIGSEGV, "1 [5.0]\n"), err
         assert values(trainer) == {5.0}
         await trainer.unpublish(timeout_s=WAIT_S)
 
@@ -200,7 +165,7 @@ async def test_a_reader_that_is_killed_lets_go_and_its_successor_maps_anew(hub: 
         trainer = await here.register("policy", weights(1), replica="trainer")
         await trainer.publish(1)
         async with started(hub, READER + "sys.stdin.read()", job, there.agent) as reader:
-            assert await line_of(reader) == "1 [1.0]"
+            assert await reader.line() == "1 [1.0]"
             with pytest.raises(DrainTimeout):
                 await trainer.unpublish(timeout_s=SHORT_S)
         await trainer.unpublish(timeout_s=WAIT_S)
@@ -230,14 +195,12 @@ os._exit(0)
         trainer = await here.register("policy", weights(1), replica="trainer")
         await trainer.publish(1)
         async with started(hub, READER + fork, job, there.agent) as reader:
-            assert [await line_of(reader), await line_of(reader)] == ["1 [1.0]", "child"]
-            assert await asyncio.to_thread(reader.wait, WAIT_S) == 0
+            assert [await reader.line(), await reader.line()] == ["1 [1.0]", "child"]
+            assert await reader.code() == 0
             with pytest.raises(DrainTimeout):
                 await trainer.unpublish(timeout_s=SHORT_S)
-            assert reader.stdin is not None
-            reader.stdin.write("go\n")
-            reader.stdin.flush()
-            assert await line_of(reader) == "child shows {1.0}"
+            reader.go_on()
+            assert await reader.line() == "child shows {1.0}"
             await trainer.unpublish(timeout_s=WAIT_S)
 
 
@@ -289,11 +252,11 @@ with trainer.overwriting() as mine:
 """
     async with hub.connected(job) as (here, there):
         async with started(hub, program, job, here.agent) as first:
-            assert await line_of(first) == "1"
+            assert await first.line() == "1"
             engine = await there.register("policy", weights(0), replica="rollout", install="mapped")
             await engine.replicate()
-            await asyncio.to_thread(first.communicate, "go\n", WAIT_S)
-            assert first.returncode == -signal.SIGKILL
+            first.go_on()
+            assert await first.code() == -signal.SIGKILL
         assert values(engine) == {1.0}
         trainer = await here.register("policy", weights(3), replica="trainer", install="staged")
         assert await trainer.publish() == 2

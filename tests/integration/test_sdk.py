@@ -284,8 +284,8 @@ print(shard.publish(3), flush=True)
 os.kill(os.getpid(), 9)
 """
     job = new_job()
-    ended = await asyncio.to_thread(run_program, hub, program, job)
-    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "3\n")
+    code, said, _ = await asyncio.to_thread(fork_program, hub, program, job)
+    assert (code, said) == (-signal.SIGKILL, "3\n")
     async with hub.connected(job) as (here, there):
         shard = await here.register("policy", {"w": torch.zeros(9)}, replica="trainer")
         assert shard.version == 3

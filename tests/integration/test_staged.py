@@ -4,27 +4,19 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 import torch
-from tests.integration.hubs import RunningHub, new_job, running_hub
-from tests.integration.programs import run_program
+from tests.integration.hubs import RunningHub, new_job
+from tests.integration.programs import fork_program
 from torch import nn
 
 import tensorhub
 from tensorhub_common.errors import LayoutMismatch, RoundTimeout
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WAIT_S = 20.0
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
-    async with running_hub(tmp_path_factory.mktemp("hub")) as running:
-        yield running
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -158,8 +150,8 @@ os.kill(os.getpid(), 9)
     async with hub.connected(job) as (here, _):
         trainer = await here.register("policy", {"w": torch.full((9,), 5.0)}, replica="trainer")
         await trainer.publish(3)
-        ended = await asyncio.to_thread(run_program, hub, program, job)
-        assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "3 [5.0]\n")
+        code, said, _ = await asyncio.to_thread(fork_program, hub, program, job)
+        assert (code, said) == (-signal.SIGKILL, "3 [5.0]\n")
         engine = await here.register("policy", {"w": torch.zeros(9)}, replica="rollout", install="staged")
         assert engine.version == 3
         assert values(engine) == {5.0}

@@ -1,25 +1,20 @@
 """One trace over all processes, as a real OTLP receiver gets it."""
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, new_job, raw_client, running_hub
 from tests.integration.otlp_receiver import Received, Receiver, receiving, tree
-from tests.integration.programs import environment, nursery
+from tests.integration.programs import Program, started
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LINE_S = 30
-STDERR = 2
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 TRAINER = """
@@ -55,40 +50,12 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> A
         yield running
 
 
-class Program:
-    """A worker of its own that says a line and waits for one."""
-
-    def __init__(self, said: asyncio.StreamReader, stdin: BinaryIO) -> None:
-        self._said, self._stdin = said, stdin
-
-    async def says(self, line: str) -> None:
-        async with asyncio.timeout(LINE_S):
-            assert (await self._said.readline()).decode().strip() == line
-
-    def go_on(self) -> None:
-        self._stdin.write(b"\n")
-
-
 @asynccontextmanager
 async def program(hub: RunningHub, text: str, *arguments: str, **more: str) -> AsyncIterator[Program]:
-    stdin, stdin_of_ours = os.pipe()
-    stdout_of_ours, stdout = os.pipe()
-    said = asyncio.StreamReader()
-    hearing, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(stdout_of_ours, "rb", 0)
-    )
-    pid, ended = nursery().start(text, arguments, environment(hub, **more), (stdin, stdout, STDERR))
-    os.close(stdin)
-    os.close(stdout)
-    try:
-        with os.fdopen(stdin_of_ours, "wb", 0) as going_on:
-            yield Program(said, going_on)
-            async with asyncio.timeout(LINE_S):
-                assert await asyncio.wrap_future(ended) == 0
-    finally:
-        if not ended.done():
-            os.kill(pid, signal.SIGKILL)
-        hearing.close()
+    """Start a worker that comes to a good end."""
+    async with started(hub, text, *arguments, **more) as worker:
+        yield worker
+        assert await worker.code() == 0
 
 
 async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str, str], reader: dict[str, str]) -> None:
@@ -103,11 +70,11 @@ async def one_version(hub: RunningHub, job: str, shards: int, trainer: dict[str,
         trainers = [await begin(TRAINER, each, each, trainer) for each in range(shards)]
         readers = [await begin(READER, each, each + 1, reader) for each in range(shards)]
         for each in trainers + readers:
-            await each.says("registered")
+            assert await each.line() == "registered"
         for each in trainers:
             each.go_on()
         for each in trainers + readers:
-            await each.says("7")
+            assert await each.line() == "7"
         for each in trainers + readers:
             each.go_on()
 
