@@ -5,13 +5,14 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 import pytest
+import pytest_asyncio
 from tests.integration.cuts import Sharding, assert_holds, columns, model, published, registered, rows, whole
 from tests.integration.far_agent import NEAR_HOSTS
-from tests.integration.hubs import RunningHub
+from tests.integration.hubs import RunningHub, new_job
 from tests.integration.transports import UCXX
 
 import tensorhub
@@ -20,33 +21,48 @@ from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.subjects import commands_of
 
-JOB: Final = "far"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 REPLICAS: Final = 3
 WAIT_S: Final = 60.0
 AGENT: Final = (sys.executable, "-m", "tests.integration.far_agent")
 
 
-@contextlib.asynccontextmanager
-async def two_sites(directory: Path, hosts: int) -> AsyncIterator[tuple[RunningHub, list[int], list[int]]]:
-    """Bring a hub up; yield it, and which of its agents stand near and which far.
+@dataclass(frozen=True)
+class TwoSites:
+    """A hub, and which of its agents stand near and which far."""
 
-    With two hosts all that are far share one; else each has a host of its own.
-    """
+    hub: RunningHub
+    near: list[int]
+    far: list[int]
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param(2, id="local"), pytest.param(2 + REPLICAS, id="ucxx", marks=UCXX.marks)],
+)
+async def two_sites(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[TwoSites]:
+    """With two hosts all agents that are far share one; else each has a host of its own."""
+    hosts = int(request.param)
     near_hosts = 1 if hosts == 2 else 2
     agents = 2 * REPLICAS if hosts == 2 else 2 + REPLICAS
     environment = {**os.environ, NEAR_HOSTS: str(near_hosts)}
+    directory = tmp_path_factory.mktemp("hub")
     up = Up(directory, agents=agents, hosts=hosts, commands=Commands(agent=AGENT), environment=environment)
     async with up:
         near = [number for number in range(agents) if number % hosts < near_hosts]
-        yield RunningHub(up, directory), near, [number for number in range(agents) if number not in near]
+        yield TwoSites(RunningHub(up, directory), near, [number for number in range(agents) if number not in near])
 
 
-async def until_joined(hub: RunningHub, count: int) -> None:
+async def until_joined(hub: RunningHub, job: str, count: int) -> None:
     """Wait until so many have said that they want a version."""
     async with (
         asyncio.timeout(WAIT_S),
         await connect(hub.file.nats, name="test", credentials=hub.file.credentials) as bus,
-        contextlib.aclosing(JobLog(bus, JOB).follow(1, commands_of(JOB))) as entries,
+        contextlib.aclosing(JobLog(bus, job).follow(1, commands_of(job))) as entries,
     ):
         async for entry in entries:
             count -= ".cmd.want." in entry.subject
@@ -54,25 +70,22 @@ async def until_joined(hub: RunningHub, count: int) -> None:
                 return
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "hosts", [pytest.param(2, id="local"), pytest.param(2 + REPLICAS, id="ucxx", marks=UCXX.marks)]
-)
 @pytest.mark.parametrize(("cut", "how", "shards"), [(rows, whole, 1), (rows, columns, 2), (columns, whole, 1)])
 async def test_a_site_of_another_layout_takes_each_byte_about_once(
-    tmp_path: Path, hosts: int, cut: Sharding, how: Sharding, shards: int
+    two_sites: TwoSites, cut: Sharding, how: Sharding, shards: int
 ) -> None:
     """Each replica has read from its mates, and together they have not read much more than once from the trainer.
 
     What is cut by columns comes in boxes that lie strided in the readers.
     """
-    async with two_sites(tmp_path, hosts) as (hub, near, far), hub.connected(JOB, len(hub.file.agents)) as hubs:
+    hub, near, far, job = two_sites.hub, two_sites.near, two_sites.far, new_job()
+    async with hub.connected(job, len(hub.file.agents)) as hubs:
         trainer = await registered([hubs[number] for number in near[:2]], "trainer", cut, 2, model(0))
         readers = [await registered([hubs[far[n]]], f"engine-{n}", how, shards, model(0)) for n in range(REPLICAS)]
         waiting = [
             asyncio.create_task(shard.update(wait_s=WAIT_S, timeout_s=WAIT_S)) for each in readers for shard in each
         ]
-        await until_joined(hub, len(waiting))
+        await until_joined(hub, job, len(waiting))
         assert await published(trainer, cut, model(1)) == 1
         assert set(await asyncio.gather(*waiting)) == {1}
         for each in readers:
