@@ -16,8 +16,9 @@ MODULES ?=
 BIN := .venv/bin
 # Written last, so that an installation that broke off is done again.
 READY := .venv/.ready
-# As many workers as there are cores, and WORKERS at most; a file's tests stay together and share its hub.
-SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile
+# As many workers as there are cores, and WORKERS at most; a file's tests stay together and share its hub, and the files
+# begin in the order of tests/conftest.py: xdist's own is by how many tests a file has, and the long ones have few.
+SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
