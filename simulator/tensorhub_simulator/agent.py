@@ -256,7 +256,7 @@ class AgentNode(Node):
             case Show():
                 shown = self.world.links.get(effect.lease)
                 if shown is not None and shown.reader.up:
-                    shown.show(effect.news)
+                    shown.telling.show(effect.news)
             case Free():
                 self._free(effect.key)
             case Fenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
@@ -276,14 +276,14 @@ class AgentNode(Node):
         if not self._may_fill(shelved, self.core.shards[effect.key]):
             raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")
         write_scales(effect.table, program, effect.scales, shelved.target)
-        self.world.scales += sum(count for _, count in effect.scales)
+        self.world.tally.scales += sum(count for _, count in effect.scales)
 
     def _close(self, effect: CloseSource) -> None:
         core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.
         operation = core.operation if core is not None else None
         if isinstance(operation, ReadOperation) and operation.transfer is not None:
             source = operation.transfer.sources.get(effect.source)
-            self.world.left[source.lost if source is not None else ""] += 1
+            self.world.tally.left[source.lost if source is not None else ""] += 1
         self.links[effect.key, effect.source].close()
 
     def _break(self, effect: BreakLease) -> None:

@@ -1,10 +1,10 @@
 """One source of one read: a lease asked for over the modelled network, and a transport session that brings bytes.
 
 Both ends and what is between them may fail by themselves: the source is stopped, killed or slow, the path between the
-two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes.
+two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes,
+`telling.py` what the source says of its pieces.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,6 @@ from tensorhub_agent.effects import (
     Available,
     BatchDone,
     Confirm,
-    Confirmed,
     Key,
     OpenSource,
     Post,
@@ -23,24 +22,25 @@ from tensorhub_agent.effects import (
     SourceOpened,
 )
 from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.lease_frames import Have, Promise, Stock
+from tensorhub_agent.lease_frames import Have, Promise
 from tensorhub_agent.units import Availability
 from tensorhub_common.digests import digest_of
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
 from tensorhub_simulator.clock import Action
 from tensorhub_simulator.computing import Computing
+from tensorhub_simulator.confirming import Confirming
 from tensorhub_simulator.deltas import Delta, Overwrites
 from tensorhub_simulator.holding import HOLD_S, Holding
 from tensorhub_simulator.memory import Segment
 from tensorhub_simulator.spans import Pieces, Spans, Units
-from tensorhub_simulator.wire import STUCK_S, Half, Receives, Wire
+from tensorhub_simulator.telling import Telling
+from tensorhub_simulator.wire import Half, Receives, Wire
 
 if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
 
 LEASE_ASK_S: Final = 1.5
 RENEW_S: Final = 0.5
-CONFIRM_S: Final = 2.0
 CLOSE_S_MAX: Final = 0.5
 """A transport's close takes at most so long, whatever its peer does."""
 END_LATE_S: Final = 10.0
@@ -77,19 +77,14 @@ class Link:
         self.computing: Computing | None = None
         if self.program is not None:
             self.computing = Computing(self.program, self.share.layout or "", effect.table)
-        self._availability: Availability | None = None
+        self.telling = Telling(self)
         self.is_local = self.share.transport == "local"
         self.receives = Receives(self)
         self._wire: Wire | None = None
         self._digests = b""
         """What the source says that its pieces hash to."""
-        self._early: list[Stock] = []
-        self._asks = 0
-        self._untold: deque[Stock] = deque()
-        """What the source has said and the reader has not heard: a connection keeps the order."""
-        """What the source has told before the reader saw that it was open."""
         self._tells_progress = self.clock.chance(0.5)
-        self._questions = 0
+        self._asks, self._confirming = 0, Confirming(self)
         self._holding = Holding(self) if effect.hold else None
 
     def _spans(self) -> Spans:
@@ -242,7 +237,7 @@ class Link:
         self.reader.world.strangers.opened(grant.ticket)
         memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
         if lease.promised():
-            self.show(Promise(lease.promised()))
+            self.telling.show(Promise(lease.promised()))
         delta = None
         if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
             delta = self.source.deltas.between(lease.key, self.base.root, self.root)
@@ -260,23 +255,21 @@ class Link:
             return
         self.is_open = True
         self._wire = Wire(self, memory, self._arrived, delta)
-        self._digests = grant.digests
-        self.reader.world.counted_on += grant.promises
-        digests = grant.digests
+        self._digests = digests = grant.digests
+        self.reader.world.tally.counted_on += grant.promises
         if self.program is not None:
             # As `sources.py` does: units of a program are no pieces of the source.
             digests = b""
             if grant.filling and grant.program == self.program.digest:
-                self.reader.world.counted_on_units += grant.promises
+                self.reader.world.tally.counted_on_units += grant.promises
             elif grant.filling:
                 table = self.reader.world.layouts.table(self.share.layout or "")
-                self._availability = Availability(self.program, self.share.layout or "", table)
-                pieces = self._availability.units(pieces or ())
+                self.telling.availability = Availability(self.program, self.share.layout or "", table)
+                pieces = self.telling.availability.units(pieces or ())
             else:
                 pieces = None
         self.tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
-        for later in self._early:
-            self.heard(later)
+        self.telling.opened()
         self._renew()
 
     def _renew(self) -> None:
@@ -285,36 +278,8 @@ class Link:
         if self.source.runs and not self.is_cut:
             self.source.core.table.renew(self.lease, self.source.now)
             if self.source.core.table.waits(self.lease):
-                self.at_reader(self.clock.lag(), lambda: self.heard(Have()))
+                self.at_reader(self.clock.lag(), lambda: self.telling.heard(Have()))
         self.at_reader(RENEW_S, self._renew)
-
-    def show(self, news: Stock) -> None:
-        """The source tells of its pieces; over a path that is cut, when it is whole again."""
-        self._untold.append(news)
-        if len(self._untold) == 1:
-            self.at_reader(self.clock.lag(), self._hear)
-
-    def _hear(self) -> None:
-        if self.is_cut and self.source_lives:
-            self.at_reader(STUCK_S, self._hear)
-            return
-        while self._untold:
-            self.heard(self._untold.popleft())
-
-    def heard(self, news: Stock) -> None:
-        """The reader hears of pieces."""
-        if self.is_open:
-            if self.closing:
-                return
-            if isinstance(news, Have):
-                if self._availability is not None:
-                    news = Have(self._availability.units(news.pieces))
-                self.tell(Available(self.key, self.number, news))
-            else:
-                # These come in order, over a connection: an older one does not come again.
-                self.reader.news(Available(self.key, self.number, news))
-        else:
-            self._early.append(news)
 
     @property
     def source_lives(self) -> bool:
@@ -347,16 +312,15 @@ class Link:
         wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
         if wrong:
             # As `encodings/reading.py` does: they come as they are, and nothing is said of them before.
-            self.reader.world.mispatched += len(wrong)
+            self.reader.world.tally.mispatched += len(wrong)
             self.receives.again(ended, wrong)
             self._wire.ask_plain(wrong)
             return
         if self.program is not None and self.computing is not None:
             self.computing.came(self.number, ended.batch)
-            self.reader.world.partials += sum(map(self.computing.is_partial, ended.pieces))
-            self.reader.world.units += len(ended.pieces)
-            self.reader.world.relayed += len(ended.pieces) if self._availability is not None else 0
-        self.reader.world.patched += sum(map(self._wire.is_patched, ended.pieces))
+            partials = sum(map(self.computing.is_partial, ended.pieces))
+            self.reader.world.tally.came(len(ended.pieces), partials, relayed=self.telling.availability is not None)
+        self.reader.world.tally.patched += sum(map(self._wire.is_patched, ended.pieces))
         done = BatchDone(self.key, self.number, ended.batch, found)
         self.at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
 
@@ -378,24 +342,8 @@ class Link:
             self.tell(done)
 
     def confirm(self, _effect: Confirm) -> None:
-        """Ask whether the lease holds after the last byte; each question is answered once."""
-        self._questions += 1
-        question = self._questions
-        self.at_reader(CONFIRM_S, lambda: self._confirmed(question, holds=False))
-        if not self.source_lives:
-            self.at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=False))
-        elif not self.is_cut:
-            self.clock.after(self.clock.lag(), self.source, lambda: self._asked_whether_holds(question))
-
-    def _asked_whether_holds(self, question: int) -> None:
-        holds = self.source.core.table.holds(self.lease)
-        if not self.is_cut:
-            self.at_reader(self.clock.lag(), lambda: self._confirmed(question, holds=holds))
-
-    def _confirmed(self, question: int, *, holds: bool) -> None:
-        if not self.closed and question == self._questions:
-            self._questions += 1
-            self.reader.news(Confirmed(self.key, self.number, holds))
+        """Ask whether the lease holds after the last byte."""
+        self._confirming.ask()
 
     # The end.
 

@@ -116,14 +116,14 @@ class Totals:
             self.events += job.truth.events
             self.versions += sum(job.truth.published.values())
             self.reads += job.calls.reads
-            self.promises += job.counted_on
-            self.exchanges += job.counted_on_units
+            self.promises += job.tally.counted_on
+            self.exchanges += job.tally.counted_on_units
             self.raised.update(job.calls.raised)
-            self.left.update(job.left)
-            self.units += job.units
-            self.relayed += job.relayed
-            self.patched += job.patched
-            self.mispatched += job.mispatched
+            self.left.update(job.tally.left)
+            self.units += job.tally.units
+            self.relayed += job.tally.relayed
+            self.patched += job.tally.patched
+            self.mispatched += job.tally.mispatched
         self.kills += world.faults.kills
         self.stops += world.faults.stops
         self.outages += world.faults.outages

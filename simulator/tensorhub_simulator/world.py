@@ -1,6 +1,6 @@
 """One seed's world: who is there, what they are to do, and what must hold after every step."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from random import Random
 from typing import Final
@@ -26,6 +26,7 @@ from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
 from tensorhub_simulator.setting import Setting
 from tensorhub_simulator.strangers import Strangers
+from tensorhub_simulator.tally import Tally
 from tensorhub_simulator.tensors import Cutting, Cuttings, Layouts, equal_cutting
 from tensorhub_simulator.upgrading import Upgrade
 from tensorhub_simulator.views import Views
@@ -70,17 +71,8 @@ class World:
         self.calls = Calls(self)
         self.links: dict[str, Link] = {}
         self.strangers = Strangers(self)
-        # Leases that counted on promises, and those of them that were told of units.
-        self.counted_on = self.counted_on_units = 0
-        self.left: Counter[str] = Counter()
-        """Why sources were left, and how often."""
+        self.tally = Tally()
         self.touched: set[AgentNode] = set()
-        # What came by programs, and of that from half-filled sources.
-        self.units = self.relayed = 0
-        # Partials of blocks that sources had parts of, and scales that were folded of such.
-        self.partials = self.scales = 0
-        self.patched = self.mispatched = 0
-        """Pieces that were right after they were patched, and pieces that were not and came as they are."""
         self.folded: set[RegistryNode] = set()
         self.places: dict[Key, Place] = {}
         self.quiet_since: float | None = None
@@ -92,25 +84,32 @@ class World:
         self.borrowers = Borrowers(self, seed)
         self.director, self.views = Director(self, seed), Views(self)
         self._verified: dict[Key, tuple[int, int | None, int]] = {}
-        rack = RACK if seed % RACK_SEEDS == 0 else ""
-        self.agents = {
-            f"agent-{n}": AgentNode(
-                f"agent-{n}", self, f"host-{n % 2}", "there" if setting.sites and n else "here", rack
-            )
-            for n in range(setting.agents)
-        }
-        self.registries = [RegistryNode(f"registry-{n}", self) for n in range(setting.registries)]
-        self.planner = PlannerNode(self, setting.planner)
+        self._populate(first)
+        self.faults: Faults = first.faults if first is not None else Faults(self)
+        self.upgrade = Upgrade(self)
+        if first is None and setting.beside is not None:
+            World(seed, setting.beside, first=self)
+
+    def _populate(self, first: "World | None") -> None:
+        """Make the processes and the workers. A process of a job beside lives and dies with the same of the first."""
+        self.agents = self._agents()
+        self.registries = [RegistryNode(f"registry-{n}", self) for n in range(self.plan.registries)]
+        self.planner = PlannerNode(self, self.plan.planner)
         self.groups: list[Group] = []
         self.ranks: list[Rank] = []
         self._build()
         if first is not None:
             for mine, its in zip(self.processes(), first.processes(), strict=True):
                 mine.join_family(its)
-        self.faults: Faults = first.faults if first is not None else Faults(self)
-        self.upgrade = Upgrade(self)
-        if first is None and setting.beside is not None:
-            World(seed, setting.beside, first=self)
+
+    def _agents(self) -> dict[str, AgentNode]:
+        rack = RACK if self.seed % RACK_SEEDS == 0 else ""
+        sites = ["there" if self.plan.sites and n else "here" for n in range(self.plan.agents)]
+        names = [f"agent-{n}" for n in range(self.plan.agents)]
+        return {
+            name: AgentNode(name, self, f"host-{n % 2}", site, rack)
+            for n, (name, site) in enumerate(zip(names, sites, strict=True))
+        }
 
     def _build(self) -> None:
         rng, setting = self.clock.rng, self.plan

@@ -60,8 +60,12 @@ def test_chance_goes_everywhere() -> None:
         for seed in range(1, 9):
             world = world_of(seed, calm=False)
             world.run()
-            partials, scales, relayed = partials + world.partials, scales + world.scales, relayed + world.relayed
-            lost += sum(count for why, count in world.left.items() if why)
+            partials, scales, relayed = (
+                partials + world.tally.partials,
+                scales + world.tally.scales,
+                relayed + world.tally.relayed,
+            )
+            lost += sum(count for why, count in world.tally.left.items() if why)
     assert min(partials, scales, relayed, lost) > 0
 
 

@@ -94,8 +94,8 @@ def test_chance_goes_everywhere() -> None:
         for seed in range(1, 13):
             world = world_of(seed, unlike_cuttings(Random(seed), 1, 3), calm=False)
             world.run()
-            units, relayed = units + world.units, relayed + world.relayed
-            lost += sum(count for why, count in world.left.items() if why)
+            units, relayed = units + world.tally.units, relayed + world.tally.relayed
+            lost += sum(count for why, count in world.tally.left.items() if why)
             if min(units, relayed, lost) > 0:
                 break
     assert min(units, relayed, lost) > 0
@@ -122,7 +122,7 @@ def run_far_mates(seeds: Iterable[int]) -> int:
     for seed in seeds:
         world = far_mates(seed)
         world.run()
-        exchanges += world.counted_on_units
+        exchanges += world.tally.counted_on_units
     return exchanges
 
 
