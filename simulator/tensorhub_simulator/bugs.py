@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_agent import readings, serving
+from tensorhub_agent import granting, readings
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import Probed
 from tensorhub_agent.memory import Memory
@@ -205,7 +205,7 @@ def _wait_cycle() -> list[Replacement]:
     def precedes(_source: Any, reader: Any) -> bool:
         return reader is not None
 
-    return [(module, "precedes", precedes) for module in (plan, coverage, serving)]
+    return [(module, "precedes", precedes) for module in (plan, coverage, granting)]
 
 
 def _promise_kept() -> list[Replacement]:

@@ -23,13 +23,13 @@ import msgspec
 
 from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
+from tensorhub_agent.granting import bars_another, bars_reading, bars_waiting, is_asked_for
 from tensorhub_agent.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
 from tensorhub_agent.ranges import mark, split, unmark
 from tensorhub_agent.served import served
 from tensorhub_agent.units import Completion
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.asks import Served
-from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import (
     DIGESTS_PAGE_PIECES,
     LeaseAsk,
@@ -38,7 +38,6 @@ from tensorhub_common.wire.transfer import (
     Range,
     Transport,
     Turn,
-    precedes,
 )
 
 TICKET_S: Final = 5.0
@@ -50,12 +49,6 @@ HOLD_S_MAX: Final = 30.0
 
 SILENCE_S_MAX: Final = 10.0
 """A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
-
-READERS_MAX: Final = 256
-"""A shard serves at most so many readers at once."""
-
-LEASES_OF_ONE_MAX: Final = 64
-"""Of which one agent has at most so many, so that one that only asks leaves room for the others."""
 
 
 class Promised(msgspec.Struct, frozen=True):
@@ -208,19 +201,14 @@ class LeaseTable:
             return self._hold(ask, endpoint, now)
         key = Key(ask.model, ask.source.replica, ask.source.shard)
         coming = self.coming.get(key)
-        if coming is not None and _is_asked_for(coming, ask):
+        if coming is not None and is_asked_for(coming, ask):
             return self._grant_coming(coming, ask, name, ticket, endpoint, now)
         offered = self.offers.get(key)
         if offered is None or not offered.granting:
             return LeaseRefusal(reason="the shard is not published here, or it is draining")
-        if ask.root is not None and ask.root != offered.root:
-            return LeaseRefusal(reason=f"the shard holds other bytes than version {ask.version} has by the log")
-        if offered.version is not None and offered.version != ask.version:
-            return LeaseRefusal(reason=f"the shard holds version {offered.version}, not {ask.version}")
-        if offered.version is None and (ask.root is None or ask.root == NO_ROOT):
-            # Only a root of real digests says that these are the bytes of the version that the log has numbered
-            # meanwhile.
-            return LeaseRefusal(reason="the shard's publication has no number yet")
+        why = bars_reading(offered, ask)
+        if why is not None:
+            return LeaseRefusal(reason=why)
         return self._granted(offered, key, ask, name, ticket, endpoint, now)
 
     def _hold(self, ask: LeaseAsk, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
@@ -238,15 +226,10 @@ class LeaseTable:
         self, coming: Offered, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal | None:
         """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
-        assert coming.turn is not None
         program = None if coming.units is None else coming.units.program
-        if ask.promises and ask.program != program:
-            return LeaseRefusal(reason="the shard is not filled by the program by which the reader goes")
-        promises = ask.promises
-        if not promises and not precedes(coming.turn, ask.turn):
-            return LeaseRefusal(reason="the shard is being filled, and its turn is not earlier than the reader's")
-        if coming.units is not None and not ask.units:
-            return LeaseRefusal(reason="the shard is filled by a program: what its pieces hash to is not known yet")
+        why = bars_waiting(coming, ask, program)
+        if why is not None:
+            return LeaseRefusal(reason=why)
         if not coming.digests and coming.units is None:
             return None
         key = Key(ask.model, ask.source.replica, ask.source.shard)
@@ -256,7 +239,7 @@ class LeaseTable:
         if program is not None and ask.program == program:
             self._leases[name].units = coming.units
             answer = msgspec.structs.replace(answer, program=program)
-        if not promises:
+        if not ask.promises:
             return answer
         coming.is_counted_on = self._leases[name].is_promised = True
         return msgspec.structs.replace(answer, promises=True)
@@ -264,15 +247,11 @@ class LeaseTable:
     def _granted(
         self, offered: Offered, key: Key, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
     ) -> LeaseGrant | LeaseRefusal:
-        if len(offered.leases) >= READERS_MAX:
-            return LeaseRefusal(reason=f"the shard has {READERS_MAX} readers already")
-        agent = f"{ask.reader.agent}/"
-        if sum(lease.reader.startswith(agent) for lease in offered.leases.values()) >= LEASES_OF_ONE_MAX:
-            return LeaseRefusal(
-                reason=f"agent {ask.reader.agent!r} has {LEASES_OF_ONE_MAX} leases on the shard already"
-            )
+        why = bars_another(offered, ask.reader.agent)
+        if why is not None:
+            return LeaseRefusal(reason=why)
         filling = offered.has is not None
-        reader = f"{agent}{ask.reader.replica}/{ask.reader.shard}"
+        reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
         ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
         lease = Lease(name, key, reader, ticket, now + ticket_s, offered, served(ask), is_told=filling)
         lease.is_mapped, lease.transport = ask.mapped, ask.transport
@@ -427,10 +406,3 @@ def _counting(coming: Offered) -> tuple[str, ...]:
     """Return the open leases that count on what a shard promises."""
     leases = coming.leases.values()
     return tuple(each.name for each in leases if each.is_promised and each.state is LeaseState.OPEN)
-
-
-def _is_asked_for(coming: Offered, ask: LeaseAsk) -> bool:
-    """Tell whether what a shard is being filled with is what is asked for. A reader by a program may know no root."""
-    if coming.version != ask.version:
-        return False
-    return coming.root == ask.root or (ask.units and None in (coming.root, ask.root))

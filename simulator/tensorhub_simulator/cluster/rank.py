@@ -6,12 +6,12 @@ verified is told of, leases are broken before memory is used again, and a rank t
 
 from typing import TYPE_CHECKING, Final
 
+from tensorhub_agent.granting import READERS_MAX
 from tensorhub_agent.limits import Limits as AgentLimits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.ranges import count_of, marked
 from tensorhub_agent.reading import SourcePhase
 from tensorhub_agent.served import summed
-from tensorhub_agent.serving import READERS_MAX
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX
 from tensorhub_common.digests import PIECE_DIGEST_BYTES

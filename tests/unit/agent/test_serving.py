@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from tensorhub_agent.effects import Key
+from tensorhub_agent.granting import LEASES_OF_ONE_MAX, READERS_MAX
 from tensorhub_agent.lease import LEASE_MOVES, LeaseMove, LeaseState
-from tensorhub_agent.serving import HOLD_S_MAX, LEASES_OF_ONE_MAX, READERS_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
+from tensorhub_agent.serving import HOLD_S_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
