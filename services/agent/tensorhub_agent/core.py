@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from tensorhub_agent.cache import Keeper
+from tensorhub_agent.early_asks import is_published, may_be_decided
 from tensorhub_agent.effects import (
     Answer,
     AnyCall,
@@ -29,7 +30,7 @@ from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_publish import PublishOperation
-from tensorhub_agent.op_read import ReadOperation, Stage
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.operations import begin
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
@@ -306,33 +307,15 @@ class AgentCore:
         """Answer a reader's agent. None: ask again once something has happened here, within a bound."""
         if (ask.source.agent, ask.source.incarnation) != (self.agent, self.incarnation):
             return LeaseRefusal(reason=f"incarnation {ask.source.incarnation} of {ask.source.agent!r} is over")
-        if ask.mapped and not self._is_published(ask):
+        core = self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
+        if ask.mapped and not is_published(core, ask):
             # A publication can be taken back before the log has taken it, a mapping can't.
-            core = self._asked_for(ask)
             waits = core is not None and isinstance(core.operation, PublishOperation)
             return None if waits else LeaseRefusal(reason="the shard is not published here, or it is draining")
         answer = self.table.grant(ask, name, ticket, endpoint, now)
-        if isinstance(answer, LeaseRefusal) and ask.turn is not None and self._may_be_decided(ask):
+        if isinstance(answer, LeaseRefusal) and ask.turn is not None and may_be_decided(core, ask):
             return None
         return answer
-
-    def _asked_for(self, ask: LeaseAsk) -> ShardCore | None:
-        return self.shards.get(Key(ask.model, ask.source.replica, ask.source.shard))
-
-    def _is_published(self, ask: LeaseAsk) -> bool:
-        core = self._asked_for(ask)
-        return core is not None and (core.held.memory, core.held.version) == (Memory.READY, ask.version)
-
-    def _may_be_decided(self, ask: LeaseAsk) -> bool:
-        """Tell whether the log may have decided what this agent has not heard yet, and the reader has.
-
-        Or whether it is not known yet by which program the shard will be filled.
-        """
-        core = self._asked_for(ask)
-        operation = core.operation if core is not None else None
-        if not isinstance(operation, ReadOperation):
-            return False
-        return operation.stage is Stage.JOINING or (ask.program is not None and operation.may_turn_to_program)
 
     def redeemed(self, ticket: str, now: float) -> Lease | None:
         """Take a ticket from the transport."""
