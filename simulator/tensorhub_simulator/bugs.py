@@ -16,11 +16,12 @@ from tensorhub_agent import granting, readings
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import Probed
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.op_read import ReadOperation, Stage
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_unpublish import Draining
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.readings import Readings
 from tensorhub_agent.serving import LeaseTable
+from tensorhub_agent.stage import Stage
 from tensorhub_agent.transfer import Transfer
 from tensorhub_agent.vacancy import Vacancy
 from tensorhub_common.catalog import retention

@@ -1,8 +1,9 @@
 """Questions for leases that come before this agent has heard what its log says: which are worth waiting. Pure."""
 
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.op_read import ReadOperation, Stage
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.stage import Stage
 from tensorhub_common.wire.transfer import LeaseAsk
 
 

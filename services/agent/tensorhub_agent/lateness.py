@@ -1,7 +1,7 @@
 """What a call that ran out of time tells its caller: who or what was missing, and what to do. Pure."""
 
 from tensorhub_agent.effects import Key
-from tensorhub_common.errors import DrainTimeout, RoundTimeout, VersionUnavailable
+from tensorhub_common.errors import DrainTimeout, RegistryUnavailable, RoundTimeout, VersionUnavailable
 from tensorhub_common.wire.commands import Wish
 
 
@@ -54,3 +54,10 @@ def still_mapped(key: Key) -> tuple[str, str]:
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     message = f"the memory that {where} would be filled in is still mapped by a reader of this host: call again"
     return DrainTimeout.__name__, message
+
+
+def unanswered(key: Key) -> tuple[str, str]:
+    """The same where the registry does not even say what became of giving up."""
+    where = f"shard {key.shard} of {key.model}/{key.replica}"
+    message = f"the registry did not say what became of the read of {where}; it is given up: see 'tensorhub status', "
+    return RegistryUnavailable.__name__, message + "then call again"

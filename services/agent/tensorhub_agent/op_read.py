@@ -6,24 +6,22 @@ nothing, and doesn't wait for that where it is the last that is missing), and no
 read is quiet: whatever was asked for has come or can come no more.
 """
 
-from enum import StrEnum
-
 import msgspec
 
 from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import CallRead, ShardNews
-from tensorhub_agent.lateness import Absent, not_in_time, still_mapped
+from tensorhub_agent.lateness import Absent, not_in_time, still_mapped, unanswered
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
+from tensorhub_agent.stage import REACHED, Stage
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,
-    RegistryUnavailable,
     ReplicaConflict,
     RoundTimeout,
     VersionUnavailable,
@@ -49,19 +47,6 @@ from tensorhub_common.wire.worker import ReadReport
 
 REPLAN_S: float = 0.1
 """How long to wait before the log is asked to decide again, when no lease can be had."""
-
-
-class Stage(StrEnum):
-    """How far the call is."""
-
-    JOINING = "joining"
-    LEASING = "leasing"
-    GRANTED = "granted"
-    DRAINING = "draining"
-    FILLING = "filling"
-    DIGESTING = "digesting"
-    FILLED = "filled"
-    ENDING = "ending"
 
 
 class ReadOperation:
@@ -107,7 +92,7 @@ class ReadOperation:
     @property
     def reached(self) -> bool:
         """Once memory is being written the read is finished for the next worker."""
-        return self.stage in (Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.FILLED, Stage.ENDING)
+        return self.stage in REACHED
 
     def start(self, now: float) -> None:
         """Join the replica's round."""
@@ -354,12 +339,7 @@ class ReadOperation:
             self._give_up(RoundTimeout.__name__, self._not_in_time(self._missing)[1], now)
             return
         self._voice.fence()
-        self._end(
-            RegistryUnavailable.__name__,
-            f"the registry did not say what became of the read of {self.core.where}; it is given up: see 'tensorhub "
-            "status', then call again",
-            now,
-        )
+        self._end(*unanswered(self.core.key), now)
 
     def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
         self._deadline = now + OUTCOME_S_MAX

@@ -1,0 +1,21 @@
+"""How far a read call is. Pure."""
+
+from enum import StrEnum
+from typing import Final
+
+
+class Stage(StrEnum):
+    """The stages of a call, in their order; `op_read.py` says what leads from one to the next."""
+
+    JOINING = "joining"
+    LEASING = "leasing"
+    GRANTED = "granted"
+    DRAINING = "draining"
+    FILLING = "filling"
+    DIGESTING = "digesting"
+    FILLED = "filled"
+    ENDING = "ending"
+
+
+REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.FILLED, Stage.ENDING))
+"""From here on memory is being written, or was."""
