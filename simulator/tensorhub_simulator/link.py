@@ -70,8 +70,7 @@ class Link:
         self.base, self.program = effect.base, effect.program
         self.source = reader.world.agents[effect.share.source.agent]
         self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
-        self.source_life, self.reader_life = 0, reader.life
-        self.lease = ""
+        self.source_life, self.reader_life, self.lease = 0, reader.life, ""
         self.closing = self.closed = self.is_open = self.answered = False
         self.spans = self._spans()
         self.computing: Computing | None = None
