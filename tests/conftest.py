@@ -1,7 +1,7 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
-The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, and torch has one
-thread, as a worker has one core.
+The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, torch has one
+thread, as a worker has one core, and Ctrl-C is heard.
 
 `--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does; `mutants` draws
 the same ones each time and keeps what it found as it is, as `make mutants` does.
@@ -9,6 +9,7 @@ the same ones each time and keeps what it found as it is, as `make mutants` does
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -21,6 +22,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Else the threads of every torch spin on the same cores, for half as much again of a test's time. It asks at import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell has what it runs in the background ignore Ctrl-C, and all that this starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("thorough", max_examples=400)
 settings.register_profile(

@@ -185,9 +185,14 @@ def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, n
     path.write_text(LONG)
     program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as running:
-        workers = _wait_for_workers(running.pid, begun=begun)
-        os.killpg(running.pid, number)
-        out, err = running.communicate(timeout=STOP_TIMEOUT_S)
+        try:
+            workers = _wait_for_workers(running.pid, begun=begun)
+            os.killpg(running.pid, number)
+            out, err = running.communicate(timeout=STOP_TIMEOUT_S)
+        except BaseException:
+            # It would be waited for, and compute on.
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
     said = [line for line in err.splitlines() if not line.startswith(b"simulating: ")]
     assert (running.returncode, out, said) == (1, b"", [b"tensorhub: interrupted"])
     _wait_until_gone(workers)
@@ -198,8 +203,10 @@ def test_its_processes_end_when_it_is_killed(tmp_path: Path) -> None:
     path.write_text(LONG)
     program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
     with subprocess.Popen(program, stderr=subprocess.DEVNULL) as running:
-        workers = _wait_for_workers(running.pid, begun=True)
-        running.kill()
+        try:
+            workers = _wait_for_workers(running.pid, begun=True)
+        finally:
+            running.kill()
     _wait_until_gone(workers)
 
 
