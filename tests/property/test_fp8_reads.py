@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tensorhub_simulator.bugs import planted
@@ -44,6 +44,7 @@ def run_all(seeds: Iterable[int]) -> None:
 
 @pytest.mark.timeout(900)
 @given(st.integers(1, 2**32), st.booleans())
+@example(seed=4699, calm=True)  # Whoever was inside waited for parts of blocks of those who were held.
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_every_byte_is_that_of_the_whole_tensor(seed: int, calm: bool) -> None:  # noqa: FBT001
     """And a fresh version reaches all of them once nothing fails any more."""

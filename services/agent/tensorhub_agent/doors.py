@@ -5,8 +5,9 @@ unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers
 sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
 the next one enters. docs/protocol.md, "A read from very many sources", has what may come in between.
 
-Always true: at most `OPENING_MAX` are being asked or let in, and `INSIDE_MAX` have a transport or are closing one. Who
-crosses for the site is aside, since nobody may wait behind such a one. Whose lease came first enters first.
+Always true: at most `OPENING_MAX` are being asked or let in, and `INSIDE_MAX` have a transport or are closing one. Two
+are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
+others have parts. Whose lease came first enters first.
 """
 
 from collections import deque

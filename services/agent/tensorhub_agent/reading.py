@@ -117,6 +117,11 @@ class Reading(Portion):
         return self.is_idle and not (self.unconfirmed or self.checking or self.gated or self.doubted)
 
     @property
+    def waits_for_folds(self) -> bool:
+        """Whether nothing can be asked of it before others have brought parts of blocks."""
+        return bool(self.gated) and self.is_idle and not (self.unconfirmed or self.checking)
+
+    @property
     def kind(self) -> str | None:
         """The layout of those whose pieces it may take over; None: of whatever layout they are.
 

@@ -29,7 +29,8 @@ class Role(IntFlag):
     ASKING = 8
     """It is being asked for a lease, or let in, and others wait for that."""
     INSIDE = 16
-    """It takes one of the places of those that have a transport."""
+    """It takes one of the places of those that have a transport: not while it waits for folds, whose parts may be with
+    those who wait for a place."""
     SETTLED = 32
     """Its lease is there."""
     CLOSING = 64
@@ -84,7 +85,7 @@ def _roles(source: Reading) -> int:
     if phase is SourcePhase.CLOSED:
         return 0
     roles = FLYING if source.flying else 0
-    if source.is_inside and source.is_asked and not crosses:
+    if source.is_inside and source.is_asked and not (crosses or source.waits_for_folds):
         roles |= INSIDE
     if phase is SourcePhase.CLOSING:
         return roles | CLOSING

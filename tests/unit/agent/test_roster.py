@@ -6,7 +6,7 @@ import pytest
 
 from tensorhub_agent.patience import FOREVER, OPEN_S_MAX
 from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.roster import FLYING, GIVING, IDLE, LIVE, Roster, in_order
+from tensorhub_agent.roster import FLYING, GIVING, IDLE, INSIDE, LIVE, Roster, in_order
 from tensorhub_common.wire.transfer import Share, SourceId
 
 STALL_S = 5.0
@@ -133,3 +133,22 @@ def test_whatever_happens_everybody_is_counted_as_what_it_is(seed: int) -> None:
             roster.check()
     roster.check()
     assert not set(roster.of(IDLE)) & set(roster.of(FLYING))
+
+
+def test_who_waits_for_folds_takes_no_place() -> None:
+    """All places might be taken by such, and the parts that they wait for be with those who wait for a place."""
+    one = source(1, "a")
+    roster = roster_of(one)
+    one.takes_turn(0.0, inside=True)
+    one.opens(0.0)
+    roster.settle()
+    assert roster.count(INSIDE) == 1
+    one.unknown = bytearray(b"\x01" * 8)
+    one.by_amax = bytearray(b"\x01" * 8)
+    one.give([(0, 1)])
+    roster.settle()
+    assert (list(one.queue), one.gated, roster.count(INSIDE)) == ([], [(0, 1)], 0)
+    one.unknown[0] = 0
+    one.freed()
+    roster.check()
+    assert (list(one.queue), roster.count(INSIDE)) == ([(0, 1)], 1)

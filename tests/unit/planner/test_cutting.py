@@ -57,8 +57,12 @@ def bytes_of(cutout: Cutout) -> dict[Shape, int]:
     }
 
 
-SPANS = [st.tuples(st.integers(0, size), st.integers(0, size)).filter(lambda ends: ends[0] < ends[1]) for size in WHOLE]
-BOXES = st.tuples(*SPANS).map(lambda spans: (tuple(a for a, _ in spans), tuple(b for _, b in spans)))
+BOXES = st.tuples(*(st.tuples(st.integers(0, size - 1), st.integers(1, size)) for size in WHOLE)).map(
+    lambda spans: (
+        tuple(first for first, _ in spans),
+        tuple(min(first + count, size) for (first, count), size in zip(spans, WHOLE, strict=True)),
+    )
+)
 
 
 @given(BOXES, st.lists(BOXES, min_size=1, max_size=2 * OWNERS_MAX), st.integers(0, 9))
