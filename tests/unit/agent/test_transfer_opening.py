@@ -132,6 +132,15 @@ def test_who_has_brought_its_part_leaves_and_the_next_one_enters(crowded: tuple[
     assert not any(source.lost for source in driven.transfer.sources.values())
 
 
+def test_who_is_given_up_while_it_is_held_does_not_enter(crowded: tuple[Driven, list[int], list[int]]) -> None:
+    driven, inside, held = crowded
+    driven.transfer.lost(held[0], "its lease is over", driven.now)
+    driven.take()
+    driven.closed(held[0])
+    ends(driven, inside[1])
+    assert driven.closed(inside[1]).enter == [held[1]]
+
+
 def test_the_last_ones_stay_when_nobody_waits_for_their_place(crowded: tuple[Driven, list[int], list[int]]) -> None:
     driven, inside, held = crowded
     for number in held:

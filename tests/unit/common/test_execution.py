@@ -149,6 +149,16 @@ def test_programs_of_the_same_patterns_are_numbered_as_by_themselves() -> None:
     assert Execution(both, "", known).given_by("copy") == ((1, 3),), "two boxes of one source are one block"
 
 
+def test_what_one_source_has_in_several_boxes_goes_tensor_by_tensor() -> None:
+    """In this order agents of all releases number it, whoever compiled the program."""
+    group = Group(1, (2, 2), (0, 64), ((5, 50), (6, 60)))
+    execution = Execution(Program("reader", PROGRAM.sources, PROGRAM.patterns, (group,)))
+    assert [place.to for place in execution.places([(0, 4)])] == [0, 4, 64, 68]
+    apart = msgspec.structs.replace(group, sources=(1, 2))
+    execution = Execution(Program("reader", PROGRAM.sources, PROGRAM.patterns, (apart,)))
+    assert [place.to for place in execution.places([(0, 4)])] == [0, 64, 4, 68]
+
+
 def test_what_is_kept_of_patterns_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATTERNS_MAX", 2)
     known = Patterns()

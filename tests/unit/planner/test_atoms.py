@@ -94,7 +94,7 @@ def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatc
     """However few are remembered, all are found: in layouts that have some alike, as originals and not."""
     monkeypatch.setattr(atoms, "ROWS_MAX", 2)
     layouts = [
-        layout_of([TensorEntry(name, "int16", 2, (3,), (6,), (at,)) for name in names])
+        layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 50 * n), (at, 0)) for n, name in enumerate(names, 1)])
         for names, at in (("abc", 0), ("bcd", 0), ("a", 3), ("", 0), ("abc", 0))
     ]
     cutouts = Cutouts()
@@ -102,8 +102,9 @@ def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatc
         for layout in layouts:
             found = atoms_of(cutouts, layout, is_original=is_original)
             assert [atom.name for atom in found] == [entry.name for entry in layout.tensors]
-            for number, (atom, entry) in enumerate(zip(found, layout.tensors, strict=True)):
+            assert [atom.at for atom in found] == placements(layout)
+            for atom, entry in zip(found, layout.tensors, strict=True):
                 cutout = cutouts[atom.cutout]
-                assert (cutout.start, cutout.is_original) == (entry.offset, is_original)
-                assert atom.at == number * 256
-    assert len(cutouts) == 4
+                assert (cutout.start, cutout.global_shape) == (entry.offset, entry.global_shape)
+                assert cutout.is_original == is_original
+    assert len(cutouts) == 2 * len({(each.offset, each.shape) for layout in layouts for each in layout.tensors})

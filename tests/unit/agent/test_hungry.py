@@ -1,0 +1,68 @@
+"""Whom to ask for more: those that an event concerned, and those that something else has stopped meanwhile."""
+
+from tensorhub_agent.hungry import Hungry
+from tensorhub_agent.reading import Reading, SourcePhase
+from tensorhub_agent.roster import Roster
+from tensorhub_common.wire.transfer import Share, SourceId
+
+PART_BYTES = 1000
+
+
+def source(number: int, *, flying_bytes: int) -> Reading:
+    who = SourceId(f"agent-{number}", 1, "trainer", 0)
+    share = Share(source=who, transport="ucxx", pieces=(), nbytes=0, why="")
+    reading = Reading(number, share, SourcePhase.OPEN, 0.0, able=None)
+    reading.give([(number, 1)])
+    reading.flying_bytes = flying_bytes
+    return reading
+
+
+def numbers(found: list[Reading]) -> list[int]:
+    return [each.number for each in found]
+
+
+def roster_of(*sources: Reading) -> Roster:
+    roster = Roster(5.0)
+    for each in sources:
+        roster.add(each)
+    roster.settle()
+    return roster
+
+
+def test_those_that_an_event_concerned_are_asked_in_their_order() -> None:
+    sources = [source(number, flying_bytes=0) for number in (3, 1, 2)]
+    assert numbers(Hungry().concerned(roster_of(*sources), PART_BYTES)) == [1, 2, 3]
+
+
+def test_whose_part_was_full_is_asked_once_it_has_grown() -> None:
+    hungry, roster = Hungry(), roster_of()
+    full = source(7, flying_bytes=PART_BYTES)
+    assert hungry.concerned(roster, PART_BYTES) == []
+    hungry.stopped(full, PART_BYTES)
+    assert hungry.concerned(roster, PART_BYTES) == [], "its part is as it was"
+    assert hungry.concerned(roster, PART_BYTES // 2) == [], "or smaller"
+    assert numbers(hungry.concerned(roster, PART_BYTES // 2 + 1)) == [7]
+    assert hungry.concerned(roster, 2 * PART_BYTES) == [], "it was asked, and says itself what stops it now"
+
+
+def test_who_waits_for_room_in_the_window_waits_until_it_is_taken() -> None:
+    hungry = Hungry()
+    poor = [source(number, flying_bytes=0) for number in (5, 4)]
+    for each in poor:
+        # It has brought something, so it may have more under way than it has.
+        each.asked(100, ((8, 1),), 10**6, 0.0)
+        each.answered(100, 1.0)
+        assert each.flying_bytes < each.pace.ahead_bytes(PART_BYTES)
+        hungry.stopped(each, PART_BYTES)
+    first = hungry.waiting()
+    assert next(first).number == 5, "who has waited longest"
+    assert numbers(list(hungry.waiting())) == [4]
+    assert numbers(list(hungry.waiting())) == []
+
+
+def test_who_has_nothing_more_to_be_asked_for_waits_for_nothing() -> None:
+    hungry, done = Hungry(), source(1, flying_bytes=PART_BYTES)
+    done.queue.clear()
+    hungry.stopped(done, PART_BYTES)
+    assert numbers(list(hungry.waiting())) == []
+    assert hungry.concerned(roster_of(), 2 * PART_BYTES) == []
