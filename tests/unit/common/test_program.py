@@ -2,22 +2,11 @@
 
 import msgspec
 import pytest
+from tests.unit.common.two_sources import BOTH, CUT, PROGRAM
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.program import Cell, Cut, Group, Owner, Program, decoded, encoded
 from tensorhub_common.regions import Blocks
-
-CUT = Cut((5, 4), (8, 2), 2, dim=0, rows=2, units=3)
-"""A box of 5 rows of 4 elements of two bytes, two rows at a time."""
-HALF = Cut((5, 2), (8, 2), 2, dim=0, rows=5, units=1)
-BOTH = (Cell(0, HALF, (Owner(0, 0, (4, 2), 2, ""),)), Cell(4, HALF, (Owner(1, 0, (4, 2), 2, ""),)))
-"""The left half of each row is one source's, the right half another one's."""
-PROGRAM = Program(
-    "reader",
-    ("left", "right", "copy"),
-    ((Cell(0, CUT, (Owner(0, 16, (100, 2), 2, ""), Owner(1, 0, (8, 2), 2, ""))),), BOTH),
-    (Group(0, (0, 2), (0, 256), ((1000, 0), (2000, 40))), Group(1, (0, 1), (512,), ((3000, 4000),))),
-)
 
 
 def test_a_cell_without_dimensions_has_one_unit() -> None:
