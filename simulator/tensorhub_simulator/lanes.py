@@ -30,6 +30,11 @@ class Lanes:
         self.node = node
         self._lanes: dict[str, Lane] = {}
 
+    @property
+    def are_silent(self) -> bool:
+        """Whether the log has all that was said."""
+        return not any(lane.waiting for lane in self._lanes.values())
+
     def clear(self) -> None:
         """Forget what was to be said."""
         self._lanes.clear()

@@ -25,6 +25,7 @@ from tensorhub_simulator.oracle import Oracle
 from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
 from tensorhub_simulator.setting import Setting
+from tensorhub_simulator.standing import check_standing
 from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.tally import Tally
 from tensorhub_simulator.tensors import Cutting, Cuttings, Layouts, equal_cutting
@@ -268,6 +269,8 @@ class World:
         for agent in self.touched:
             if agent.up:
                 agent.core.check()
+                if agent.follower.position == len(self.log.entries) and not self.truth.pending:
+                    check_standing(agent, self.truth.catalog)
                 for core in agent.core.shards.values():
                     self._check_shard(agent, core)
         for rank in self.ranks:

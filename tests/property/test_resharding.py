@@ -32,8 +32,8 @@ damages a byte under a lease that holds (`IntegrityError`)."""
 
 SOON_FOUND: Final = {
     "lease-not-asked": 13,
-    "units-shown-early": 17,
-    "tensor-stands-early": 3,
+    "units-shown-early": 3,
+    "tensor-stands-early": 9,
     "foreign-view": 3,
     "foreign-units-taken": 3,
     "root-of-another": 3,

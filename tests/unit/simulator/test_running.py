@@ -43,8 +43,14 @@ def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_doe
     assert totals.mispatched > 0
 
 
-SOON_FOUND = {"digests-of-the-next": 107, "no-drain": 1, "outcome-twice": 11, "patch-not-judged": 3}
-"""Four of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
+SOON_FOUND = {
+    "digests-of-the-next": 21,
+    "filled-forgotten": 3,
+    "no-drain": 1,
+    "outcome-twice": 11,
+    "patch-not-judged": 2,
+}
+"""Some of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
 
 
 @pytest.mark.parametrize("name", SOON_FOUND)

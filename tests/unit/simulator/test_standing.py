@@ -1,0 +1,73 @@
+"""What the log counts stands at its agent: looked at where neither of them has anything left to hear."""
+
+import pytest
+
+from tensorhub_agent.memory import Held, Memory
+from tensorhub_agent.shard import ShardCore
+from tensorhub_simulator.agent import AgentNode
+from tensorhub_simulator.memory import Violation
+from tensorhub_simulator.running import scaled_down
+from tensorhub_simulator.setting import draw
+from tensorhub_simulator.standing import check_standing
+from tensorhub_simulator.world import World
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    with scaled_down():
+        world = World(3, draw(3, calm=True))
+        world.run()
+    return world
+
+
+@pytest.fixture
+def ready(world: World) -> tuple[AgentNode, ShardCore]:
+    """A shard that holds a version, and its agent, which has said all that it had to say."""
+    return next(
+        (agent, core)
+        for agent in world.agents.values()
+        for core in agent.core.shards.values()
+        if agent.lanes.are_silent and core.held.memory is Memory.READY and core.operation is None
+    )
+
+
+def test_what_stands_as_the_log_counts_it_is_well(world: World, ready: tuple[AgentNode, ShardCore]) -> None:
+    check_standing(ready[0], world.truth.catalog)
+
+
+@pytest.mark.parametrize(
+    "wrong", [Held(), Held(Memory.READY, version=1_000_000), Held(Memory.DRAINING), Held(Memory.FILLING)], ids=str
+)
+def test_what_the_log_counts_and_nobody_offers_is_found(
+    world: World, ready: tuple[AgentNode, ShardCore], wrong: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, core = ready
+    monkeypatch.setattr(core, "held", wrong)
+    with pytest.raises(Violation, match=rf"counts .* on {agent.name} for version \d+, and there it is {wrong.memory}"):
+        check_standing(agent, world.truth.catalog)
+
+
+def test_what_drains_waits_for_its_worker(
+    world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, core = ready
+    monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
+    check_standing(agent, world.truth.catalog)
+
+
+@pytest.mark.parametrize("why", ["a call is under way", "it was not let in", "it has more to say", "it has begun anew"])
+def test_who_is_still_to_hear_or_to_say_something_is_not_judged(
+    world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    agent, core = ready
+    monkeypatch.setattr(core, "held", Held())
+    match why:
+        case "a call is under way":
+            monkeypatch.setattr(core, "operation", object())
+        case "it was not let in":
+            monkeypatch.setattr(agent.core, "joined", False)
+        case "it has more to say":
+            monkeypatch.setattr(type(agent.lanes), "are_silent", False)
+        case _:
+            monkeypatch.setattr(world.truth.catalog.agents[agent.name], "incarnation", 1_000_000)
+    check_standing(agent, world.truth.catalog)
