@@ -6,7 +6,7 @@ be folded of them, values that can be asked for by them, and all others; within 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise
 from math import prod
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -120,7 +120,7 @@ class Execution:
         `patterns` is what programs know already which have patterns in common with this one.
         """
         self.program, self.digest = program, digest
-        self.table_bytes = max((each.table + each.table_bytes * len(each.to) for each in program.groups), default=0)
+        self.table_bytes = max([each.table + each.table_bytes * len(each.to) for each in program.groups], default=0)
         """All entries that its partials are folded into."""
         self._blocks = _blocks(program, Patterns() if patterns is None else patterns)
         self._first = list(accumulate([block.units for block in self._blocks], initial=0))
@@ -167,20 +167,36 @@ class Execution:
         number = self._number.get(layout)
         return () if number is None else self._given[number]
 
+    def given(self) -> Iterator[tuple[str, tuple[Range, ...]]]:
+        """Yield each layout that has units, and which: the sources in their order, then memory of its own layout."""
+        if self._given is None:
+            self._given = self._given_by_all()
+        own = self.program.layout
+        for layout, units in zip(self.program.sources, self._given, strict=True):
+            yield layout, self.given_by(own) if layout == own else units
+        if own not in self._number:
+            yield own, self.given_by(own)
+
     def _given_by_all(self) -> list[tuple[Range, ...]]:
         """Return the units of each source, found in one pass. Neighbouring ranges are joined."""
         given: list[list[Range]] = [[] for _ in self.program.sources]
-        for first, block in zip(self._first, self._blocks, strict=False):
-            for number in dict.fromkeys(block.owners) if block.units else ():
+        first = 0
+        # Blocks of the same sources stand side by side, and most blocks have the same sources as others.
+        for owners, blocks in groupby(self._blocks, attrgetter("owners")):
+            units = sum([block.units for block in blocks])
+            for number in dict.fromkeys(owners) if units else ():
                 ranges = given[number]
                 begin, count = ranges[-1] if ranges else (-1, 0)
                 if begin + count == first and ranges:
-                    ranges[-1] = (begin, count + block.units)
+                    ranges[-1] = (begin, count + units)
                 else:
-                    ranges.append((first, block.units))
+                    ranges.append((first, units))
+            first += units
         return [tuple(ranges) for ranges in given]
 
     def _behind(self, kind: Kind) -> int:
+        if not self._blocks or self._blocks[0].kind > kind:
+            return 0
         return self._first[bisect_right(self._blocks, kind, key=attrgetter("kind"))]
 
     def by_amax(self, layout: str) -> tuple[Range, ...]:

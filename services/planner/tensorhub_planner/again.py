@@ -11,7 +11,6 @@ shares together are kept, the last used ones.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import product
 from typing import Final, NamedTuple
 
 import msgspec
@@ -94,8 +93,8 @@ class Kept:
         # What siblings bring over to the site is shared out anew each time.
         if any(share.crosses for share in plan.shares):
             return
-        agents = {holder.source.agent for holder in found.holders.able}
-        if not ledger.serves_only(reader, product(agents, TRANSPORTS), now):
+        lanes = ((holder.source.agent, transport) for holder in found.holders.able for transport in TRANSPORTS)
+        if not ledger.serves_only(reader, lanes, now):
             return
         place = roll.places
         self._made[reader] = _Made(

@@ -16,10 +16,12 @@ be one source more than a plan may have.
 """
 
 from collections.abc import Iterator
+from itertools import count
+from operator import attrgetter
 
 import msgspec
 
-from tensorhub_common.wire.transfer import LinkRate, SourceId
+from tensorhub_common.wire.transfer import LinkRate, Range, SourceId
 from tensorhub_planner.limits import Limits, Rates
 from tensorhub_planner.nearness import Measure, Rank, ranks
 from tensorhub_planner.ranges import Ranges, Sizes, cut, normal, without
@@ -27,7 +29,7 @@ from tensorhub_planner.striping import Candidate, stripe
 from tensorhub_planner.topology import Distance
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Offer(msgspec.Struct, frozen=True, gc=False):
     """What one source has of what is wanted, and what speaks for and against it."""
 
     source: SourceId
@@ -39,23 +41,22 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lot: int
     """Settles between sources that are equal otherwise."""
     pieces: Ranges
-    link: str = ""
-    """What its bytes come by."""
     measured: LinkRate | None = None
-    """What the reader measured of that, if it counts."""
+    """What the reader measured of the link to it, if that counts."""
     measured_bps: float | None = None
     """The same as a rate to choose by."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """What is read from one source. `place` is its place by load among those of its distance, from 1 on."""
 
     offer: Offer
     place: int
     pieces: Ranges
+    nbytes: int
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """How one group of pieces is read, and what the model says of it."""
 
     distance: Distance
@@ -70,7 +71,19 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """It comes after farther ones, which were measured to be far faster."""
 
 
-_Tier = list[tuple[int, Offer]]
+class _Seen(msgspec.Struct, gc=False):
+    """A source among those that are equally far, while groups of pieces are chosen for one after another."""
+
+    place: int
+    """Its place by load, from 1 on."""
+    offer: Offer
+    is_taken: bool = False
+    """The plan reads something from it."""
+    begun: int = 0
+    """And so many bytes."""
+
+
+_Tier = list[_Seen]
 
 
 def choose(
@@ -78,11 +91,61 @@ def choose(
 ) -> tuple[tuple[Choice, ...], Ranges]:
     """Return how to read what is wanted, and the pieces that nobody can give."""
     choices: list[Choice] = []
-    begun: dict[SourceId, int] = {}
-    left = wanted
+    taken, left = 0, wanted
     nbytes = sizes.of(wanted)
-    ranked = _worth_it(wanted, nbytes, _ranked(offers, limits), limits)
+    for rank, its in _worth_it(wanted, nbytes, _tiers(offers, limits), limits):
+        if not left:
+            break
+        tier = _in_order(its, nbytes, limits)
+        chosen: list[Range] = []
+        for pieces, able in _groups(left, tier, limits.stripes_max):
+            rates = _rates(able[0].offer, limits)
+            candidates = _candidates(able, rates, limits.shares_max - taken)
+            if not candidates:
+                continue
+            floor_s = nbytes / rates.ingest_bps
+            choice = _choice(pieces, candidates, len(tier), sizes, rates, limits, floor_s, is_behind=rank.is_behind)
+            choices.append(choice)
+            chosen += pieces
+            for part in choice.parts:
+                seen = tier[part.place - 1]
+                taken += not seen.is_taken
+                seen.is_taken = True
+                seen.begun += part.nbytes
+        left = without(left, normal(chosen))
+    return tuple(choices), left
 
+
+def _tiers(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, list[Offer]]]:
+    """Put those that are equally far together, the nearest first."""
+    alike: dict[tuple[Distance, int | None], list[Offer]] = {}
+    for offer in offers:
+        alike.setdefault((offer.distance, None if offer.measured is None else offer.measured.bps), []).append(offer)
+    found: dict[Rank, list[Offer]] = {}
+    for rank, some in zip(ranks([Measure(*each) for each in alike], limits), alike.values(), strict=True):
+        found.setdefault(rank, []).extend(some)
+    return sorted(found.items())
+
+
+def _worth_it(
+    wanted: Ranges, nbytes: int, tiers: list[tuple[Rank, list[Offer]]], limits: Limits
+) -> list[tuple[Rank, list[Offer]]]:
+    """Leave out half-filled sources where a ready one that has everything is as near and brings it as soon."""
+    if not any(offer.depth for _, its in tiers for offer in its):
+        return tiers
+    ready = ([each for each in its if not each.depth and each.pieces == wanted] for _, its in tiers)
+    nearest = next((some for some in ready if some), None)
+    if nearest is None:
+        return tiers
+    # Nothing is left for whoever is farther than these.
+    best = min(_seconds(offer, nbytes, limits) for offer in nearest)
+    return [
+        (rank, [each for each in its if not each.depth or _seconds(each, nbytes, limits) < best]) for rank, its in tiers
+    ]
+
+
+def _in_order(offers: list[Offer], nbytes: int, limits: Limits) -> _Tier:
+    """Sort those that are equally far: who brings all soonest by itself, then who has the least to do."""
     times: dict[tuple[Distance, int, int, float | None], float] = {}
 
     def order(offer: Offer) -> tuple[float, int, int, int, SourceId]:
@@ -92,28 +155,7 @@ def choose(
             seconds = times[alike] = _seconds(offer, nbytes, limits)
         return (seconds, offer.readers, offer.assigned, offer.lot, offer.source)
 
-    for rank in sorted({rank for rank, _ in ranked}):
-        if not left:
-            break
-        tier = list(enumerate(sorted((offer for its, offer in ranked if its == rank), key=order), start=1))
-        for pieces, able in _groups(left, tier, limits.stripes_max):
-            choice = _choose_group(pieces, able, len(tier), sizes, nbytes, begun, limits, is_behind=rank.is_behind)
-            if choice is None:
-                continue
-            choices.append(choice)
-            left = without(left, pieces)
-            for part in choice.parts:
-                source = part.offer.source
-                begun[source] = begun.get(source, 0) + sizes.of(part.pieces)
-    return tuple(choices), left
-
-
-def _ranked(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, Offer]]:
-    measures = [(offer.distance, None if offer.measured is None else offer.measured.bps) for offer in offers]
-    # Equal sources stand alike, and most are equal.
-    distinct = list(dict.fromkeys(measures))
-    rank = dict(zip(distinct, ranks([Measure(*each) for each in distinct], limits), strict=True))
-    return [(rank[measure], offer) for measure, offer in zip(measures, offers, strict=True)]
+    return [*map(_Seen, count(1), sorted(offers, key=order))]
 
 
 def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
@@ -133,105 +175,105 @@ def _rates(first: Offer, limits: Limits) -> Rates:
     return rates
 
 
-def _worth_it(
-    wanted: Ranges, nbytes: int, ranked: list[tuple[Rank, Offer]], limits: Limits
-) -> list[tuple[Rank, Offer]]:
-    """Leave out half-filled sources where a ready one that has everything is as near and brings it as soon."""
-    ready = [(rank, offer) for rank, offer in ranked if not offer.depth and offer.pieces == wanted]
-    if not ready:
-        return ranked
-    nearest = min(rank for rank, _ in ready)
-    best = min(_seconds(offer, nbytes, limits) for rank, offer in ready if rank == nearest)
-    return [
-        (rank, offer)
-        for rank, offer in ranked
-        if not offer.depth or (rank <= nearest and _seconds(offer, nbytes, limits) < best)
-    ]
-
-
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
     """Divide what is wanted by who has it; what nobody in the tier has is left out."""
+    whole = [each for each in tier if each.offer.pieces == wanted]
+    partial = [each for each in tier if each.offer.pieces != wanted] if len(whole) < len(tier) else []
     # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
-    whole = [each for each in tier if each[1].pieces == wanted][:stripes_max]
-    partial = [each for each in tier if each[1].pieces != wanted]
+    del whole[stripes_max:]
     if not partial:
         return [(wanted, whole)] if whole else []
-    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    everywhere = tuple(place for place, _ in whole)
-    for first, count, places in _stretches(wanted, partial):
-        groups.setdefault((*everywhere, *places), []).append((first, count))
-    able = dict(whole + partial)
-    divided = [
-        (normal(ranges), [(place, able[place]) for place in sorted(places)])
-        for places, ranges in groups.items()
-        if places
-    ]
+    divided: list[tuple[Ranges, _Tier]] = []
+    for holders, ranges in _held_alike(wanted, partial).items():
+        able = [*whole, *_members(holders, partial)]
+        if whole:
+            able.sort(key=attrgetter("place"))
+        if able:
+            divided.append((normal(ranges), able))
     return sorted(divided, key=lambda group: (len(group[1]), group[0]))
 
 
-def _stretches(wanted: Ranges, partial: _Tier) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield consecutive runs of what is wanted that the same ones of the tier have: (first, count, their places)."""
-    edges: list[tuple[int, int, int]] = []
-    for place, offer in [(0, None), *partial]:
-        for first, count in wanted if offer is None else offer.pieces:
-            edges += ((first, 1, place), (first + count, -1, place))
-    edges.sort()
-    open_now: dict[int, None] = {}
-    begin = 0
-    for at, step, place in edges:
-        if at > begin and 0 in open_now:
-            yield begin, at - begin, tuple(sorted(each for each in open_now if each))
-        begin = at
-        if step > 0:
-            open_now[place] = None
-        else:
-            del open_now[place]
+def _held_alike(wanted: Ranges, partial: _Tier) -> dict[int, list[Range]]:
+    """Return by who has them the pieces that are wanted; number i of these is bit i of a number."""
+    turns: dict[int, int] = {}
+    for number, ranges in enumerate((wanted, *(each.offer.pieces for each in partial))):
+        bit = 1 << number
+        for first, pieces in ranges:
+            turns[first] = turns.get(first, 0) ^ bit
+            turns[first + pieces] = turns.get(first + pieces, 0) ^ bit
+    found: dict[int, list[Range]] = {}
+    begin = here = 0
+    for at in sorted(turns):
+        if here & 1:
+            found.setdefault(here >> 1, []).append((begin, at - begin))
+        begin, here = at, here ^ turns[at]
+    return found
 
 
-def _choose_group(
+def _members(holders: int, tier: _Tier) -> Iterator[_Seen]:
+    """Yield those of a tier whose bits are set."""
+    while holders:
+        lowest = holders & -holders
+        yield tier[lowest.bit_length() - 1]
+        holders ^= lowest
+
+
+def _candidates(able: _Tier, rates: Rates, room: int) -> _Tier:
+    """Return those that may give a group of pieces, the best first; at most `room` from which nothing is read yet.
+
+    Where the reader is the bound whom it reads already comes first; else who ends first.
+    """
+    known = [each for each in able if each.is_taken]
+    if not known:
+        return able[: max(0, room)]
+    fresh = [each for each in able if not each.is_taken]
+    bps = rates.source_bps
+
+    def preference(seen: _Seen) -> tuple[float, int]:
+        offer = seen.offer
+        if bps is None:
+            return (0 if seen.begun else 1, seen.place)
+        return (seen.begun * (offer.readers + 1) / (offer.measured_bps or bps), seen.place)
+
+    return sorted(known + fresh[: max(0, room)], key=preference)
+
+
+def _choice(
     pieces: Ranges,
-    able: _Tier,
+    candidates: _Tier,
     sources: int,
     sizes: Sizes,
-    nbytes_all: int,
-    begun: dict[SourceId, int],
+    rates: Rates,
     limits: Limits,
+    floor_s: float,
     *,
     is_behind: bool,
-) -> Choice | None:
-    rates = _rates(able[0][1], limits)
-    known = [each for each in able if each[1].source in begun]
-    fresh = [each for each in able if each[1].source not in begun][: max(0, limits.shares_max - len(begun))]
-    candidates = sorted(known + fresh, key=lambda each: _preference(each[0], each[1], begun, rates))
-    if not candidates:
-        return None
+) -> Choice:
+    """Share a group of pieces out over the best of the candidates."""
+    nbytes = sizes.of(pieces)
     stripes = stripe(
-        sizes.of(pieces),
-        [Candidate(offer.readers, begun.get(offer.source, 0), offer.measured_bps) for _, offer in candidates],
+        nbytes,
+        [
+            Candidate(each.offer.readers, each.begun, each.offer.measured_bps)
+            for each in candidates[: limits.stripes_max]
+        ],
         rates,
         limits.stripes_max,
         limits.slack,
-        nbytes_all / rates.ingest_bps,
+        floor_s,
     )
-    runs = cut(pieces, sizes, stripes.nbytes)
+    if len(stripes.nbytes) == 1:
+        first = candidates[0]
+        parts: tuple[Part, ...] = (Part(first.offer, first.place, pieces, nbytes),) if pieces else ()
+    else:
+        runs = zip(candidates, cut(pieces, sizes, stripes.nbytes), strict=False)
+        parts = tuple([Part(each.offer, each.place, run, sizes.of(run)) for each, run in runs if run])
     return Choice(
-        distance=able[0][1].distance,
-        sources=sources,
-        parts=tuple(
-            Part(offer=offer, place=place, pieces=run)
-            for (place, offer), run in zip(candidates, runs, strict=False)
-            if run
-        ),
-        seconds=stripes.seconds,
-        seconds_alone=stripes.seconds_alone,
-        stripes_pay=rates.source_bps is not None,
-        is_behind=is_behind,
+        candidates[0].offer.distance,
+        sources,
+        parts,
+        stripes.seconds,
+        stripes.seconds_alone,
+        rates.source_bps is not None,
+        is_behind,
     )
-
-
-def _preference(place: int, offer: Offer, begun: dict[SourceId, int], rates: Rates) -> tuple[float, int]:
-    """Order those that may give a group: where the reader is the bound, whom it reads already; else who ends first."""
-    already = begun.get(offer.source, 0)
-    if rates.source_bps is None:
-        return (0 if already else 1, place)
-    return (already * (offer.readers + 1) / (offer.measured_bps or rates.source_bps), place)

@@ -72,7 +72,7 @@ class Ledger:
             if now - read.since < self.limits.assigned_s_max and len(self._reads) <= self.limits.readers_max:
                 break
             self.done(reader)
-        return _Merged(self, now)
+        return _Merged(self, self._busy, now)
 
     def busy(self, lane: Lane, now: float) -> Busy:
         """Return the load of a source: what is assigned, and who else reads from it as far as it has said."""
@@ -98,6 +98,9 @@ class Ledger:
     def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
         """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
         own = self._own.get((reader.job, reader.model, reader.replica), {})
+        if len(self._own) == (1 if own else 0) and not self.said.lanes():
+            # As far as is known nobody else reads from anybody.
+            return True
         busy, said = self._busy, self.said.lanes()
         return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes if lane in busy or lane in said)
 
@@ -215,8 +218,9 @@ class Ledger:
 class _Merged(Mapping[Lane, Busy]):
     """A ledger's load at a time, looked up source by source: a plan asks for a few of many."""
 
-    def __init__(self, ledger: Ledger, now: float) -> None:
-        self._ledger, self._now = ledger, now
+    def __init__(self, ledger: Ledger, assigned: Mapping[Lane, Busy], now: float) -> None:
+        self._ledger, self._assigned, self._now = ledger, assigned, now
+        self._said = ledger.said.lanes()
 
     def __getitem__(self, lane: Lane) -> Busy:
         found = self._ledger.busy(lane, self._now)
@@ -230,6 +234,8 @@ class _Merged(Mapping[Lane, Busy]):
     def get(self, lane: Lane, default: Busy | D, /) -> Busy | D: ...
     def get(self, lane: Lane, default: Busy | D | None = None, /) -> Busy | D | None:
         """Return a source's load without the cost of an exception: most sources are idle."""
+        if lane not in self._said:
+            return self._assigned.get(lane, default)
         found = self._ledger.busy(lane, self._now)
         return found if found.readers else default
 

@@ -17,7 +17,7 @@ wanted piece has no source left, and it says who was left out, and why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
@@ -40,6 +40,11 @@ from tensorhub_planner.topology import TRANSPORTS, WORDS, Distance, Topology
 
 RANGES_MAX: Final = 32_768
 """A demand names so many ranges at most, so that its plan fits into a NATS message."""
+
+
+LOTS: Final = 2**64
+LOTS_KEPT_MAX: Final = 16_384
+"""The numbers of so many sources are kept."""
 
 
 class LayoutsDiffer(msgspec.Struct, frozen=True):
@@ -89,7 +94,9 @@ def plan(
     answer = Plan(
         version=demand.version,
         shares=(
-            *_shares(choices, sizes, able, partial(group.streams, limits), foreign=demand.program is not None),
+            *_shares(
+                choices, sizes, able, topology, partial(group.streams, limits), foreign=demand.program is not None
+            ),
             *shares_of(group, seat, topology, sizes, by_program=demand.program is not None),
         ),
         crossers=group.crossers,
@@ -130,7 +137,8 @@ def _sort_out(
     strangers: list[Holder] = []
     rates = believed(demand.rates, limits)
     ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining, made=holders.made)
-    seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode())
+    seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode()) | 1
+    places = topology.places
     for holder in holders.able:
         source = holder.source
         if holder.key != seat.key:
@@ -147,23 +155,27 @@ def _sort_out(
             )
             continue
         busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
-        link = link_of(distance, topology.places.get(source.agent))
-        rate = rates.get((link, TRANSPORTS[distance]))
+        rate = rates.get((link_of(distance, places.get(source.agent)), TRANSPORTS[distance])) if rates else None
         offers.append(
             Offer(
-                source=source,
-                distance=distance,
-                readers=busy.readers,
-                assigned=busy.nbytes,
-                depth=0 if holder.turn is None else holder.depth,
-                lot=xxhash.xxh3_64_intdigest(f"{source.agent}/{source.replica}".encode(), seed),
-                pieces=pieces,
-                link=link,
-                measured=rate,
-                measured_bps=None if rate is None else stepped(rate.bps),
+                source,
+                distance,
+                busy.readers,
+                busy.nbytes,
+                0 if holder.turn is None else holder.depth,
+                _lot(source.agent, source.replica) * seed % LOTS,
+                pieces,
+                rate,
+                None if rate is None else stepped(rate.bps),
             )
         )
     return _Sorted(tuple(offers), tuple(left_out), tuple(strangers), ends)
+
+
+@lru_cache(maxsize=LOTS_KEPT_MAX)
+def _lot(agent: str, replica: str) -> int:
+    """Return a number of a source; an odd one of a reader times that is its lot, so that no two readers order alike."""
+    return xxhash.xxh3_64_intdigest(f"{agent}/{replica}".encode())
 
 
 def _offered(
@@ -203,6 +215,7 @@ def _shares(
     choices: Sequence[Choice],
     sizes: Sizes,
     holders: Mapping[SourceId, Holder],
+    topology: Topology,
     streams: Callable[[int], int],
     *,
     foreign: bool,
@@ -230,7 +243,7 @@ def _shares(
                 why=why_share(choice, choice.parts[number]),
                 layout=holders[source].layout if foreign else None,
                 root=holders[source].root if foreign else None,
-                link=choice.parts[number].offer.link,
+                link=link_of(choice.distance, topology.places.get(source.agent)),
                 far=choice.distance is Distance.WAN,
                 streams=streams(choice.parts[number].offer.readers) if choice.distance is Distance.WAN else 1,
             )

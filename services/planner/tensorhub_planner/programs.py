@@ -22,6 +22,7 @@ from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.source_set import SourceSet
 
 PROGRAMS_MAX: Final = 4096
+"""Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
 PLACES_MAX: Final = 32_000_000
 """Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
 NO_SOURCES: Final = SourceSet((), ())

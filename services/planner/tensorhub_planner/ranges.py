@@ -15,16 +15,20 @@ Ranges = tuple[Range, ...]
 
 NOTHING: Final[Ranges] = ()
 
+ENDS_KEPT_MAX: Final = 64
+"""Where pieces repeat the ends of so many are kept: a plan asks for the same few again and again."""
+
 
 class _RepeatedEnds(Sequence[int]):
     """Where pieces end whose sizes repeat: each run has its pieces so many times."""
 
-    __slots__ = ("_base", "_first", "_inner")
+    __slots__ = ("_base", "_first", "_inner", "_known")
 
     def __init__(self, runs: Sequence[tuple[Sequence[int], int]]) -> None:
         self._inner = [ends for ends, _ in runs]
         self._first = list(accumulate([times * (len(ends) - 1) for ends, times in runs], initial=0))
         self._base = list(accumulate([times * ends[-1] for ends, times in runs], initial=0))
+        self._known = dict(zip(self._first[:ENDS_KEPT_MAX], self._base, strict=False))
 
     def __len__(self) -> int:
         return self._first[-1] + 1
@@ -37,6 +41,14 @@ class _RepeatedEnds(Sequence[int]):
         """Return the bytes of all pieces before this one."""
         if isinstance(piece, slice):
             return [self[each] for each in range(*piece.indices(len(self)))]
+        known = self._known.get(piece)
+        if known is None:
+            if len(self._known) >= ENDS_KEPT_MAX:
+                self._known.clear()
+            known = self._known[piece] = self._found(piece)
+        return known
+
+    def _found(self, piece: int) -> int:
         run = bisect_right(self._first, piece) - 1
         if run == len(self._inner):
             return self._base[run]
@@ -75,7 +87,7 @@ class Sizes:
     def of(self, ranges: Ranges) -> int:
         """Return the bytes of these pieces."""
         ends = self._ends
-        return sum(ends[first + count] - ends[first] for first, count in ranges)
+        return sum([ends[first + count] - ends[first] for first, count in ranges])
 
     def fitting(self, first: int, count: int, nbytes: float) -> int:
         """Return how many of `count` pieces from `first` on come nearest to `nbytes` together."""

@@ -4,7 +4,7 @@ A reader goes by a program where nobody of its own layout has held the version y
 shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -73,18 +73,18 @@ def in_units(found: Found, execution: Execution) -> Found:
     """
     by_layout = found.roll.by_layout if found.roll is not None else holders_by_layout(found.holders.able)
     key = found.seat.key
+    replace = msgspec.structs.replace
     able = [
-        msgspec.structs.replace(holder, key=key, pieces=units)
-        for layout in dict.fromkeys((*execution.program.sources, found.seat.layout))
+        replace(holder, key=key, pieces=units)
+        for layout, units in execution.given()
+        if units
         for holder in by_layout.get(layout, ())
-        if (units := execution.given_by(layout))
     ]
     made = made_of(execution, able) if execution.partials else ()
     return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramQuestion:
+class ProgramQuestion(NamedTuple):
     """A demand of a reader that goes by a program, and who has the version in any layout."""
 
     job: str
@@ -100,8 +100,7 @@ class ProgramQuestion:
         plan = kept.again(reader, demand, found, ledger, limits, now)
         if plan is not None:
             return plan
-        has_folds = any(True for _ in self.execution.fold_runs())
-        if has_folds or not found.originals or not found.published_in(self.execution.program.sources):
+        if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
             # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
             # so nobody is waited for.
             demand = msgspec.structs.replace(demand, promises=False)

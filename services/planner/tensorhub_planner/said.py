@@ -4,7 +4,7 @@ Each beat of an agent brings it, so it is as old as a beat. Always true: an agen
 incarnation heard, its latest; a word counts for `said_s_max`, and there are at most `AGENTS_MAX` of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -67,8 +67,8 @@ class Said:
         word = self._words.get(lane)
         return None if word is None or now - word.at >= self.limits.said_s_max else word
 
-    def lanes(self) -> Iterable[Lane]:
-        """Return the sources that had readers by their last word."""
+    def lanes(self) -> Collection[Lane]:
+        """Return the sources that had readers by their last word; what is returned follows what is heard."""
         return self._words.keys()
 
     def knows(self, agent: str) -> bool:

@@ -193,9 +193,6 @@ def find(
     seat = _seat(catalog, model, demand)
     if isinstance(seat, Refusal):
         return seat
-    if demand.version not in model.versions:
-        return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
-    seat = msgspec.structs.replace(seat, root=model.versions[demand.version].roots.get(seat.key))
     if not any_layout:
         roll = _roll(catalog, model, demand, seat, pipelining=pipelining)
         return Found(seat, roll.holders, roll.topology, roll.originals)
@@ -217,18 +214,22 @@ def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
 
 
 def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
-    where = f"shard {demand.shard} of {demand.model}/{demand.replica}"
     replica = model.replicas.get(demand.replica)
     shard = replica.members.get(demand.shard) if replica is not None else None
-    if replica is None or shard is None:
-        return _refusal(BadCommand, f"{where} is not registered: register it before it reads")
-    if shard.agent != demand.agent:
+    if replica is None or shard is None or shard.agent != demand.agent:
+        where = f"shard {demand.shard} of {demand.model}/{demand.replica}"
+        if shard is None or replica is None:
+            return _refusal(BadCommand, f"{where} is not registered: register it before it reads")
         return _refusal(ReplicaConflict, f"{where} stands on agent {shard.agent!r}, not {demand.agent!r}")
+    if demand.version not in model.versions:
+        return _refusal(VersionUnavailable, f"the log knows no version {demand.version} of model {demand.model!r}")
+    key = root_key(replica.shards, shard.index, shard.layout)
     return Seat(
         me=SourceId(shard.agent, catalog.agents[shard.agent].incarnation, replica.name, shard.index),
-        key=root_key(replica.shards, shard.index, shard.layout),
+        key=key,
         layout=shard.layout,
         shards=replica.shards,
+        root=model.versions[demand.version].roots.get(key),
     )
 
 

@@ -54,6 +54,8 @@ def stripe(
         if min(times) <= _least(nbytes, candidates[:used], rates, floor_s):
             break
         times.append(_seconds(nbytes, candidates[:used], rates, floor_s))
+    if len(times) == 1:
+        return Stripes((float(nbytes),), alone, alone)
     goal = min(times) * (1 + slack)
     used = next(k for k, seconds in enumerate(times, start=1) if seconds <= goal)
     return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], alone)

@@ -104,6 +104,17 @@ def test_a_group_without_tensors_gives_nothing() -> None:
         assert Execution(empty).given_by(layout) == Execution(PROGRAM).given_by(layout)
 
 
+@pytest.mark.parametrize("own", ["reader", "left", "right"])
+def test_all_who_have_units_are_told_at_once(own: str) -> None:
+    """Memory of the destination's own layout has every unit, whether the program was compiled of that or not."""
+    program = msgspec.structs.replace(PROGRAM, layout=own)
+    execution = Execution(program)
+    given = dict(execution.given())
+    assert list(given) == list(dict.fromkeys((*program.sources, own)))
+    assert given == {layout: execution.given_by(layout) for layout in given}
+    assert given[own] == ((0, len(execution)),)
+
+
 def test_a_tensor_without_dimensions_is_a_unit() -> None:
     execution = Execution(of_one(Cut((), (), 4, 0, 1, 1), Owner(0, 0, (), 4, "")))
     assert list(execution.places([(0, 1)])) == [Place(10, 4, is_packed=True)]

@@ -181,6 +181,14 @@ def test_of_those_that_have_everything_only_as_many_are_looked_at_as_may_be_stri
     assert found == {"a": ((64, 192),), "part": ((0, 64),)}
 
 
+def test_a_part_with_less_to_do_comes_before_what_has_everything() -> None:
+    """And the other way round: the order by load is one for both."""
+    halves = offer("left", ((0, 128),), readers=4), offer("right", ((128, 128),), readers=4)
+    for readers, first in ((9, "left"), (0, "whole")):
+        found, _ = chosen(offer("whole", readers=readers), *halves, limits=Limits(stripes_max=1))
+        assert found == {first: ((0, 128),), "right": ((128, 128),)}
+
+
 def test_what_nobody_has_is_missing() -> None:
     found, missing = chosen(offer("a", ((0, 4),)), offer("far", ((2, 4),), distance=Distance.WAN))
     assert found == {"a": ((0, 4),), "far": ((4, 2),)}
@@ -199,6 +207,15 @@ def test_what_is_one_source_too_many_takes_nothing_else_along() -> None:
     """Of `a`, `b` and `c` only `a` may be read: what it shares with `c` comes from it, though `b`'s are missing."""
     parts = (offer("a", ((0, 20),)), offer("b", ((20, 10),)), offer("c", ((10, 10),)))
     assert chosen(*parts, wanted=((0, 30),), limits=Limits(shares_max=1)) == ({"a": ((0, 20),)}, ((20, 10),))
+
+
+def test_who_gives_several_groups_of_pieces_is_one_source() -> None:
+    """What `a` gives of two groups leaves room for another one, of which `c` gives the third."""
+    parts = {"a": ((0, 1), (2, 1)), "b": ((2, 1),), "c": ((4, 1),), "d": ((4, 1),)}
+    near = [offer(name, pieces, distance=Distance.HOST, lot=lot) for lot, (name, pieces) in enumerate(parts.items())]
+    found, missing = chosen(*near, wanted=((0, 6),), limits=Limits(shares_max=2))
+    assert found == {"a": ((0, 1), (2, 1)), "c": ((4, 1),)}
+    assert missing == ((1, 1), (3, 1), (5, 1))
 
 
 def test_no_more_stripes_than_allowed() -> None:

@@ -14,7 +14,7 @@ from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
 from tensorhub_common.wire.events.shards import ShardFilled
 from tensorhub_common.wire.transfer import Plan, Share, Transport
-from tensorhub_planner.busy import Busy, Reader
+from tensorhub_planner.busy import Busy, Lane, Reader
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 
@@ -44,6 +44,26 @@ def test_plans_add_up(ledger: Ledger) -> None:
     ledger.assign(ONE, of(share("a", 5), share("b", 7)), 0)
     ledger.assign(TWO, of(share("a", 1), share("b", 3, "local")), 1)
     assert ledger.at(1) == {("a", "ucxx"): Busy(2, 6), ("b", "ucxx"): Busy(1, 7), ("b", "local"): Busy(1, 3)}
+
+
+def test_whom_only_a_reader_and_its_siblings_read_from(ledger: Ledger) -> None:
+    """As far as plans and agents' words say; who reads from others does not matter."""
+    lanes: list[Lane] = [("a", "ucxx"), ("b", "ucxx")]
+    other = Reader(JOB, "policy", "another", 0)
+    assert ledger.serves_only(ONE, lanes, 0)
+    ledger.assign(TWO, of(share("a", 5)), 0)
+    assert ledger.serves_only(ONE, lanes, 0)
+    assert not ledger.serves_only(other, lanes, 0)
+    ledger.assign(other, of(share("c", 5)), 0)
+    assert ledger.serves_only(ONE, lanes, 0)
+    ledger.assign(other, of(share("b", 5)), 0)
+    assert not ledger.serves_only(ONE, lanes, 0)
+
+
+def test_whom_others_read_from_as_their_agents_say(ledger: Ledger) -> None:
+    ledger.hear(Beat(agent="a", incarnation=1, serving=(Serving("ucxx", 1, 5),)), 0)
+    assert not ledger.serves_only(ONE, [("a", "ucxx")], 0)
+    assert ledger.serves_only(ONE, [("b", "ucxx")], 0)
 
 
 def test_a_read_that_begins_anew(ledger: Ledger) -> None:

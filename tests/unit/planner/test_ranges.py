@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.planner.given import pieces_of
 
-from tensorhub_planner.ranges import NOTHING, Ranges, Sizes, common, count_of, cut, normal, told, without
+from tensorhub_planner.ranges import ENDS_KEPT_MAX, NOTHING, Ranges, Sizes, common, count_of, cut, normal, told, without
 
 PIECES = 40
 some_pieces = st.lists(
@@ -95,3 +95,12 @@ def test_sizes_that_repeat_are_those_written_out(some: list[tuple[list[int], int
     assert repeated.of(((first, count),)) == sum(flat[piece] for piece in pieces_of(((first, count),)))
     nbytes = data.draw(st.floats(0, sum(flat)))
     assert repeated.fitting(first, count, nbytes) == written.fitting(first, count, nbytes)
+
+
+def test_the_ends_of_so_many_repeated_pieces_are_kept_at_most() -> None:
+    """And those that are asked for after that are right all the same."""
+    pieces = 3 * ENDS_KEPT_MAX
+    sizes = Sizes.repeated([((0, 5, 12), pieces // 2)])
+    for _ in range(2):
+        assert [sizes.of(((piece, 1),)) for piece in range(pieces)] == [5, 7] * (pieces // 2)
+    assert len(sizes._ends._known) <= ENDS_KEPT_MAX  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ Range = tuple[int, int]
 """(first, count) of consecutive piece numbers."""
 
 
-class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+class SourceId(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False, cache_hash=True):
     """A shard in the memory of one incarnation of an agent."""
 
     agent: str
