@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from tensorhub_common.bus.answering import ERROR_HEADER, Answering
+from tensorhub_common.bus.failures import MessageTooLarge
 from tensorhub_common.bus.message import Message
 
 
@@ -74,4 +75,25 @@ async def test_a_question_whose_asker_has_given_up_is_dropped_when_its_turn_come
         while len(said) < 2:  # noqa: ASYNC110 (turns of the loop are what it waits for)
             await asyncio.sleep(0)
     assert (handled, said, answering.stale) == (["first", "again"], ["first", "again"], 1)
+    await answering.stop()
+
+
+async def test_who_can_not_be_answered_for_length_hears_of_that() -> None:
+    """And would otherwise ask the same until its bound, and be told that nobody answers."""
+    said: list[tuple[bytes, Mapping[str, str]]] = []
+
+    async def handle(_: Message) -> bytes:
+        return b"longer than NATS takes"
+
+    async def respond(_: Message, body: bytes, headers: Mapping[str, str]) -> None:
+        if ERROR_HEADER not in headers:
+            raise MessageTooLarge("a message of 22 bytes is over the limit")
+        said.append((body, headers))
+
+    answering = Answering(handle, respond, concurrent_max=1, pending_max=1)
+    answering.take(Message("ask", "_INBOX.a", {}, b""))
+    async with asyncio.timeout(5):
+        while not said:  # noqa: ASYNC110 (turns of the loop are what it waits for)
+            await asyncio.sleep(0)
+    assert said == [(b"a message of 22 bytes is over the limit", {ERROR_HEADER: "MessageTooLarge"})]
     await answering.stop()

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from tensorhub_common.bus.failures import Busy
+from tensorhub_common.bus.failures import Busy, MessageTooLarge
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.subjects import is_inbox
@@ -150,7 +150,12 @@ class Answering:
 
     async def _say(self, question: Message, body: bytes, headers: Mapping[str, str]) -> None:
         try:
-            await self._respond(question, body, headers)
+            try:
+                await self._respond(question, body, headers)
+            except MessageTooLarge as error:
+                # Without a word the asker would ask again, and again for nothing.
+                _log.warning("the answer to a question on %s is too long: %s", question.subject, error)
+                await self._respond(question, str(error).encode(), {ERROR_HEADER: error.code})
         except TensorHubError as error:
             _log.warning("the answer to a question on %s could not be sent: %s", question.subject, error)
 
