@@ -17,6 +17,9 @@ COMPOSED: Final = -2
 """Stands for an entry's cutout where it has parts, and so several."""
 ROWS_MAX: Final = 131_072
 """So many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
+PLACES_MAX: Final = 131_072
+"""And so many places in all layouts whose entries are of other kinds than those before (or in one that has more): some
+8 MB."""
 
 
 class Cutout(NamedTuple):
@@ -57,11 +60,6 @@ class _Columns(NamedTuple):
         self.cutouts.append(cutout)
 
 
-_Row = tuple[str, int, int]
-"""Of an entry, whichever layout it stands in: its name, how many bytes of a segment it takes, and its cutout; that is
-`EMPTY` without an element, `COMPOSED` where it has parts."""
-
-
 class Cutouts:
     """Cutouts by number. Equal ones have equal numbers."""
 
@@ -69,11 +67,21 @@ class Cutouts:
         """Begin with none."""
         self._numbers: dict[Cutout, int] = {}
         self._known: list[Cutout] = []
-        self._rows: dict[bool, dict[TensorEntry, _Row]] = {False: {}, True: {}}
-        """By whether the entry stands as it was published. What many ranks have alike is one object (`entries`)."""
+        self._kinds: dict[tuple[int, int], int] = {}
+        """Numbers, by how many bytes of a segment an entry takes, and its cutout; that is `EMPTY` without an element,
+        `COMPOSED` where it has parts."""
+        self._both: list[tuple[int, int]] = []
+        """Both, by the number."""
+        self._rows: dict[bool, dict[TensorEntry, int]] = {False: {}, True: {}}
+        """Numbers of kinds by entry, and by whether it stands as it was published. What many ranks have alike is one
+        object (`entries`)."""
         self._trials = Trials()
-        self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], tuple[int, int]] = {}
-        """The room and the cutout of entries that differ in their names alone."""
+        self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], int] = {}
+        """The same of entries that differ in their names alone."""
+        self._placed: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Where entries of these kinds begin, and their cutouts: ranks have few lists of kinds, and many names."""
+        self.places = 0
+        """So many places are kept of all such lists."""
 
     def __getitem__(self, number: int) -> Cutout:
         """Return a cutout by its number."""
@@ -85,22 +93,37 @@ class Cutouts:
 
     def atoms(self, layout: Layout, *, is_original: bool = False) -> Atoms:
         """Return a layout's atoms in the order of its tensors; those without an element, and padding, are left out."""
+        at, cutouts = self._placed_at(self._kinds_of(layout.tensors, is_original))
+        if min(cutouts, default=0) < 0:
+            return self._without_gaps(layout, at, cutouts, is_original)
+        return Atoms(tuple([entry.name for entry in layout.tensors]), at, cutouts)
+
+    def _kinds_of(self, entries: Sequence[TensorEntry], is_original: bool) -> tuple[int, ...]:  # noqa: FBT001 (a column)
         known = self._rows[is_original]
-        if not self._trials.pays(layout.tensors, known.__contains__):
-            rows = [self._row(entry, is_original) for entry in layout.tensors]
-        else:
-            found = [*map(known.get, layout.tensors)]
-            rows = [row or self._row(entry, is_original) for entry, row in zip(layout.tensors, found, strict=True)]
-            before = len(known)
-            known.update(zip(layout.tensors, rows, strict=True))
-            self._trials.count(before + len(rows) - len(known), len(known) - before)
-            if len(known) > ROWS_MAX:
-                known.clear()
-        if not rows:
-            return Atoms((), (), ())
-        names, rooms, cutouts = zip(*rows, strict=True)
-        at = tuple(accumulate(rooms[:-1], initial=0))
-        return Atoms(names, at, cutouts) if min(cutouts) >= 0 else self._without_gaps(layout, at, cutouts, is_original)
+        if not self._trials.pays(entries, known.__contains__):
+            return tuple([self._kind(entry, is_original) for entry in entries])
+        found = tuple(map(known.get, entries))
+        missing = [entry for entry, kind in zip(entries, found, strict=True) if kind is None] if None in found else ()
+        self._trials.count(len(entries) - len(missing), len(missing))
+        made = [self._kind(entry, is_original) for entry in missing]
+        known.update(zip(missing, made, strict=True))
+        if len(known) > ROWS_MAX:
+            known.clear()
+        rest = iter(made)
+        return tuple([next(rest) if kind is None else kind for kind in found])
+
+    def _placed_at(self, kinds: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return where entries of these kinds begin, and their cutouts."""
+        placed = self._placed.get(kinds)
+        if placed is None:
+            rooms, cutouts = zip(*map(self._both.__getitem__, kinds), strict=True) if kinds else ((), ())
+            placed = tuple(accumulate(rooms, initial=0))[:-1], cutouts
+            self.places += len(kinds)
+            if self.places > PLACES_MAX:
+                self._placed.clear()
+                self.places = len(kinds)
+            self._placed[kinds] = placed
+        return placed
 
     def _without_gaps(self, layout: Layout, at: Sequence[int], cutouts: Sequence[int], is_original: bool) -> Atoms:  # noqa: FBT001 (a column)
         """Leave out what has no element, and take what consists of parts by its parts."""
@@ -116,15 +139,21 @@ class Cutouts:
                 atoms.add(entry.name, place, cutout)
         return Atoms(*atoms)
 
-    def _row(self, entry: TensorEntry, is_original: bool) -> _Row:  # noqa: FBT001 (a column)
+    def _kind(self, entry: TensorEntry, is_original: bool) -> int:  # noqa: FBT001 (a column)
         if entry.parts:
-            return entry.name, room(entry), COMPOSED
+            return self._kind_number(room(entry), COMPOSED)
         key = (entry.dtype, entry.itemsize, entry.shape, entry.global_shape, entry.offset, is_original)
-        known = self._boxes.get(key)
-        if known is None:
+        kind = self._boxes.get(key)
+        if kind is None:
             cutout = EMPTY if 0 in entry.shape else self._number(_of_whole(entry, is_original))
-            known = self._boxes[key] = (room(entry), cutout)
-        return entry.name, *known
+            kind = self._boxes[key] = self._kind_number(room(entry), cutout)
+        return kind
+
+    def _kind_number(self, room_bytes: int, cutout: int) -> int:
+        number = self._kinds.setdefault((room_bytes, cutout), len(self._both))
+        if number == len(self._both):
+            self._both.append((room_bytes, cutout))
+        return number
 
     def _number(self, cutout: Cutout) -> int:
         number = self._numbers.setdefault(cutout, len(self._known))

@@ -93,6 +93,7 @@ def test_what_was_published_is_another_cutout_than_what_others_hold() -> None:
 def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few are remembered, all are found: in layouts that have some alike, as originals and not."""
     monkeypatch.setattr(atoms, "ROWS_MAX", 2)
+    monkeypatch.setattr(atoms, "PLACES_MAX", 4)
     layouts = [
         layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 50 * n), (at, 0)) for n, name in enumerate(names, 1)])
         for names, at in (("abc", 0), ("bcd", 0), ("a", 3), ("", 0), ("abc", 0))
@@ -107,4 +108,17 @@ def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatc
                 cutout = cutouts[atom.cutout]
                 assert (cutout.start, cutout.global_shape) == (entry.offset, entry.global_shape)
                 assert cutout.is_original == is_original
+            assert cutouts.places <= 4
     assert len(cutouts) == 2 * len({(each.offset, each.shape) for layout in layouts for each in layout.tensors})
+
+
+def test_where_entries_stand_is_one_list_for_layouts_that_differ_in_names_alone() -> None:
+    """Thousands of ranks have few such lists."""
+    cutouts = Cutouts()
+    one, other, longer = (
+        cutouts.atoms(layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 300), (0, 0)) for n, name in names]))
+        for names in ([(1, "a"), (2, "b")], [(1, "b"), (2, "c")], [(1, "b"), (2, "c"), (2, "d")])
+    )
+    assert one.at is other.at
+    assert one.cutouts is other.cutouts
+    assert (other.names, longer.at[:2], longer.cutouts[:2]) == (("b", "c"), one.at, one.cutouts)
