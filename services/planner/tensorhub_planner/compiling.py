@@ -108,18 +108,14 @@ class SourceIndex:
         known = self._patterns.get((cutout, alike, ANY_LOT))
         if known is not None:
             return known
-        boxes = self._lists[alike]
         # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
-        key = (cutout, alike, lot % lots(len(boxes)))
+        key = (cutout, alike, lot % lots(len(self._lists[alike])))
         known = self._patterns.get(key)
         if known is None:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             grid = self._grid(cutout, alike)
-            if isinstance(grid, Gap):
-                known = grid
-            else:
-                known = pattern_of(self.cutouts[cutout], grid, [self.cutouts[each] for each in boxes], key[2])
+            known = grid if isinstance(grid, Gap) else pattern_of(self.cutouts[cutout], grid, key[2])
             is_for_all = isinstance(known, Gap) or known.is_for_all
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known

@@ -34,6 +34,10 @@ FIRST_OWNERS: Final = 2
 named half-filled ones alone would be of no use to a reader whose turn is earlier."""
 
 
+_Chosen = tuple[tuple[tuple[int, int], ...], ...]
+"""For each box of a grid the owners that a reader takes: as which of its boxes, and the identity of its cutout."""
+
+
 class Pattern(NamedTuple):
     """The cells of tensors that are cut alike, in bytes behind where they begin, and which boxes they lie in."""
 
@@ -45,10 +49,17 @@ class Pattern(NamedTuple):
     """The entries of each tensor, where blocks are folded."""
 
 
-Grid = list[tuple[Shape, Shape, list[Span]]]
-"""Boxes that an atom is cut into, where each begins and ends, and all spans that have it, in the order of sources.
+class Grid(NamedTuple):
+    """What an atom is cut into, and what readers of all lots have alike of that."""
 
-None has it where blocks have to be folded."""
+    boxes: list[tuple[Shape, Shape, list[Span]]]
+    """Where each begins and ends, and all spans that have it, in the order of sources. None has it where blocks have to
+    be folded."""
+    parts: list[Span]
+    """What there is of blocks (`parts_of_blocks`)."""
+    cells: dict[_Chosen, tuple[Cell, ...]]
+    """By what readers choose of it, at most one for each lot: sources that are cut alike make the same cells, whichever
+    of them these are."""
 
 
 class Gap(NamedTuple):
@@ -76,7 +87,7 @@ def cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> Grid | Gap:
         its = span._replace(box=number)
         for index in product(*(_span(some, *ends) for some, *ends in zip(edges, span.start, span.stop, strict=True))):
             owned.setdefault(index, []).append(its)
-    grid: Grid = []
+    grid: list[tuple[Shape, Shape, list[Span]]] = []
     parts = parts_of_blocks(atom, [cutouts[each] for each in boxes])
     for index in product(*(range(len(some) - 1) for some in edges)):
         start = tuple(some[at] for some, at in zip(edges, index, strict=True))
@@ -86,14 +97,31 @@ def cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> Grid | Gap:
         if lacking is not None or not (owners or parts):
             return Gap(start, stop, lacking if has_some(atom, parts, start, stop) else None)
         grid.append((start, stop, owners))
-    return grid
+    return Grid(grid, parts, {})
 
 
-def pattern_of(atom: Cutout, grid: Grid, boxes: Sequence[Cutout], lot: int) -> Pattern:
+def pattern_of(atom: Cutout, grid: Grid, lot: int) -> Pattern:
     """Return the cells of an atom for readers of a lot."""
+    if grid.parts:
+        return _folded(atom, grid, lot)
     used: dict[int, int] = {}
-    parts = parts_of_blocks(atom, boxes)
-    folder = Folder(atom, parts, lambda box: _numbered(used, box)) if parts else None
+    chosen = [_some(owners, lot) for _, _, owners in grid.boxes]
+    key = tuple([tuple([(_numbered(used, span.box), id(span.cutout)) for span in spans]) for spans in chosen])
+    cells = grid.cells.get(key)
+    if cells is None:
+        made: list[Cell] = []
+        for (start, stop, _), owners in zip(grid.boxes, chosen, strict=True):
+            made += _cells(atom, start, stop, owners, used)
+            _check_count(made)
+        cells = grid.cells[key] = tuple(made)
+    is_for_all = all(len(owners) <= OWNERS_MAX for _, _, owners in grid.boxes)
+    return Pattern(cells, tuple(used), is_for_all)
+
+
+def _folded(atom: Cutout, grid: Grid, lot: int) -> Pattern:
+    """Return the same where sources have parts of the blocks that the atom is computed of."""
+    used: dict[int, int] = {}
+    folder = Folder(atom, grid.parts, lambda box: _numbered(used, box))
     is_for_all = True
 
     def some(owners: list[Span]) -> list[Span]:
@@ -102,18 +130,20 @@ def pattern_of(atom: Cutout, grid: Grid, boxes: Sequence[Cutout], lot: int) -> P
         return _some(owners, lot)
 
     cells: list[Cell] = []
-    for start, stop, owners in grid:
+    for start, stop, owners in grid.boxes:
         # Where nobody computes it of blocks that it has whole, it is folded, whoever else has it computed already.
-        is_whole = folder is None or any(span.cast for span in owners)
-        if is_whole or (owners and folder is not None and folder.lacking(start, stop) is not None):
+        if any(span.cast for span in owners) or (owners and folder.lacking(start, stop) is not None):
             cells += _cells(atom, start, stop, some(owners), used)
-        elif folder is not None:
+        else:
             cells += folder.cells(start, stop, some(owners), some)
-        if len(cells) > CELLS_MAX:
-            raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
-    is_folded = folder is not None and any(cell.fold is not None for cell in cells)
-    table_bytes = folder.table.nbytes if is_folded and folder is not None else 0
+        _check_count(cells)
+    table_bytes = folder.table.nbytes if any(cell.fold is not None for cell in cells) else 0
     return Pattern(tuple(cells), tuple(used), is_for_all, table_bytes)
+
+
+def _check_count(cells: Sequence[Cell]) -> None:
+    if len(cells) > CELLS_MAX:
+        raise LayoutMismatch(f"a tensor would be cut into more than {CELLS_MAX} boxes: cut it at fewer places")
 
 
 def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:

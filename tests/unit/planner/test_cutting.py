@@ -12,7 +12,7 @@ from tensorhub_common.layout import Layout, Shape, TensorEntry, layout_of
 from tensorhub_common.program import Cell
 from tensorhub_planner import cutting
 from tensorhub_planner.atoms import Cutout, Cutouts
-from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX, Gap, Pattern, cut_up, lots, pattern_of
+from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX, Gap, Grid, Pattern, cut_up, lots, pattern_of
 
 WHOLE = (6, 5)
 ITEMSIZE = 2
@@ -33,7 +33,7 @@ def cut(atom: Box, boxes: Sequence[Box], lot: int = 0) -> tuple[Pattern | Gap, C
     mine = cutouts[cutouts.atoms(one(atom)).cutouts[0]]
     grid = cut_up(mine, numbers, cutouts)
     theirs = [cutouts[each] for each in numbers]
-    return (grid if isinstance(grid, Gap) else pattern_of(mine, grid, theirs, lot)), mine, theirs
+    return (grid if isinstance(grid, Gap) else pattern_of(mine, grid, lot)), mine, theirs
 
 
 def elements(cell: Cell) -> dict[int, list[tuple[int, int]]]:
@@ -102,6 +102,21 @@ def test_readers_of_all_lots_together_use_every_owner() -> None:
             named |= set(found.boxes)
         assert named == set(range(count))
         assert lots(count) == 1 or count > OWNERS_MAX
+
+
+def test_lots_whose_owners_are_cut_alike_have_the_same_cells_and_others_their_own() -> None:
+    """Of a matrix that all have, and then of one of which some have a row less, in no order."""
+    atom: Box = ((1, 0), (3, 5))
+    for fewer, kept_max in ((33, 1), (7, 5)):
+        boxes: list[Box] = [((0 if (number + 1) % fewer else 1, 0), (6, 5)) for number in range(32)]
+        cutouts = Cutouts()
+        mine = cutouts[cutouts.atoms(one(atom)).cutouts[0]]
+        grid = cut_up(mine, [cutouts.atoms(one(box)).cutouts[0] for box in boxes], cutouts)
+        assert isinstance(grid, Grid)
+        found = [pattern_of(mine, grid, lot) for lot in range(lots(len(boxes)))]
+        assert found == [cut(atom, boxes, lot)[0] for lot in range(lots(len(boxes)))]
+        assert len({each.boxes for each in found}) == len(found)
+        assert len({id(each.cells) for each in found}) == len({str(each.cells) for each in found}) <= kept_max
 
 
 def test_what_would_be_cut_too_often_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
