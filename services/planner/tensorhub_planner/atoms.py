@@ -41,9 +41,9 @@ class Cutout(NamedTuple):
 class Atoms(NamedTuple):
     """A layout's atoms by column: box i of global tensor `names[i]` begins at byte `at[i]` of the segment."""
 
-    names: Sequence[str]
-    at: Sequence[int]
-    cutouts: Sequence[int]
+    names: tuple[str, ...]
+    at: tuple[int, ...]
+    cutouts: tuple[int, ...]
 
 
 class _Columns(NamedTuple):
@@ -137,7 +137,7 @@ class Cutouts:
                         atoms.add(part.name, begin, self._number(_of_part(entry, part, strides, is_original)))
             elif cutout != EMPTY:
                 atoms.add(entry.name, place, cutout)
-        return Atoms(*atoms)
+        return Atoms(tuple(atoms.names), tuple(atoms.at), tuple(atoms.cutouts))
 
     def _kind(self, entry: TensorEntry, is_original: bool) -> int:  # noqa: FBT001 (a column)
         if entry.parts:

@@ -23,6 +23,7 @@ from tensorhub_common.program import Cell, Group, Program
 from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.cutting import Gap, Grid, Pattern, cut_up, lots, pattern_of
 from tensorhub_planner.folding import Lacking
+from tensorhub_planner.grouping import Groupings
 from tensorhub_planner.spans import converts
 
 TENSORS_TOLD_MAX: Final = 4
@@ -67,6 +68,7 @@ class SourceIndex:
         """
         self.layouts = tuple(layouts)
         self.cutouts = Cutouts()
+        self.groupings = Groupings()
         self.executed = Patterns()
         """What its programs' executions know of patterns."""
         self.tensors: dict[str, _Tensor] = {}
@@ -81,6 +83,7 @@ class SourceIndex:
                 boxes[name].append(box)
         self._join(boxes)
         self._lists = list(self._alike)
+        self._lots = [lots(len(boxes)) for boxes in self._lists]
 
     def _join(self, boxes: dict[str, list[_Box]]) -> None:
         """Make the tensors of their boxes. They have few different columns: each is kept once."""
@@ -109,7 +112,7 @@ class SourceIndex:
         if known is not None:
             return known
         # Readers that take the same ones of many sources share a pattern; where there are few, all readers do.
-        key = (cutout, alike, lot % lots(len(self._lists[alike])))
+        key = (cutout, alike, lot % self._lots[alike])
         known = self._patterns.get(key)
         if known is None:
             if len(self._patterns) >= PATTERNS_MAX:
@@ -147,27 +150,44 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
 
     Raises `LayoutMismatch` that names what no source has: tensors, and the region of the first gap of each.
     """
-    lot, known = hash_of(digest), sources.tensors
-    grouped: dict[tuple[int, int], _Grouped] = {}
+    lot = hash_of(digest)
+    names, at, cutouts = sources.cutouts.atoms(destination)
+    tensors = [*map(sources.tensors.get, names)]
+    places = tuple([tensor.at for tensor in tensors if tensor is not None])
+    if len(places) < len(names):
+        raise _refusal(names, cutouts, tensors, sources, lot)
+    groups = []
+    for together in sources.groupings.of(at, cutouts, [tensor.kind for tensor in tensors if tensor is not None]):
+        tensor = tensors[together.first]
+        assert tensor is not None
+        pattern = _pattern(names[together.first], together.cutout, tensor, sources, lot)
+        if isinstance(pattern, Gap):
+            raise _refusal(names, cutouts, tensors, sources, lot)
+        owners = tuple([tensor.sources[box] for box in pattern.boxes])
+        groups.append(_Grouped(pattern, owners, together.to, _places(pattern, tensor, together.pick(places))))
+    return _program(digest, sources, groups)
+
+
+def _places(pattern: Pattern, tensor: _Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return where the boxes that a pattern has begin, of tensors that are all of one kind, and begin there."""
+    boxes = pattern.boxes
+    takes_all = len(boxes) == len(tensor.sources) and boxes == tuple(range(len(boxes)))
+    if takes_all or max(map(len, at)) == 1:
+        return at
+    return tuple([each if len(each) == 1 else tuple([each[box] for box in boxes]) for each in at])
+
+
+def _refusal(
+    names: Sequence[str], cutouts: Sequence[int], tensors: Sequence[_Tensor | None], sources: SourceIndex, lot: int
+) -> LayoutMismatch:
+    """Return what says which tensors there are none of, or not all of."""
     wrong: list[str] = []
-    for name, to, cutout in zip(*sources.cutouts.atoms(destination), strict=True):
-        tensor = known.get(name)
-        group = None if tensor is None else grouped.get((cutout, tensor.kind))
-        if tensor is None or group is None:
-            pattern = Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
-            if tensor is None or isinstance(pattern, Gap):
-                wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
-                continue
-            owners = tuple([tensor.sources[box] for box in pattern.boxes])
-            takes_all = pattern.boxes == tuple(range(len(tensor.sources)))
-            group = grouped[cutout, tensor.kind] = _Grouped(pattern, owners, [], [], takes_all)
-        at = tensor.at
-        group.to.append(to)
-        group.at.append(at if group.takes_all or len(at) == 1 else tuple([at[box] for box in group.pattern.boxes]))
-    if wrong:
-        more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
-        raise LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
-    return _program(digest, sources, list(grouped.values()))
+    for name, cutout, tensor in zip(names, cutouts, tensors, strict=True):
+        pattern = Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
+        if isinstance(pattern, Gap):
+            wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
+    more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
+    return LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
 
 
 def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot: int) -> Pattern | Gap:
@@ -182,16 +202,14 @@ class _Grouped(NamedTuple):
 
     pattern: Pattern
     sources: tuple[int, ...]
-    to: list[int]
-    at: list[tuple[int, ...]]
-    takes_all: bool
-    """It takes all boxes that there are of its tensors, in their order."""
+    to: tuple[int, ...]
+    at: tuple[tuple[int, ...], ...]
 
 
 def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Program:
     """Number the patterns, and the sources that are used."""
-    used = sorted({source for group in grouped for source in group.sources})
-    number = {source: place for place, source in enumerate(used)}
+    used = sorted(set().union(*[group.sources for group in grouped]))
+    number = dict(zip(used, range(len(used)), strict=True))
     patterns: dict[int, int] = {}
     cells: list[tuple[Cell, ...]] = []
     groups = []
@@ -200,15 +218,15 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
         pattern = patterns.setdefault(id(group.pattern), len(cells))
         if pattern == len(cells):
             cells.append(group.pattern.cells)
-        sources = tuple([number[source] for source in group.sources])
+        sources = tuple(map(number.__getitem__, group.sources))
         table_bytes = group.pattern.table_bytes
-        groups.append(Group(pattern, sources, tuple(group.to), tuple(group.at), table, table_bytes))
+        groups.append(Group(pattern, sources, group.to, group.at, table, table_bytes))
         table += table_bytes * len(group.to)
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 
 
-def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: Gap | Pattern, index: SourceIndex) -> str:
-    if tensor is not None and isinstance(gap, Gap) and index.fits(cutout, tensor):
+def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: Gap, index: SourceIndex) -> str:
+    if tensor is not None and index.fits(cutout, tensor):
         if gap.lacking is not None:
             return _lacks_parts(name, cutout, gap, gap.lacking)
         return f"no holder has {region(gap.start, gap.stop)} of {name!r}{f' as {cutout.cast}' if cutout.cast else ''}"
