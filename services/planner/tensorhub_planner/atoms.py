@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, room
+from tensorhub_planner.remembered import Remembered
 from tensorhub_planner.trials import Trials
 
 EMPTY: Final = -1
@@ -17,9 +18,6 @@ COMPOSED: Final = -2
 """Stands for an entry's cutout where it has parts, and so several."""
 ROWS_MAX: Final = 131_072
 """So many entries are remembered, some 20 MB; then all are forgotten, and looked at again when they come."""
-PLACES_MAX: Final = 131_072
-"""And so many places in all layouts whose entries are of other kinds than those before (or in one that has more): some
-8 MB."""
 
 
 class Cutout(NamedTuple):
@@ -78,10 +76,10 @@ class Cutouts:
         self._trials = Trials()
         self._boxes: dict[tuple[str, int, Shape, Shape, Shape, bool], int] = {}
         """The same of entries that differ in their names alone."""
-        self._placed: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._placed = Remembered[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]()
         """Where entries of these kinds begin, and their cutouts: ranks have few lists of kinds, and many names."""
-        self.places = 0
-        """So many places are kept of all such lists."""
+        self._at = Remembered[tuple[int, ...], tuple[int, ...]]()
+        """Where entries begin that take so many bytes: ranks that shard evenly have one such list."""
 
     def __getitem__(self, number: int) -> Cutout:
         """Return a cutout by its number."""
@@ -117,12 +115,10 @@ class Cutouts:
         placed = self._placed.get(kinds)
         if placed is None:
             rooms, cutouts = zip(*map(self._both.__getitem__, kinds), strict=True) if kinds else ((), ())
-            placed = tuple(accumulate(rooms, initial=0))[:-1], cutouts
-            self.places += len(kinds)
-            if self.places > PLACES_MAX:
-                self._placed.clear()
-                self.places = len(kinds)
-            self._placed[kinds] = placed
+            at = self._at.get(rooms)
+            if at is None:
+                at = self._at.keep(rooms, len(rooms), tuple(accumulate(rooms, initial=0))[:-1])
+            placed = self._placed.keep(kinds, len(kinds), (at, cutouts))
         return placed
 
     def _without_gaps(self, layout: Layout, at: Sequence[int], cutouts: Sequence[int], is_original: bool) -> Atoms:  # noqa: FBT001 (a column)

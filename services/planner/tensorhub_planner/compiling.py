@@ -8,12 +8,8 @@ Always true: every element of every destination atom is in exactly one cell, and
 none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from itertools import repeat
-from typing import Final, NamedTuple, TypeVar
-
-import msgspec
+from typing import Final, NamedTuple
 
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
@@ -24,6 +20,7 @@ from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.cutting import Gap, Grid, Pattern, cut_up, lots, pattern_of
 from tensorhub_planner.folding import Lacking
 from tensorhub_planner.grouping import Groupings
+from tensorhub_planner.joining import Joined, Tensor
 from tensorhub_planner.spans import converts
 
 TENSORS_TOLD_MAX: Final = 4
@@ -37,25 +34,6 @@ GRIDS_MAX: Final = 256
 
 ANY_LOT: Final = -1
 """A pattern of which every cell has all of its owners is the same for every reader."""
-
-_Item = TypeVar("_Item")
-
-_Box = tuple[int, int, int]
-"""The number of a source, where a box of a tensor begins there, and the number of its cutout."""
-
-
-class _Tensor(msgspec.Struct, frozen=True, gc=False):
-    """What all sources have of one global tensor: box i, of cutout `alike[i]`, begins at `at[i]` in `sources[i]`.
-
-    Where all begin at the same byte `at` has that alone (`Group.at`).
-    """
-
-    kind: int
-    """Equal for tensors that are cut alike and stand in the same sources."""
-    alike: int
-    """The number of the list of cutouts: equal for tensors that are cut alike."""
-    sources: tuple[int, ...]
-    at: tuple[int, ...]
 
 
 class SourceIndex:
@@ -71,40 +49,12 @@ class SourceIndex:
         self.groupings = Groupings()
         self.executed = Patterns()
         """What its programs' executions know of patterns."""
-        self.tensors: dict[str, _Tensor] = {}
-        """What there is of each global tensor."""
-        self._alike: dict[tuple[int, ...], int] = {}
         self._patterns: dict[tuple[int, int, int], Pattern | Gap] = {}
         self._grids: dict[tuple[int, int], Grid | Gap] = {}
-        boxes: defaultdict[str, list[_Box]] = defaultdict(list)
-        for number, (digest, layout) in enumerate(layouts.items()):
-            atoms = self.cutouts.atoms(layout, is_original=digest in originals)
-            for name, box in zip(atoms.names, zip(repeat(number), atoms.at, atoms.cutouts), strict=False):
-                boxes[name].append(box)
-        self._join(boxes)
-        self._lists = list(self._alike)
+        published = frozenset(originals)
+        joined = Joined([self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()])
+        self.tensors, self._lists = joined.tensors, joined.lists
         self._lots = [lots(len(boxes)) for boxes in self._lists]
-
-    def _join(self, boxes: dict[str, list[_Box]]) -> None:
-        """Make the tensors of their boxes. They have few different columns: each is kept once."""
-        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        kinds: dict[tuple[int, tuple[int, ...]], int] = {}
-        alone: dict[tuple[int, int], tuple[int, int, tuple[int, ...]]] = {}
-        for name, its in boxes.items():
-            # An expert stands in one place, and experts are nearly all that there is.
-            (source, at, cutout), *others = its
-            known = None if others else alone.get((source, cutout))
-            if known is not None:
-                self.tensors[name] = _Tensor(*known, shared.setdefault((at,), (at,)))
-                continue
-            sources, places, cutouts = zip(*its, strict=True)
-            if places.count(places[0]) == len(places):
-                places = places[:1]
-            alike = _numbered(self._alike, cutouts)
-            sources, places = shared.setdefault(sources, sources), shared.setdefault(places, places)
-            tensor = self.tensors[name] = _Tensor(_numbered(kinds, (alike, sources)), alike, sources, places)
-            if not others:
-                alone[source, cutout] = (tensor.kind, tensor.alike, tensor.sources)
 
     def pattern(self, cutout: int, alike: int, lot: int) -> Pattern | Gap:
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
@@ -132,7 +82,7 @@ class SourceIndex:
             known = self._grids[cutout, alike] = cut_up(self.cutouts[cutout], self._lists[alike], self.cutouts)
         return known
 
-    def fits(self, cutout: Cutout, tensor: _Tensor) -> bool:
+    def fits(self, cutout: Cutout, tensor: Tensor) -> bool:
         """Tell whether any box is of the same global tensor, and of a dtype that can be converted."""
         boxes = (self.cutouts[each] for each in self._lists[tensor.alike])
         return any(box.global_shape == cutout.global_shape and converts(box, cutout) is not None for box in boxes)
@@ -168,7 +118,7 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
     return _program(digest, sources, groups)
 
 
-def _places(pattern: Pattern, tensor: _Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _places(pattern: Pattern, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Return where the boxes that a pattern has begin, of tensors that are all of one kind, and begin there."""
     boxes = pattern.boxes
     takes_all = len(boxes) == len(tensor.sources) and boxes == tuple(range(len(boxes)))
@@ -178,7 +128,7 @@ def _places(pattern: Pattern, tensor: _Tensor, at: tuple[tuple[int, ...], ...]) 
 
 
 def _refusal(
-    names: Sequence[str], cutouts: Sequence[int], tensors: Sequence[_Tensor | None], sources: SourceIndex, lot: int
+    names: Sequence[str], cutouts: Sequence[int], tensors: Sequence[Tensor | None], sources: SourceIndex, lot: int
 ) -> LayoutMismatch:
     """Return what says which tensors there are none of, or not all of."""
     wrong: list[str] = []
@@ -190,7 +140,7 @@ def _refusal(
     return LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
 
 
-def _pattern(name: str, cutout: int, tensor: _Tensor, sources: SourceIndex, lot: int) -> Pattern | Gap:
+def _pattern(name: str, cutout: int, tensor: Tensor, sources: SourceIndex, lot: int) -> Pattern | Gap:
     try:
         return sources.pattern(cutout, tensor.alike, lot)
     except LayoutMismatch as why:
@@ -225,7 +175,7 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 
 
-def _lack(name: str, cutout: Cutout, tensor: _Tensor | None, gap: Gap, index: SourceIndex) -> str:
+def _lack(name: str, cutout: Cutout, tensor: Tensor | None, gap: Gap, index: SourceIndex) -> str:
     if tensor is not None and index.fits(cutout, tensor):
         if gap.lacking is not None:
             return _lacks_parts(name, cutout, gap, gap.lacking)
@@ -254,7 +204,3 @@ def hash_of(digest: str) -> int:
 def region(start: Shape, stop: Shape) -> str:
     """Write a box as a slice: "[0:4, 8:16]"."""
     return f"[{', '.join(f'{a}:{b}' for a, b in zip(start, stop, strict=True))}]"
-
-
-def _numbered(table: dict[_Item, int], item: _Item) -> int:
-    return table.setdefault(item, len(table))

@@ -7,10 +7,9 @@ segment, is one object for many readers.
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-PLACES_MAX: Final = 131_072
-"""So many atoms of all layouts that are unlike are remembered (or those of one that has more), some 5 MB."""
+from tensorhub_planner.remembered import Remembered
 
 
 class Together(NamedTuple):
@@ -30,23 +29,14 @@ class Groupings:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._known: dict[tuple[tuple[int, ...], ...], list[Together]] = {}
-        self.places = 0
-        """So many atoms are remembered."""
+        self._known = Remembered[tuple[tuple[int, ...], ...], list[Together]]()
 
     def of(self, at: tuple[int, ...], cutouts: tuple[int, ...], kinds: Sequence[int]) -> list[Together]:
         """Return a layout's groups in the order of their first atoms; each column has an item for each atom."""
         # Whatever numbers the kinds have: what counts is which atom is the first one of the same kind.
         first = dict(zip(reversed(kinds), range(len(kinds) - 1, -1, -1), strict=True))
         key = (at, cutouts, tuple(map(first.__getitem__, kinds)))
-        known = self._known.get(key)
-        if known is None:
-            self.places += len(kinds)
-            if self.places > PLACES_MAX:
-                self._known.clear()
-                self.places = len(kinds)
-            known = self._known[key] = _groups(at, cutouts, kinds)
-        return known
+        return self._known.get(key) or self._known.keep(key, len(kinds), _groups(at, cutouts, kinds))
 
 
 def _groups(at: Sequence[int], cutouts: Sequence[int], kinds: Sequence[int]) -> list[Together]:

@@ -1,10 +1,8 @@
 """Which atoms make up a group: found once for layouts whose atoms go together alike."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner import grouping
 from tensorhub_planner.grouping import Groupings
 
 Columns = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -37,14 +35,3 @@ def test_kinds_may_have_any_numbers() -> None:
     assert groupings.of((0, 256, 512), (4, 4, 4), (8, 8, 3)) is not one
     assert groupings.of((0, 256, 768), (4, 4, 4), (8, 3, 8)) is not one
     assert groupings.of((0, 256, 512), (4, 4, 5), (8, 3, 8)) is not one
-
-
-def test_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "PLACES_MAX", 4)
-    groupings = Groupings()
-    for _ in range(2):
-        for count in (1, 2, 3, 4, 2):
-            (group,) = groupings.of(tuple(range(count)), (0,) * count, (5,) * count)
-            assert group.to == tuple(range(count))
-            assert groupings.places <= 4
-            assert sum(len(each.to) for groups in groupings._known.values() for each in groups) == groupings.places
