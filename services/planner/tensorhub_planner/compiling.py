@@ -8,7 +8,7 @@ Always true: every element of every destination atom is in exactly one cell, and
 none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tensorhub_common.derived import derived
@@ -19,7 +19,7 @@ from tensorhub_common.program import Cell, Group, Program
 from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.cutting import Gap, Grid, Pattern, cut_up, lots, pattern_of
 from tensorhub_planner.folding import Lacking
-from tensorhub_planner.grouping import Groupings
+from tensorhub_planner.grouping import Groupings, picking
 from tensorhub_planner.joining import Joined, Tensor
 from tensorhub_planner.spans import converts
 
@@ -49,14 +49,14 @@ class SourceIndex:
         self.groupings = Groupings()
         self.executed = Patterns()
         """What its programs' executions know of patterns."""
-        self._patterns: dict[tuple[int, int, int], Pattern | Gap] = {}
+        self._patterns: dict[tuple[int, int, int], _Chosen | Gap] = {}
         self._grids: dict[tuple[int, int], Grid | Gap] = {}
         published = frozenset(originals)
         joined = Joined([self.cutouts.atoms(each, is_original=name in published) for name, each in layouts.items()])
         self.tensors, self._lists = joined.tensors, joined.lists
         self._lots = [lots(len(boxes)) for boxes in self._lists]
 
-    def pattern(self, cutout: int, alike: int, lot: int) -> Pattern | Gap:
+    def chosen(self, cutout: int, alike: int, lot: int) -> "_Chosen | Gap":
         """Return how an atom of this cutout is made up of boxes that are cut like those."""
         known = self._patterns.get((cutout, alike, ANY_LOT))
         if known is not None:
@@ -68,8 +68,8 @@ class SourceIndex:
             if len(self._patterns) >= PATTERNS_MAX:
                 self._patterns.clear()
             grid = self._grid(cutout, alike)
-            known = grid if isinstance(grid, Gap) else pattern_of(self.cutouts[cutout], grid, key[2])
-            is_for_all = isinstance(known, Gap) or known.is_for_all
+            known = grid if isinstance(grid, Gap) else _chosen(pattern_of(self.cutouts[cutout], grid, key[2]))
+            is_for_all = isinstance(known, Gap) or known.pattern.is_for_all
             self._patterns[(cutout, alike, ANY_LOT) if is_for_all else key] = known
         return known
 
@@ -107,24 +107,16 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
     if len(places) < len(names):
         raise _refusal(names, cutouts, tensors, sources, lot)
     groups = []
-    for together in sources.groupings.of(at, cutouts, [tensor.kind for tensor in tensors if tensor is not None]):
-        tensor = tensors[together.first]
+    for first, cutout, to, pick in sources.groupings.of(
+        at, cutouts, [each.kind for each in tensors if each is not None]
+    ):
+        tensor = tensors[first]
         assert tensor is not None
-        pattern = _pattern(names[together.first], together.cutout, tensor, sources, lot)
-        if isinstance(pattern, Gap):
+        chosen = _chosen_of(names[first], cutout, tensor, sources, lot)
+        if isinstance(chosen, Gap):
             raise _refusal(names, cutouts, tensors, sources, lot)
-        owners = tuple([tensor.sources[box] for box in pattern.boxes])
-        groups.append(_Grouped(pattern, owners, together.to, _places(pattern, tensor, together.pick(places))))
+        groups.append(_Grouped(chosen.pattern, chosen.take(tensor.sources), to, chosen.places(tensor, pick(places))))
     return _program(digest, sources, groups)
-
-
-def _places(pattern: Pattern, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    """Return where the boxes that a pattern has begin, of tensors that are all of one kind, and begin there."""
-    boxes = pattern.boxes
-    takes_all = len(boxes) == len(tensor.sources) and boxes == tuple(range(len(boxes)))
-    if takes_all or max(map(len, at)) == 1:
-        return at
-    return tuple([each if len(each) == 1 else tuple([each[box] for box in boxes]) for each in at])
 
 
 def _refusal(
@@ -133,18 +125,40 @@ def _refusal(
     """Return what says which tensors there are none of, or not all of."""
     wrong: list[str] = []
     for name, cutout, tensor in zip(names, cutouts, tensors, strict=True):
-        pattern = Gap((), ()) if tensor is None else _pattern(name, cutout, tensor, sources, lot)
-        if isinstance(pattern, Gap):
-            wrong.append(_lack(name, sources.cutouts[cutout], tensor, pattern, sources))
+        chosen = Gap((), ()) if tensor is None else _chosen_of(name, cutout, tensor, sources, lot)
+        if isinstance(chosen, Gap):
+            wrong.append(_lack(name, sources.cutouts[cutout], tensor, chosen, sources))
     more = f", and {len(wrong) - TENSORS_TOLD_MAX} more tensors" if len(wrong) > TENSORS_TOLD_MAX else ""
     return LayoutMismatch("; ".join(wrong[:TENSORS_TOLD_MAX]) + more)
 
 
-def _pattern(name: str, cutout: int, tensor: Tensor, sources: SourceIndex, lot: int) -> Pattern | Gap:
+def _chosen_of(name: str, cutout: int, tensor: Tensor, sources: SourceIndex, lot: int) -> "_Chosen | Gap":
     try:
-        return sources.pattern(cutout, tensor.alike, lot)
+        return sources.chosen(cutout, tensor.alike, lot)
     except LayoutMismatch as why:
         raise LayoutMismatch(f"tensor {name!r} {why}") from None
+
+
+class _Chosen(NamedTuple):
+    """A pattern, and what its boxes are of those that there are of a tensor."""
+
+    pattern: Pattern
+    take: Callable[[tuple[int, ...]], tuple[int, ...]]
+    """Takes what it has out of a column of all boxes."""
+    are_first: bool
+    """They are the first ones that there are, in their order."""
+
+    def places(self, tensor: Tensor, at: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        """Return where its boxes begin, of tensors that are all of one kind, and begin there."""
+        takes_all = self.are_first and len(self.pattern.boxes) == len(tensor.sources)
+        if takes_all or max(map(len, at)) == 1:
+            return at
+        return tuple([each if len(each) == 1 else self.take(each) for each in at])
+
+
+def _chosen(pattern: Pattern) -> _Chosen:
+    boxes = pattern.boxes
+    return _Chosen(pattern, picking(boxes), boxes == tuple(range(len(boxes))))
 
 
 class _Grouped(NamedTuple):
@@ -158,8 +172,10 @@ class _Grouped(NamedTuple):
 
 def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Program:
     """Number the patterns, and the sources that are used."""
-    used = sorted(set().union(*[group.sources for group in grouped]))
+    lists = {group.sources for group in grouped}
+    used = sorted(set().union(*lists))
     number = dict(zip(used, range(len(used)), strict=True))
+    numbered = {sources: tuple(map(number.__getitem__, sources)) for sources in lists}
     patterns: dict[int, int] = {}
     cells: list[tuple[Cell, ...]] = []
     groups = []
@@ -168,9 +184,8 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
         pattern = patterns.setdefault(id(group.pattern), len(cells))
         if pattern == len(cells):
             cells.append(group.pattern.cells)
-        sources = tuple(map(number.__getitem__, group.sources))
         table_bytes = group.pattern.table_bytes
-        groups.append(Group(pattern, sources, group.to, group.at, table, table_bytes))
+        groups.append(Group(pattern, numbered[group.sources], group.to, group.at, table, table_bytes))
         table += table_bytes * len(group.to)
     return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
 

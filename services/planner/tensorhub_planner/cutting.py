@@ -80,13 +80,13 @@ def cut_up(atom: Cutout, boxes: Sequence[int], cutouts: Cutouts) -> Grid | Gap:
     if prod(len(some) - 1 for some in edges) > CELLS_MAX:
         raise LayoutMismatch(f"would be cut into more than {CELLS_MAX} boxes: cut it along fewer dimensions")
     owned: dict[Shape, list[Span]] = {}
+    inside = {number: _inside(edges, span) for number, span in distinct.items() if span is not None}
     for number, cutout in enumerate(boxes):
         span = distinct[cutout]
-        if span is None:
-            continue
-        its = span._replace(box=number)
-        for index in product(*(_span(some, *ends) for some, *ends in zip(edges, span.start, span.stop, strict=True))):
-            owned.setdefault(index, []).append(its)
+        if span is not None:
+            its = Span(number, span.start, span.stop, span.cutout, span.cast)
+            for index in inside[cutout]:
+                owned.setdefault(index, []).append(its)
     grid: list[tuple[Shape, Shape, list[Span]]] = []
     parts = parts_of_blocks(atom, [cutouts[each] for each in boxes])
     for index in product(*(range(len(some) - 1) for some in edges)):
@@ -153,8 +153,13 @@ def _edges(atom: Cutout, spans: Sequence[Span], dim: int) -> list[int]:
     return [begin, *sorted(inside), end]
 
 
-def _span(edges: Sequence[int], start: int, stop: int) -> range:
-    """Return which cells of a dimension lie in a span that begins and ends there."""
+def _inside(edges: Sequence[Sequence[int]], span: Span) -> list[Shape]:
+    """Return which boxes of a grid lie in a span, by their numbers in each dimension."""
+    return [*product(*map(_between, edges, span.start, span.stop))]
+
+
+def _between(edges: Sequence[int], start: int, stop: int) -> range:
+    """Return the same of one dimension."""
     return range(bisect_left(edges, max(start, edges[0])), bisect_left(edges, min(stop, edges[-1])))
 
 

@@ -43,10 +43,10 @@ def _groups(at: Sequence[int], cutouts: Sequence[int], kinds: Sequence[int]) -> 
     members: dict[tuple[int, int], list[int]] = {}
     for number, both in enumerate(zip(cutouts, kinds, strict=True)):
         members.setdefault(both, []).append(number)
-    picks = [(numbers[0], cutout, _picking(numbers)) for (cutout, _), numbers in members.items()]
+    picks = [(numbers[0], cutout, picking(numbers)) for (cutout, _), numbers in members.items()]
     return [Together(first, cutout, pick(at), pick) for first, cutout, pick in picks]
 
 
-def _picking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def picking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Return what takes these items out of a tuple, as a tuple: one by itself would come as it is."""
     return itemgetter(*numbers) if len(numbers) > 1 else itemgetter(slice(numbers[0], numbers[0] + 1))
