@@ -6,7 +6,7 @@ be folded of them, values that can be asked for by them, and all others; within 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, groupby, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import prod
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -179,20 +179,18 @@ class Execution:
 
     def _given_by_all(self) -> list[tuple[Range, ...]]:
         """Return the units of each source, found in one pass. Neighbouring ranges are joined."""
-        given: list[list[Range]] = [[] for _ in self.program.sources]
-        first = 0
+        given: list[tuple[Range, ...]] = [()] * len(self.program.sources)
         # Blocks of the same sources stand side by side, and most blocks have the same sources as others.
-        for owners, blocks in groupby(self._blocks, attrgetter("owners")):
-            units = sum([block.units for block in blocks])
-            for number in dict.fromkeys(owners) if units else ():
-                ranges = given[number]
-                begin, count = ranges[-1] if ranges else (-1, 0)
-                if begin + count == first and ranges:
-                    ranges[-1] = (begin, count + units)
+        firsts = [number for number, (a, b) in enumerate(pairwise(self._blocks), 1) if a.owners != b.owners]
+        for begin, end in pairwise((0, *firsts, len(self._blocks))):
+            first, units = self._first[begin], self._first[end] - self._first[begin]
+            for number in {*self._blocks[begin].owners} if units else ():
+                before = given[number]
+                if before and sum(before[-1]) == first:
+                    given[number] = (*before[:-1], (before[-1][0], before[-1][1] + units))
                 else:
-                    ranges.append((first, units))
-            first += units
-        return [tuple(ranges) for ranges in given]
+                    given[number] = (*before, (first, units))
+        return given
 
     def _behind(self, kind: Kind) -> int:
         if not self._blocks or self._blocks[0].kind > kind:

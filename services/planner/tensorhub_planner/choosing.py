@@ -16,7 +16,6 @@ be one source more than a plan may have.
 """
 
 from collections.abc import Iterator
-from itertools import count
 from operator import attrgetter
 
 import msgspec
@@ -71,7 +70,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """It comes after farther ones, which were measured to be far faster."""
 
 
-class _Seen(msgspec.Struct, gc=False):
+class _Seen(Candidate, kw_only=True, gc=False):
     """A source among those that are equally far, while groups of pieces are chosen for one after another."""
 
     place: int
@@ -79,8 +78,6 @@ class _Seen(msgspec.Struct, gc=False):
     offer: Offer
     is_taken: bool = False
     """The plan reads something from it."""
-    begun: int = 0
-    """And so many bytes."""
 
 
 _Tier = list[_Seen]
@@ -118,11 +115,12 @@ def choose(
 
 def _tiers(offers: tuple[Offer, ...], limits: Limits) -> list[tuple[Rank, list[Offer]]]:
     """Put those that are equally far together, the nearest first."""
-    alike: dict[tuple[Distance, int | None], list[Offer]] = {}
+    alike: dict[tuple[Distance, LinkRate | None], list[Offer]] = {}
     for offer in offers:
-        alike.setdefault((offer.distance, None if offer.measured is None else offer.measured.bps), []).append(offer)
+        alike.setdefault((offer.distance, offer.measured), []).append(offer)
     found: dict[Rank, list[Offer]] = {}
-    for rank, some in zip(ranks([Measure(*each) for each in alike], limits), alike.values(), strict=True):
+    measures = [Measure(distance, None if rate is None else rate.bps) for distance, rate in alike]
+    for rank, some in zip(ranks(measures, limits), alike.values(), strict=True):
         found.setdefault(rank, []).extend(some)
     return sorted(found.items())
 
@@ -147,15 +145,19 @@ def _worth_it(
 def _in_order(offers: list[Offer], nbytes: int, limits: Limits) -> _Tier:
     """Sort those that are equally far: who brings all soonest by itself, then who has the least to do."""
     times: dict[tuple[Distance, int, int, float | None], float] = {}
-
-    def order(offer: Offer) -> tuple[float, int, int, int, SourceId]:
+    order: list[tuple[float, int, int, int, SourceId, Offer]] = []
+    for offer in offers:
         alike = (offer.distance, offer.readers, offer.depth, offer.measured_bps)
         seconds = times.get(alike)
         if seconds is None:
             seconds = times[alike] = _seconds(offer, nbytes, limits)
-        return (seconds, offer.readers, offer.assigned, offer.lot, offer.source)
-
-    return [*map(_Seen, count(1), sorted(offers, key=order))]
+        order.append((seconds, offer.readers, offer.assigned, offer.lot, offer.source, offer))
+    order.sort()
+    in_order = [each[-1] for each in order]
+    return [
+        _Seen(each.readers, 0, each.measured_bps, place=place, offer=each)
+        for place, each in enumerate(in_order, start=1)
+    ]
 
 
 def _seconds(offer: Offer, nbytes: int, limits: Limits) -> float:
@@ -177,8 +179,10 @@ def _rates(first: Offer, limits: Limits) -> Rates:
 
 def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges, _Tier]]:
     """Divide what is wanted by who has it; what nobody in the tier has is left out."""
-    whole = [each for each in tier if each.offer.pieces == wanted]
-    partial = [each for each in tier if each.offer.pieces != wanted] if len(whole) < len(tier) else []
+    whole: _Tier = []
+    partial: _Tier = []
+    for each in tier:
+        (whole if each.offer.pieces == wanted else partial).append(each)
     # So many have everything and are less loaded: a look at one more costs time, and wins hardly any.
     del whole[stripes_max:]
     if not partial:
@@ -189,7 +193,7 @@ def _groups(wanted: Ranges, tier: _Tier, stripes_max: int) -> list[tuple[Ranges,
         if whole:
             able.sort(key=attrgetter("place"))
         if able:
-            divided.append((normal(ranges), able))
+            divided.append((tuple(ranges), able))
     return sorted(divided, key=lambda group: (len(group[1]), group[0]))
 
 
@@ -203,10 +207,12 @@ def _held_alike(wanted: Ranges, partial: _Tier) -> dict[int, list[Range]]:
             turns[first + pieces] = turns.get(first + pieces, 0) ^ bit
     found: dict[int, list[Range]] = {}
     begin = here = 0
-    for at in sorted(turns):
-        if here & 1:
-            found.setdefault(here >> 1, []).append((begin, at - begin))
-        begin, here = at, here ^ turns[at]
+    for at, turn in sorted(turns.items()):
+        # Where one set of pieces ends at which another one of the same holders begins nothing changes.
+        if turn:
+            if here & 1:
+                found.setdefault(here >> 1, []).append((begin, at - begin))
+            begin, here = at, here ^ turn
     return found
 
 
@@ -253,10 +259,7 @@ def _choice(
     nbytes = sizes.of(pieces)
     stripes = stripe(
         nbytes,
-        [
-            Candidate(each.offer.readers, each.begun, each.offer.measured_bps)
-            for each in candidates[: limits.stripes_max]
-        ],
+        candidates,
         rates,
         limits.stripes_max,
         limits.slack,

@@ -26,7 +26,7 @@ import xxhash
 from tensorhub_common.errors import BadCommand, VersionUnavailable
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId, precedes
 from tensorhub_planner.busy import IDLE
-from tensorhub_planner.choosing import Choice, Offer, choose
+from tensorhub_planner.choosing import Choice, Offer, Part, choose
 from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.crossing import groups_of, shares_of
 from tensorhub_planner.limits import Limits
@@ -36,7 +36,7 @@ from tensorhub_planner.measured import believed, link_of, measured_limits, stepp
 from tensorhub_planner.ranges import Ranges, Sizes, common, normal, told
 from tensorhub_planner.reasons import why_mapped, why_plan, why_refusal, why_share
 from tensorhub_planner.sources import Holder, Holders, Seat, named
-from tensorhub_planner.topology import TRANSPORTS, WORDS, Distance, Topology
+from tensorhub_planner.topology import TRANSPORTS, WORDS, Distance, Topology, between
 
 RANGES_MAX: Final = 32_768
 """A demand names so many ranges at most, so that its plan fits into a NATS message."""
@@ -94,9 +94,7 @@ def plan(
     answer = Plan(
         version=demand.version,
         shares=(
-            *_shares(
-                choices, sizes, able, topology, partial(group.streams, limits), foreign=demand.program is not None
-            ),
+            *_shares(choices, able, topology, partial(group.streams, limits), foreign=demand.program is not None),
             *shares_of(group, seat, topology, sizes, by_program=demand.program is not None),
         ),
         crossers=group.crossers,
@@ -138,7 +136,8 @@ def _sort_out(
     rates = believed(demand.rates, limits)
     ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining, made=holders.made)
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode()) | 1
-    places = topology.places
+    places, me = topology.places, seat.me
+    here = places.get(me.agent)
     for holder in holders.able:
         source = holder.source
         if holder.key != seat.key:
@@ -148,14 +147,16 @@ def _sort_out(
         if isinstance(pieces, str):
             left_out.append(f"{named(source)} {pieces}")
             continue
-        distance = topology.distance(seat.me.agent, source.agent)
+        there = places.get(source.agent)
+        distance = Distance.AGENT if source.agent == me.agent else between(here, there)
         if demand.mapped and distance > Distance.HOST:
             left_out.append(
                 f"{named(source)} stands on {WORDS[distance] if distance is Distance.WAN else 'another host'}"
             )
             continue
-        busy = load.get((source.agent, TRANSPORTS[distance]), IDLE)
-        rate = rates.get((link_of(distance, places.get(source.agent)), TRANSPORTS[distance])) if rates else None
+        transport = TRANSPORTS[distance]
+        busy = load.get((source.agent, transport), IDLE)
+        rate = rates.get((link_of(distance, there), transport)) if rates else None
         offers.append(
             Offer(
                 source,
@@ -193,13 +194,16 @@ def _offered(
         return "is the reader itself"
     if demand.program is None and demand.root is not None and holder.root != demand.root:
         return f"holds root {holder.root}, not {demand.root}"
-    if demand.mapped and holder.turn is not None:
-        return "is still being filled"
-    if holder.turn is not None and not precedes(holder.turn, demand.turn):
-        return "is being filled, and its turn is not earlier"
-    if holder.turn is not None and holder.depth > limits.chain_max:
-        return f"is being filled through {holder.depth} others"
-    pieces = grounded(holder, wanted, demand.turn, ends)
+    if holder.turn is not None:
+        if demand.mapped:
+            return "is still being filled"
+        if not precedes(holder.turn, demand.turn):
+            return "is being filled, and its turn is not earlier"
+        if holder.depth > limits.chain_max:
+            return f"is being filled through {holder.depth} others"
+        pieces = grounded(holder, wanted, demand.turn, ends)
+    else:
+        pieces = wanted if holder.pieces is None else common(wanted, holder.pieces)
     return "has none of the wanted pieces" if wanted and not pieces else pieces
 
 
@@ -213,7 +217,6 @@ def _whole(demand: Demand, offer: Offer, wanted: Ranges, sizes: Sizes) -> Plan:
 
 def _shares(
     choices: Sequence[Choice],
-    sizes: Sizes,
     holders: Mapping[SourceId, Holder],
     topology: Topology,
     streams: Callable[[int], int],
@@ -224,28 +227,27 @@ def _shares(
 
     Of `foreign` ones, which may have another layout than the reader, it is said which, and the root of that.
     """
-    pieces: dict[SourceId, list[tuple[int, int]]] = {}
-    first: dict[SourceId, tuple[Choice, int]] = {}
+    given: dict[SourceId, list[tuple[Choice, Part]]] = {}
     for choice in choices:
-        for number, part in enumerate(choice.parts):
-            pieces.setdefault(part.offer.source, []).extend(part.pieces)
-            first.setdefault(part.offer.source, (choice, number))
+        for part in choice.parts:
+            given.setdefault(part.offer.source, []).append((choice, part))
     shares = []
-    for source, ranges in pieces.items():
-        whole = normal(ranges)
-        choice, number = first[source]
+    for source, parts in given.items():
+        choice, part = parts[0]
+        pieces = part.pieces if len(parts) == 1 else normal(run for _, each in parts for run in each.pieces)
+        is_far = choice.distance is Distance.WAN
         shares.append(
             Share(
                 source=source,
                 transport=TRANSPORTS[choice.distance],
-                pieces=whole,
-                nbytes=sizes.of(whole),
-                why=why_share(choice, choice.parts[number]),
+                pieces=pieces,
+                nbytes=sum([each.nbytes for _, each in parts]),
+                why=why_share(choice, part),
                 layout=holders[source].layout if foreign else None,
                 root=holders[source].root if foreign else None,
                 link=link_of(choice.distance, topology.places.get(source.agent)),
-                far=choice.distance is Distance.WAN,
-                streams=streams(choice.parts[number].offer.readers) if choice.distance is Distance.WAN else 1,
+                far=is_far,
+                streams=streams(part.offer.readers) if is_far else 1,
             )
         )
     return tuple(shares)

@@ -102,6 +102,8 @@ class Sizes:
 
 def normal(ranges: Iterable[Range]) -> Ranges:
     """Return the set of all pieces that stand in `ranges`, which may come in any order and overlap."""
+    if isinstance(ranges, tuple) and len(ranges) == 1 and ranges[0][1] > 0:
+        return ranges
     merged: list[Range] = []
     for first, count in sorted(ranges):
         if count < 1:

@@ -1,6 +1,7 @@
 """Why a plan or a refusal is what it is, in words: for the trace of a transfer and for whoever reads it later."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from tensorhub_planner.choosing import Choice, Offer, Part
@@ -10,6 +11,9 @@ from tensorhub_planner.topology import WORDS
 
 CHOICES_TOLD_MAX: Final = 4
 """A plan tells so many of its choices; only holders of parts make more than one."""
+
+WORDS_KEPT_MAX: Final = 4096
+"""The words for so many numbers of bytes are kept: plans of one replica tell the same few."""
 
 
 def why_share(choice: Choice, part: Part) -> str:
@@ -87,6 +91,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+@lru_cache(maxsize=WORDS_KEPT_MAX)
 def _bytes(number: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:  # noqa: PLR2004 (the units' own factor)

@@ -20,7 +20,7 @@ import msgspec
 from tensorhub_planner.limits import Rates
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Candidate(msgspec.Struct, gc=False):
     """A source that could be used: its readers so far, and the bytes that this same plan reads from it already."""
 
     readers: int
@@ -45,37 +45,22 @@ def stripe(
     nbytes: int, candidates: Sequence[Candidate], rates: Rates, stripes_max: int, slack: float, floor_s: float = 0.0
 ) -> Stripes:
     """Divide `nbytes` among candidates that are sorted by preference; at least one is needed."""
-    alone = _seconds(nbytes, candidates[:1], rates, floor_s)
-    if rates.source_bps is None or nbytes == 0 or len(candidates) == 1:
-        return Stripes((float(nbytes),), alone, alone)
-    times = [alone]
-    for used in range(2, min(len(candidates), stripes_max) + 1):
+    times: list[float] = []
+    begun = fresh = 0
+    for used, each in enumerate(candidates[:stripes_max], start=1):
+        begun += each.begun
+        fresh += each.begun == 0
         # More sources than these need no less than this: the reader's own time, and asking them.
-        if min(times) <= _least(nbytes, candidates[:used], rates, floor_s):
+        least = max((nbytes + begun) / rates.ingest_bps, floor_s) + rates.setup_s * fresh
+        if times and (rates.source_bps is None or nbytes == 0 or min(times) <= least):
             break
-        times.append(_seconds(nbytes, candidates[:used], rates, floor_s))
-    if len(times) == 1:
-        return Stripes((float(nbytes),), alone, alone)
+        level = 0.0 if rates.source_bps is None else _level(nbytes, candidates[:used], rates.source_bps)
+        times.append(max(least, level + rates.setup_s * fresh))
+    if rates.source_bps is None:
+        return Stripes((float(nbytes),), times[0], times[0])
     goal = min(times) * (1 + slack)
     used = next(k for k, seconds in enumerate(times, start=1) if seconds <= goal)
-    return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], alone)
-
-
-def _seconds(nbytes: int, used: Sequence[Candidate], rates: Rates, floor_s: float) -> float:
-    least = _least(nbytes, used, rates, floor_s)
-    if rates.source_bps is None:
-        return least
-    return max(least, _level(nbytes, used, rates.source_bps) + _setup(used, rates))
-
-
-def _least(nbytes: int, used: Sequence[Candidate], rates: Rates, floor_s: float) -> float:
-    """Return how long it takes however fast the sources are; a source more makes it no less."""
-    begun = sum([each.begun for each in used])
-    return max((nbytes + begun) / rates.ingest_bps, floor_s) + _setup(used, rates)
-
-
-def _setup(used: Sequence[Candidate], rates: Rates) -> float:
-    return rates.setup_s * sum([each.begun == 0 for each in used])
+    return Stripes(_divide(nbytes, candidates[:used], rates.source_bps), times[used - 1], times[0])
 
 
 def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
@@ -83,6 +68,8 @@ def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
 
     One that ends what it has begun only after that time gets no part.
     """
+    if len(used) == 1:
+        return (nbytes + used[0].begun) / used[0].gives(source_bps)
     speed, work, level = 0.0, float(nbytes), 0.0
     for each in sorted(used, key=lambda one: one.begun / one.gives(source_bps)):
         rate = each.gives(source_bps)
@@ -95,5 +82,7 @@ def _level(nbytes: int, used: Sequence[Candidate], source_bps: float) -> float:
 
 
 def _divide(nbytes: int, used: Sequence[Candidate], source_bps: float) -> tuple[float, ...]:
+    if len(used) == 1:
+        return (float(nbytes),)
     level = _level(nbytes, used, source_bps)
-    return tuple(max(0.0, level * each.gives(source_bps) - each.begun) for each in used)
+    return tuple([max(0.0, level * each.gives(source_bps) - each.begun) for each in used])

@@ -55,11 +55,13 @@ class Topology(msgspec.Struct, frozen=True):
 
     def distance(self, one: str, other: str) -> Distance:
         """Tell how far two agents are apart; an agent without a place is as far as can be."""
-        if one == other:
-            return Distance.AGENT
-        here, there = self.places.get(one), self.places.get(other)
-        if here is None or there is None or here.site != there.site:
-            return Distance.WAN
-        if here.host == there.host:
-            return Distance.HOST
-        return Distance.RACK if here.rack and here.rack == there.rack else Distance.SITE
+        return Distance.AGENT if one == other else between(self.places.get(one), self.places.get(other))
+
+
+def between(here: Place | None, there: Place | None) -> Distance:
+    """Tell how far apart two agents are that stand there."""
+    if here is None or there is None or here.site != there.site:
+        return Distance.WAN
+    if here.host == there.host:
+        return Distance.HOST
+    return Distance.RACK if here.rack and here.rack == there.rack else Distance.SITE
