@@ -162,8 +162,8 @@ def _together(tensors: tuple[TensorEntry, ...]) -> Layout:
 
 def _are_usual(names: list[str]) -> bool:
     """Tell at one look whether all names are some ASCII characters, and none is long."""
-    lengths = [len(name) for name in names]
-    return not names or (min(lengths) > 0 and max(lengths) <= NAME_BYTES_MAX and "".join(names).isascii())
+    joined = "".join(names)
+    return joined.isascii() and all(names) and (len(joined) <= NAME_BYTES_MAX or max(map(len, names)) <= NAME_BYTES_MAX)
 
 
 def _check_name(entry: TensorEntry) -> None:
