@@ -87,6 +87,12 @@ def test_functions_of_what_is_installed_are_short() -> None:
     assert beyond(lines, FUNCTION_LINES_MAX, LONGER_FUNCTIONS, LONGER_FUNCTION_LINES_MAX) == []
 
 
+def test_what_reading_foreign_bytes_raises_has_one_name() -> None:
+    """Who names msgspec's own error alone forgets that texts may be no UTF-8, and lists too deep."""
+    where = [name_of(path) for path in python_files(*INSTALLED) if "MsgspecError" in path.read_text()]
+    assert where == ["libs/common/tensorhub_common/malformed.py"]
+
+
 def test_what_is_too_long_is_told() -> None:
     longer = {"old": "because", "gone": "because"}
     assert beyond({"new": 3, "old": 3, "short": 2}, 2, longer, 3) == ["new has 3 lines", "gone"]

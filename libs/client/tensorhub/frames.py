@@ -18,6 +18,7 @@ import msgspec
 
 from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.framed import Framed
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Mapped, Registered, Spare
 
 UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
@@ -88,7 +89,7 @@ class Connection:
                 self._on_frame(frame, self._framed.take_fd() if isinstance(frame, WITH_FD) else None)
         except TensorHubError as error:
             self._end(str(error))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             self._end(f"the agent sent a frame that this version can't read ({error})")
 
     def _end(self, reason: str) -> None:

@@ -25,6 +25,7 @@ from tensorhub_common.bus.failures import Busy, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError, from_code
 from tensorhub_common.layout import Layout
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.names import check_name
 from tensorhub_common.wire import asks
 from tensorhub_common.wire.codec import encode
@@ -180,7 +181,7 @@ class Registry:
             ) from None
         try:
             answer: Answer | asks.Error = msgspec.json.decode(data, type=kind | asks.Error)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise TensorHubError(
                 f"the registry's answer can't be read ({error}): it may be of another version than this one"
             ) from None

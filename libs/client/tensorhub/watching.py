@@ -17,6 +17,7 @@ from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError, gone
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.event import kind_of
 from tensorhub_common.wire.events.hub import JobDeleted
@@ -106,7 +107,7 @@ def _watched(entry: Entry, model: str) -> Watched | None:
     """Read an entry; None for what is no event (see docs/security.md, "JetStream answers")."""
     try:
         event = read_event(entry.data)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise TensorHubError(
             f"entry {entry.seq} of the log is no event that this version knows ({error}): use a newer one"
         ) from None

@@ -29,6 +29,7 @@ import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.fold_cells import Fold, Kind, is_good
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.regions import Blocks, Sizes
 
 Range = tuple[int, int]
@@ -126,7 +127,7 @@ def decoded(data: bytes) -> Program:
     """Read a program. Raises `LayoutMismatch` for what is none, or one that names what it does not have."""
     try:
         program: Program = _decoder.decode(data)
-    except msgspec.MsgspecError as why:
+    except MALFORMED as why:
         raise LayoutMismatch(f"what stands in the blob store as a transfer program is none: {why}") from None
     if not all(_is_whole(group, program) for group in program.groups):
         raise LayoutMismatch("what stands in the blob store as a transfer program names what it does not have")

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, Span
 
 NEW: Final = "spans.jsonl"
@@ -131,5 +132,5 @@ def _read(line: bytes) -> Span | None:
     """Return the span of a line; None for a torn one, or one of another version of this program."""
     try:
         return _decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None

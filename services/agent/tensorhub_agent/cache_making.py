@@ -12,6 +12,7 @@ from tensorhub_agent.shelf import Shelf, ShelfPlace, Shelves
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout import Layout
+from tensorhub_common.malformed import MALFORMED
 
 LAYOUT_S_MAX: Final = 10.0
 """The layout is had within this, or the copy is given up."""
@@ -35,7 +36,7 @@ class CopyMaker:
                 layout = msgspec.msgpack.decode(await self._blobs.get(job, wanted.layout), type=Layout)
             async with self._turn:
                 place = await self._make(wanted, shelf, layout, incarnation)
-        except (TensorHubError, TimeoutError, msgspec.MsgspecError, OSError) as why:
+        except (TensorHubError, TimeoutError, OSError, *MALFORMED) as why:
             reason = str(why) or "its layout did not come"
             _log.warning("a copy for %s of model %s is given up: %s", key.replica, key.model, reason)
             return CopyMade(key, wanted.shards, wanted.layout, failure=reason)

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.amax_table import AmaxTable
 from tensorhub_agent.callers import Callers
@@ -65,6 +63,7 @@ from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.folds import folds_of
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.codec import read_event
@@ -206,7 +205,7 @@ class JobAgent:
             return
         try:
             event = read_event(data)
-        except msgspec.MsgspecError as why:
+        except MALFORMED as why:
             _log.warning("an entry of the log is no event that this agent knows: %s", why)
             return
         if event is None:

@@ -17,6 +17,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoAnswer
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import agent_ask
 from tensorhub_common.wire.transfer import (
     DIGESTS_PAGE_PIECES,
@@ -60,7 +61,7 @@ class Leasing:
             body = await self._bus.request(_subject(effect, reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers)
             try:
                 answer = _grants.decode(body)
-            except msgspec.MsgspecError as why:
+            except MALFORMED as why:
                 raise SourceGone(f"its agent's answer could not be read: {why}") from None
             if isinstance(answer, LeaseGrant):
                 return answer
@@ -115,7 +116,7 @@ class Leasing:
                 agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S
             )
             page = msgspec.msgpack.decode(body, type=DigestsPage)
-        except (TensorHubError, msgspec.MsgspecError):
+        except (TensorHubError, *MALFORMED):
             return b"", False
         return page.patch_sizes, page.patches_coming
 

@@ -32,12 +32,12 @@ async def send(framed: Framed, frame: Frame, fd: int | None = None) -> None:
 
 
 async def from_reader(framed: Framed) -> FromReader:
-    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or `msgspec.MsgspecError` for what is no frame."""
+    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
     frame: FromReader = _from_reader.decode(await framed.receive())
     return frame
 
 
 async def from_source(framed: Framed) -> FromSource:
-    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or `msgspec.MsgspecError` for what is no frame."""
+    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
     frame: FromSource = _from_source.decode(await framed.receive())
     return frame

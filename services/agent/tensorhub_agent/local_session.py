@@ -14,8 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.box_copying import copy_boxes
 from tensorhub_agent.boxes import BadForm
 from tensorhub_agent.confirming import Confirmations
@@ -28,6 +26,7 @@ from tensorhub_agent.settled import Ending
 from tensorhub_agent.transport import OnHave, OnLost, TransportLost, silent
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.regions import Regions
 
 _log: Final = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ class OpenLease(ABC):
                         raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
         except PeerGone as why:
             self._lose(f"the source is gone: {why}")
-        except (TensorHubError, msgspec.MsgspecError) as why:
+        except (TensorHubError, *MALFORMED) as why:
             _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
             self._lose(f"the source sent what can't be read: {why}")
 

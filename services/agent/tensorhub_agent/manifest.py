@@ -32,6 +32,7 @@ from tensorhub_agent.segments import (
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
 from tensorhub_common.layout import Layout, encoded, layout_digest, layout_of, pieces, segment_bytes
+from tensorhub_common.malformed import MALFORMED
 
 MANIFEST_VERSION: Final = 1
 """A manifest of another version is foreign: the segment is given up, and filled anew."""
@@ -105,7 +106,7 @@ def unpack_layout(packed: bytes) -> Layout:
         if not 0 <= zstandard.frame_content_size(packed) <= LAYOUT_BYTES_MAX:
             raise LayoutMismatch(f"a layout takes more than {LAYOUT_BYTES_MAX} bytes; use more shards")
         layout = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(packed), type=Layout)
-    except (zstandard.ZstdError, msgspec.MsgspecError, RecursionError) as why:
+    except (zstandard.ZstdError, *MALFORMED) as why:
         raise LayoutMismatch(f"the layout can't be read ({why}); send it as zstd-compressed MessagePack") from why
     checked = layout_of(layout.tensors)
     if checked != layout:
@@ -161,7 +162,7 @@ def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
         manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as why:
         return Foreign(f"it can't be read: {why.strerror}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except MALFORMED as why:
         return Foreign(f"it is no manifest: {why}"[:500])
     if manifest.manifest_version != MANIFEST_VERSION:
         return Foreign(f"it has version {manifest.manifest_version}, and this agent reads {MANIFEST_VERSION}")

@@ -13,6 +13,7 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, layout_of, pieces
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.program import decoded
 
 UNITS_KEPT_MAX: Final = 1_000_000
@@ -64,7 +65,7 @@ class Programs:
 def _table(data: bytes) -> PieceTable:
     try:
         return pieces(layout_of(_layouts.decode(data).tensors))
-    except msgspec.MsgspecError as why:
+    except MALFORMED as why:
         raise LayoutMismatch(f"what stands in the blob store as a layout is none: {why}") from None
 
 

@@ -18,6 +18,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, shared_mismatch
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.plan_packing import unpacked
 from tensorhub_common.subjects import ask
 from tensorhub_common.wire.asks import Error, JobOpened
@@ -80,7 +81,7 @@ class Questions:
         try:
             body = await self._bus.request(ask(self._job, "plan"), question, PLAN_ASK_S, headers)
             answer = _plans.decode(unpacked(body))
-        except (TensorHubError, msgspec.MsgspecError) as why:
+        except (TensorHubError, *MALFORMED) as why:
             return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
         if isinstance(answer, Error):
             return Refusal(error=answer.error, reason=answer.message)
@@ -92,7 +93,7 @@ class Questions:
             try:
                 data = await self._blobs.get(self._job, sibling.layout)
                 other = msgspec.msgpack.decode(data, type=Layout)
-            except (TensorHubError, msgspec.MsgspecError) as why:
+            except (TensorHubError, *MALFORMED) as why:
                 _log.warning("the layout of sibling %d can't be compared: %s", sibling.shard, why)
                 continue
             mismatch = await asyncio.to_thread(shared_mismatch, mine, other)

@@ -42,6 +42,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_asks
@@ -267,7 +268,7 @@ class AgentService:
     async def _on_lease_ask(self, message: Message) -> bytes:
         try:
             ask = msgspec.msgpack.decode(message.data, type=LeaseAsk)
-        except msgspec.MsgspecError as why:
+        except MALFORMED as why:
             raise BadCommand(f"the question for a lease could not be read: {why}") from None
         # NATS lets each agent ask under its own id alone, so here it is known who will get the ticket.
         if ask.reader.agent != (asker := message.subject.rpartition(".")[2]):
@@ -282,7 +283,7 @@ class AgentService:
     async def _on_digests_ask(self, message: Message) -> bytes:
         try:
             ask = msgspec.msgpack.decode(message.data, type=DigestsAsk)
-        except msgspec.MsgspecError as why:
+        except MALFORMED as why:
             raise BadCommand(f"the question for digests could not be read: {why}") from None
         job = self._jobs.get(_job_of(ask.lease))
         page = DigestsPage(digests=b"")

@@ -18,8 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.lease_frames import (
     REASON_CHARS_MAX,
@@ -44,6 +42,7 @@ from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, TransportLost, TransportSilent, unheard
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import LeaseGrant
 
@@ -190,7 +189,7 @@ class LocalTransport:
             raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
         except TransportLost:
             raise
-        except (TensorHubError, msgspec.MsgspecError) as why:
+        except (TensorHubError, *MALFORMED) as why:
             raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from why
 
     async def _reached(self, grant: LeaseGrant) -> Framed:
@@ -256,7 +255,7 @@ class LocalTransport:
             pass  # Whoever had opened a lease was told of its end.
         except TimeoutError:
             _log.warning("the reader of process %d was cut off: it was silent for too long", pid)
-        except (TensorHubError, msgspec.MsgspecError, OSError) as why:
+        except (TensorHubError, OSError, *MALFORMED) as why:
             REFUSED.note(Kind.FRAME, f"what the reader of process {pid} said, so its connection ends: {why}")
         finally:
             framed.close()

@@ -93,13 +93,13 @@ _from_source: Final = msgspec.msgpack.Decoder(SourceFrame)
 
 
 def from_reader(data: bytes) -> ReaderFrame:
-    """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
+    """Read a frame. Raises one of `MALFORMED` for what is none."""
     frame: ReaderFrame = _from_reader.decode(data)
     return frame
 
 
 def from_source(data: bytes) -> SourceFrame:
-    """Read a frame. Raises `msgspec.MsgspecError` for what is none."""
+    """Read a frame. Raises one of `MALFORMED` for what is none."""
     frame: SourceFrame = _from_source.decode(data)
     return frame
 

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.gather_frames import Gather
 from tensorhub_agent.lease_frames import (
@@ -40,6 +38,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX, messages_in
 from tensorhub_agent.ucxx_packing import Packing
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.commands import PROTOCOL
 
 HELLO_S: Final = 2.0
@@ -164,7 +163,7 @@ class Served:
                 raise BadCommand(f"{type(frame).__name__} may not be said after Done")
             else:
                 self._answer(self.lease, frame)
-        except (TensorHubError, msgspec.MsgspecError, OSError) as why:
+        except (TensorHubError, OSError, *MALFORMED) as why:
             kind = Kind.RANGE if isinstance(why, BeyondGrant) else Kind.FRAME
             REFUSED.note(kind, f"what a reader said over ucxx, so its connection ends: {why}")
             self.end(str(why))

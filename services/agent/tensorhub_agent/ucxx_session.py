@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final
 
-import msgspec
-
 from tensorhub_agent.bounce import SlotStore
 from tensorhub_agent.confirming import Confirmations
 from tensorhub_agent.copying import CopyPool, Spans
@@ -33,6 +31,7 @@ from tensorhub_agent.ucxx_link import Batch, Link, LinkDown
 from tensorhub_agent.ucxx_messages import Messages, messages_in, messages_of
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.regions import Regions
 
 DONE_S: Final = 0.5
@@ -295,7 +294,7 @@ class UcxxSession:
                     self.lose(f"the source has broken the lease: {reason}")
                 case other:
                     raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
-        except (TensorHubError, msgspec.MsgspecError) as why:
+        except (TensorHubError, *MALFORMED) as why:
             _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
             self.lose(f"the source sent what can't be read: {why}")
 

@@ -19,6 +19,7 @@ import msgspec
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, FrameTooLarge, PeerGone, peer_of
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, Frame, FromWorker, Refused
 
@@ -75,7 +76,7 @@ class Worker:
             body = await self._framed.receive()
             try:
                 frame = _frames.decode(body)
-            except msgspec.MsgspecError as why:
+            except MALFORMED as why:
                 raise BadCommand(f"a frame could not be read: {why}") from None
             await handle(frame)
 
@@ -205,7 +206,7 @@ class WorkerServer:
 def _read_attach(body: bytes) -> Attach:
     try:
         attach = msgspec.msgpack.decode(body, type=Attach)
-    except msgspec.MsgspecError as why:
+    except MALFORMED as why:
         raise BadCommand(f"the first frame must be 'attach': {why}") from None
     if attach.protocol != PROTOCOL:
         raise BadCommand(

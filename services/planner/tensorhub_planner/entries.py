@@ -18,6 +18,7 @@ import msgspec
 
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, check_entries, layout_of, layout_of_checked
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_planner.templates import Templates
 from tensorhub_planner.trials import Trials
 
@@ -66,7 +67,7 @@ class Entries:
                 entries = self._read(rows)
                 self._templates.learn(data, rows, entries, len(rows) + before - len(self._known))
             return layout_of_checked(entries)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             raise LayoutMismatch(
                 f"what stands in the blob store as layout {digest[:12]} is no layout: {error}"
             ) from None
@@ -83,7 +84,7 @@ class Entries:
                 _entries.decode(_array(run.gap, gap)) if each is None else each
                 for each, gap, run in zip(known, gaps, template.runs, strict=True)
             ]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except MALFORMED:
             # A run was found where none begins, or a row is none: whoever reads row by row finds out.
             return None
         if any(len(each) != run.gap for each, run in zip(between, template.runs, strict=True)):

@@ -16,6 +16,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NotPermitted
 from tensorhub_common.bus.message import Message
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import BeatSubject, beats, parse
 from tensorhub_common.wire.asks import Beat
 from tensorhub_planner.load import Ledger
@@ -50,7 +51,7 @@ class Hearing:
     def _on_beat(self, message: Message) -> None:
         try:
             beat = _beats.decode(message.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             return
         # Whoever may publish on this subject is this agent, and speaks for no other.
         if parse(message.subject) != BeatSubject(beat.agent):

@@ -16,6 +16,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.plan_packing import packed
 from tensorhub_common.service_manager import serving
 from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
@@ -120,7 +121,7 @@ class Planner:
             raise BadCommand(f"a plan belongs to a job, so it can't be asked for on {question.subject}")
         try:
             return subject.job, _demands.decode(question.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        except MALFORMED as why:
             raise BadCommand(f"the question is no demand: {why}"[:500]) from None
 
     async def _answer(self, job: str, demand: Demand) -> PlanAnswer:

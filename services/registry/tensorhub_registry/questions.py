@@ -18,6 +18,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.catalog.story import story
 from tensorhub_common.errors import BadCommand, RegistryUnavailable, TensorHubError, VersionUnavailable, gone
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.asks import (
     STORY_LINES_MAX,
     Error,
@@ -165,5 +166,5 @@ def _story(job: Job, question: Message) -> Story:
 def _read(question: Message, kind: type[Ask]) -> Ask:
     try:
         return msgspec.json.decode(question.data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except MALFORMED as why:
         raise BadCommand(f"the question on {question.subject} can't be read: {why}"[:500]) from None

@@ -12,6 +12,7 @@ import msgspec
 
 from tensorhub_common import subjects
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.codec import decode_command, read_event
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
 from tensorhub_common.wire.events.any_event import AnyEvent
@@ -112,7 +113,7 @@ def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent | None
 def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
     try:
         event = read_event(entry.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except MALFORMED as why:
         raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
     if event is not None and subject_of(job, event) != entry.subject:
         raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")

@@ -21,6 +21,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable, gone
 from tensorhub_common.machine import Tick
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.wire.asks import Beat
@@ -135,7 +136,7 @@ class Registry:
     def _on_beat(self, message: Message) -> None:
         try:
             beat = msgspec.json.decode(message.data, type=Beat)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             return
         # Whoever may publish on this subject is this agent, and speaks for no other.
         if message.subject.rpartition(".")[2] == beat.agent:

@@ -52,6 +52,17 @@ async def test_a_read_that_turns_to_a_program_gets_what_its_units_complete() -> 
     assert found.completion.stand([(0, 1)]) == [(0, 1)]
 
 
+@pytest.mark.parametrize("body", [b"{", b'{"type":"plan","version":1,"shares":[],"why":"\xff"}', b"[" * 100_000])
+async def test_what_is_no_answer_is_told_as_none(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def request(*_: object) -> bytes:
+        return body
+
+    monkeypatch.setattr(Bus, "request", request)
+    found = await questions(Programs()).plan(DEMAND, {}, MINE)
+    assert isinstance(found.answer, Refusal)
+    assert found.answer.error == NO_ANSWER
+
+
 async def test_who_reads_by_the_program_already_gets_no_other_completion() -> None:
     found = await questions(Programs()).plan(msgspec.structs.replace(DEMAND, program="program"), {}, MINE)
     assert found.program is not None

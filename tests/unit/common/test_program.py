@@ -63,6 +63,7 @@ def test_what_names_more_than_it_has_is_no_program(wrong: dict[str, object]) -> 
         decoded(encoded(msgspec.structs.replace(PROGRAM, **wrong)))
 
 
-def test_other_bytes_are_no_program() -> None:
+@pytest.mark.parametrize("other", [b"\x93", encoded(PROGRAM).replace(b"left", b"l\xffft"), b"\x91" * 100_000])
+def test_other_bytes_are_no_program(other: bytes) -> None:
     with pytest.raises(LayoutMismatch, match="is none"):
-        decoded(b"\x93")
+        decoded(other)

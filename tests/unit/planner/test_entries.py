@@ -81,6 +81,8 @@ def test_parts_are_read_too() -> None:
         (blob(rows("w", 0, 4), rows("w", 4, 8)), "'w' is given twice"),
         (blob(rows("w", 0, 4), rows("w", 0, 4)), "'w' is given twice"),
         (blob(rows("", 0, 4)), "is empty"),
+        (blob(rows("text", 0, 4)).replace(b"text", b"t\xffxt"), "is no layout"),
+        (b"\x81\xa7tensors" + b"\x91" * 100_000, "is no layout"),
     ],
 )
 def test_what_is_none_is_refused_each_time(data: bytes, words: str) -> None:

@@ -22,6 +22,7 @@ from tensorhub.cli import transport_advice as advice
 from tensorhub.cli import ucx_probe
 from tensorhub.cli.output import size
 from tensorhub.cli.transport_facts import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
+from tensorhub_common.malformed import MALFORMED
 
 NBYTES: Final = 64 << 20
 TRY_S: Final = 20.0
@@ -135,7 +136,7 @@ class Probe:
 def _decoded(answer: bytes, what: type[Result]) -> Result | Broken:
     try:
         return msgspec.json.decode(answer, type=what)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return msgspec.json.decode(answer, type=Broken)
 
 

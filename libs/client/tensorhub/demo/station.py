@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from tensorhub.demo.messages import LINE_BYTES_MAX, AnyMessage, AnyOrder, Leave, Part
+from tensorhub_common.malformed import MALFORMED
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -23,7 +24,7 @@ def part_given() -> Part:
     """Return what this process is to play, from its command line."""
     try:
         return msgspec.json.decode(sys.argv[1].encode(), type=Part)
-    except (IndexError, msgspec.MsgspecError) as error:
+    except (IndexError, *MALFORMED) as error:
         sys.exit(f"this is a part of 'tensorhub demo', which starts it itself ({error})")
 
 

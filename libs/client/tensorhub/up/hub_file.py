@@ -13,6 +13,7 @@ import msgspec
 
 from tensorhub_common.bus.address import addresses
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.malformed import MALFORMED
 
 FILE_NAME: Final = "hub.json"
 MODE: Final = 0o600
@@ -127,7 +128,7 @@ def read(directory: Path) -> HubFile:
         raise RegistryUnavailable(f"{target} can't be read: {error.strerror or error}") from None
     try:
         return msgspec.json.decode(data, type=HubFile)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise RegistryUnavailable(
             f"{target} is no hub file ({error}): start the hub anew with `tensorhub up`"
         ) from None

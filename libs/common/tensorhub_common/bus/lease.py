@@ -26,6 +26,7 @@ from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure, WrongLastSequence
 from tensorhub_common.errors import InvalidName, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.names import is_name
 
 BUCKET: Final = "tensorhub"
@@ -295,5 +296,5 @@ def _read(stored: jetstream.Stored) -> LeaseEntry | None:
         return None
     try:
         return msgspec.json.decode(stored.data, type=LeaseEntry)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None

@@ -12,6 +12,7 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Service
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.names import check_name
 from tensorhub_common.settings import load
 from tensorhub_common.subjects import ping as ping_subject
@@ -37,7 +38,7 @@ async def ping(bus: Bus, process: str, timeout_s: float = PING_TIMEOUT_S) -> Pon
     """Return what the process says of itself, or None when it doesn't answer."""
     try:
         return msgspec.json.decode(await bus.request(ping_subject(process), b"", timeout_s), type=Pong)
-    except (NoBus, NoAnswer, NoResponder, msgspec.MsgspecError):
+    except (NoBus, NoAnswer, NoResponder, *MALFORMED):
         return None
 
 

@@ -20,6 +20,7 @@ from tensorhub_common.bus.blobs import digest_of
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoResponder, SnapshotBroken, StreamFailure, WrongLastSequence
 from tensorhub_common.bus.together import each
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import snapshot, snapshot_index, snapshot_stream, snapshots_of
 
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024 * 1024
@@ -105,7 +106,7 @@ class Snapshots:
             return None
         try:
             found = msgspec.json.decode(stored.data, type=Index)
-        except msgspec.MsgspecError as why:
+        except MALFORMED as why:
             raise SnapshotBroken(f"the index of the snapshots of job {self._job!r} can't be read: {why}") from None
         return found if found.log == log else None
 

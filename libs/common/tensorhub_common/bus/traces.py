@@ -15,6 +15,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.bus.connection import NO_RESPONDERS, Bus
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.span_keeper import SpanKeeper
 from tensorhub_common.spanmaker import flush_waiting
 from tensorhub_common.subjects import AskSubject, ask, asks_of_all_jobs, parse
@@ -73,7 +74,7 @@ class _Answer:
                 raise BadCommand(f"spans belong to a job, so they can't be asked for on {question.subject}")
             flush_waiting()
             found, left_out = await asyncio.to_thread(self._look, self._keeper, subject.job, question.data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+        except MALFORMED as why:
             return msgspec.json.encode(Error(error=BadCommand.__name__, message=f"the question can't be read: {why}"))
         except TensorHubError as why:
             return msgspec.json.encode(Error(error=why.code, message=str(why)))
@@ -145,7 +146,7 @@ class _Gathering:
         elif len(self._answers) < ANSWERS_MAX:
             try:
                 answer = msgspec.json.decode(message.data, type=Spans | Error)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except MALFORMED:
                 return
             if isinstance(answer, Error):
                 self._refusal = answer

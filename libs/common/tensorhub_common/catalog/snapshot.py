@@ -18,6 +18,7 @@ import msgspec
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.events.any_event import AnyEvent
 
 FORMAT: Final = 1
@@ -81,7 +82,7 @@ def decode(job: str, body: bytes) -> Snapshot:
         envelope = msgspec.msgpack.decode(body, type=_Envelope)
         _check_known(job, envelope)
         snapshot = msgspec.msgpack.decode(envelope.state, type=Snapshot)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except MALFORMED as why:
         raise SnapshotUnreadable(f"a snapshot of job {job!r} can't be read: {why}"[:500]) from None
     if snapshot.catalog.job != job:
         raise SnapshotUnreadable(

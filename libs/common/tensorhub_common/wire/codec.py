@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.commands import OUTSIDE_VERBS, AnyCommand, Command, Unreadable
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.event import Event
@@ -33,18 +34,18 @@ def encode(message: Command | Event) -> bytes:
 
 
 def decode_event(data: bytes) -> AnyEvent:
-    """Read an event. Raises `msgspec.MsgspecError` on anything else."""
+    """Read an event. Raises one of `MALFORMED` on anything else."""
     return _events.decode(data)
 
 
 def read_event(data: bytes) -> AnyEvent | None:
     """Read what stands on an event's subject: None for what was never meant to be an event, whoever put it there.
 
-    Raises `msgspec.MsgspecError` for an event that this version does not know.
+    Raises one of `MALFORMED` for an event that this version does not know.
     """
     try:
         _outline.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
     return _events.decode(data)
 
@@ -59,7 +60,7 @@ def decode_command(verb: str, process: str | None, data: bytes) -> AnyCommand | 
         return Unreadable(verb, f"the body has {len(data)} bytes; a command has at most {COMMAND_BYTES_MAX}")
     try:
         command = _commands.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
+    except MALFORMED as why:
         return Unreadable(verb, f"the body is no command: {why}"[:500])
     said = str(command.__struct_config__.tag)
     if said != verb:
