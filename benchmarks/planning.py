@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -181,7 +181,9 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         """Read them."""
         self.names: dict[str, list[str]] = json.loads((folder / "ranks.json").read_text())
-        self.stored = {digest: (folder / digest).read_bytes() for digest in {*self.sources, *self.readers}}
+        # In the order of ranks, as an index reads its sources, and as the shards of a replica come to ask.
+        in_order = dict.fromkeys((*self.sources, *self.readers))
+        self.stored = {digest: (folder / digest).read_bytes() for digest in in_order}
 
     @property
     def sources(self) -> list[str]:
@@ -218,18 +220,18 @@ class Planner:
         assert isinstance(found, Found), found
         return found
 
-    def plans(self, version: int, compiled: Mapping[str, tuple[Execution, Sizes]]) -> list[Plan]:
+    def plans(self, demands: Sequence[Demand], compiled: Mapping[str, tuple[Execution, Sizes]]) -> list[Plan]:
         """Plan for all readers."""
         self.fold.position = self.world.catalog.seq
         self.fold.rolls.clear()
         answers = []
-        for demand in self.world.demands(version):
+        for demand in demands:
             found = self._found(demand)
             assert source_set(found) == self.chosen
             execution, sizes = compiled[found.seat.layout]
             asked = msgspec.structs.replace(demand, program=execution.digest)
             question = ProgramQuestion("job", asked, found, execution, sizes)
-            answer = question.decide(self.kept, self.ledger, self.limits, float(version))
+            answer = question.decide(self.kept, self.ledger, self.limits, float(demand.version))
             assert isinstance(answer, Plan), answer
             answers.append(answer)
         return answers
@@ -269,11 +271,13 @@ def run(folder: Path) -> dict[str, float]:
     made = watch("compile", lambda: {each: compile_program(each, layouts[each], index) for each in files.readers})
     sent = watch("encode", lambda: {each: programs.encoded(program) for each, program in made.items()})
     compiled = watch("ready", lambda: {each: _ready(program, each, index.executed) for each, program in made.items()})
-    answers = watch("plan", lambda: planner.plans(1, compiled))
+    asked = world.demands(1)
+    answers = watch("plan", lambda: planner.plans(asked, compiled))
     rss = _rss_mib() - before
     planner.over()
     world.publish(2)
-    again = watch("again", lambda: planner.plans(2, compiled))
+    asked = world.demands(2)
+    again = watch("again", lambda: planner.plans(asked, compiled))
     assert all(plan.why.startswith("as version 1 was read") for plan in again), "a plan was decided anew"
     blob_bytes = sum(map(len, files.stored.values()))
     asyncio.run(cached(files, chosen, watch))
