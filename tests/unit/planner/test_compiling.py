@@ -82,6 +82,17 @@ def test_of_many_owners_a_cell_names_the_first_and_by_lot_some_of_the_others(cou
     assert named == set(sources)
 
 
+def test_of_many_owners_each_place_is_that_of_its_box() -> None:
+    """One tensor begins at one byte in all sources, and the other one where each has it."""
+    sources = {f"s{number:03}": rows(0, 24, "uw" if number % 3 else "uvw") for number in range(3 * OWNERS_MAX)}
+    program = compile_program("x", rows(0, 24, "uw"), SourceIndex(sources))
+    (group,) = program.groups
+    assert len(group.sources) == OWNERS_MAX
+    names = [[tensor.name for tensor in sources[program.sources[each]].tensors] for each in group.sources]
+    assert {len(each) for each in names} == {2, 3}
+    assert group.at == ((0,), tuple(group.to[1] * each.index("w") for each in names))
+
+
 def test_readers_of_one_lot_have_one_program() -> None:
     sources = {f"s{number:03}": rows(0, 24) for number in range(2 * OWNERS_MAX)}
     index = SourceIndex(sources)
