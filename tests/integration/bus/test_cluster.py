@@ -5,12 +5,13 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.conftest import USERS, RunningNats
+from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
 
 from tensorhub.up.nats_server import Cluster
@@ -23,6 +24,8 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_registry.steps import Acknowledged, Publication
+from tensorhub_registry.storing import Storing
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -224,6 +227,33 @@ async def test_a_blob_that_one_node_lacks_is_found_at_another(whole: RunningClus
     sleeper.signal(signal.SIGCONT)
     for number, digest in enumerate(digests):
         assert await Blobs(spread).get(job, digest) == bytes([number]) * 1000
+
+
+class Delaying:
+    """A bus on which an event that names the one before it comes late: that one stands, and somebody's command too."""
+
+    def __init__(self, bus: Bus, log: JobLog) -> None:
+        self._bus, self._log = bus, log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        if jetstream.EXPECTED_LAST_ID in headers:
+            while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry tells nobody)
+                await asyncio.sleep(0.01)
+            await self._log.append(subjects.cmd(self._log.job, "publish"), b"", "between")
+        return await self._bus.request(subject, body, timeout_s, headers)
+
+
+@pytest.mark.slow
+async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
+    log = await opened(spread, job)
+    said = publication(job, 2)
+    stored = await Storing(Delaying(spread, log), log).store(said)  # type: ignore[arg-type]  # It passes all else on.
+    assert stored == Acknowledged(1, 1)
+    last = await log.append(subjects.cmd(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
+    assert await Storing(spread, log).store(Publication(1, last + 1, said.events[1:])) == Acknowledged(1, last + 1)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import WrongLastSequence
 from tensorhub_common.bus.joblog import JobLog, open_job
@@ -53,6 +54,22 @@ class Meddling:
         return await self._bus.request(subject, body, timeout_s, headers)
 
 
+class Clustered:
+    """A bus to one of several nodes, as it says."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.server_info = {**bus.server_info, "cluster": "tensorhub"}
+        self.sent: list[Mapping[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
+        self.sent.append(headers)
+        return await self._bus.request(subject, body, timeout_s, headers)
+
+
 @pytest.mark.parametrize("count", [2, 3, CHAIN_EVENTS_MAX])
 async def test_a_chain_stands_as_it_was_sent(bus: Bus, log: JobLog, count: int) -> None:
     said = publication(log.job, count)
@@ -82,6 +99,16 @@ async def test_a_command_before_the_first_leaves_the_first_alone(bus: Bus, log: 
     await bus.publish(cmd(log.job, "publish"), b"{}")
     assert await Storing(bus, log).store(said) == Acknowledged(1, 2)
     assert await standing(log) == [b"{}", said.events[0].body]
+
+
+async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
+    """There the name of the event before, where it is another one, would end the log (see `storing`)."""
+    said, clustered = publication(log.job, 5), Clustered(bus)
+    storing = Storing(clustered, log)  # type: ignore[arg-type]  # It passes all else on.
+    assert await storing.store(said) == Acknowledged(1, 1)
+    assert storing.chain_max == 1
+    assert await standing(log) == [said.events[0].body]
+    assert not [headers for headers in clustered.sent if jetstream.EXPECTED_LAST_ID in headers]
 
 
 async def test_of_a_chain_against_another_last_event_nothing_stands(bus: Bus, log: JobLog) -> None:
