@@ -4,6 +4,7 @@ A test that would leave either changed for others, or needs it set up differentl
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,7 +75,10 @@ class RunningNats:
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: int) -> None:
+        """Send a signal; once this returns, a server that was to stop has stopped with all its threads."""
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
