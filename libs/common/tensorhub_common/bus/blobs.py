@@ -32,8 +32,10 @@ CHUNK_INFLATED_BYTES: Final = CHUNK_BYTES_MAX - 4096
 STORE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 ATTEMPT_S: Final = 5.0
-LOOKS_MAX: Final = 5
+LOOKS_MAX: Final = 25
 LOOK_AGAIN_S: Final = 0.1
+"""In a cluster a blob counts as missing once that was said for longer than the 2 s in which a node that led the store
+and slept takes every third look-up, and answers as if nothing had been put since."""
 ZSTD_LEVEL: Final = 3
 
 AT_ONCE_BYTES_MAX: Final = 64 * 1024
@@ -150,8 +152,8 @@ class Blobs:
         return await self._insist(lambda: jetstream.last_of(self._bus, stream, subject, ATTEMPT_S), job)
 
     async def _patiently(self, job: str, digest: str, index: int) -> jetstream.Stored | None:
-        """Look again for what is not there: of a cluster any node may answer, also one that has it not yet."""
-        for _ in range(LOOKS_MAX - 1):
+        """Look again for what is not there, where any node of a cluster may answer, also one that has it not yet."""
+        for _ in range(LOOKS_MAX - 1 if jetstream.is_clustered(self._bus) else 0):
             chunk = await self._chunk(job, digest, index)
             if chunk is not None:
                 return chunk
