@@ -101,6 +101,9 @@ class Cluster:
                 return
             for blow in self.blows:
                 await self._strike(blow, fleet, bus)
+                if not (await self._replicas(bus)).get("leader"):
+                    # A log that stays without a leader is a finding, and leaves nothing to strike or to read.
+                    return
             await fleet.end()
             await prober.stop()
             self.log = await read_whole_log(bus, JOB, self.directory / "logs" / "job.log")
