@@ -53,6 +53,14 @@ _ROWS: Final = (
         "s",
         "Processor time that finished spans took, after everybody had been answered; without that of an OTLP exporter.",
     ),
+    Metric(
+        "every",
+        "tensorhub.faults",
+        "counter",
+        "{fault}",
+        "Errors that escaped from a task, timer, callback or thread. Each is a bug: the log has its traceback.",
+        ("owner",),
+    ),
     Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
     Metric(
         "agent",

@@ -19,10 +19,11 @@ from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, start_http_server
 
-from tensorhub_common.metrics import METER, METRICS, Metric, observe, one, recorder
+from tensorhub_common.metrics import METER, METRICS, Metric, by, observe, one, recorder
 from tensorhub_common.setting_values import Listen
 from tensorhub_common.span_cost import SPANS
 from tensorhub_common.span_keeper import SpanKeeper
+from tensorhub_common.supervision import fault_counts
 
 TABLE_BEGIN: Final = "<!-- metrics: begin (written by `make docs`) -->"
 TABLE_END: Final = "<!-- metrics: end -->"
@@ -48,6 +49,7 @@ def start(resource: Resource, listen: Listen | None, keeper: SpanKeeper, *, push
     meter = provider.get_meter(METER)
     observe(meter, "tensorhub.spans.dropped", one(lambda: keeper.dropped))
     observe(meter, "tensorhub.spans.cpu", one(lambda: SPANS.spent_s))
+    observe(meter, "tensorhub.faults", by("owner", fault_counts))
 
     def end() -> None:
         if page is not None:
