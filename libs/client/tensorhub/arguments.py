@@ -17,12 +17,11 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.wire.commands import VERSION_MAX
+from tensorhub_common.wire.commands import SHARDS_MAX, VERSION_MAX
 
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """No call waits longer than a week."""
 
-SHARDS_MAX: Final = 65_536
 SEQ_MAX: Final = 2**53 - 1
 """No log has more entries."""
 

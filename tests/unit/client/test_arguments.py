@@ -66,6 +66,13 @@ def test_a_shard_out_of_range_fits_no_layout(shard: int, shards: int) -> None:
         arguments.shard_of(shard, shards)
 
 
+def test_a_replica_has_as_many_shards_as_the_log_takes() -> None:
+    """4,096: one more is told by the call, before anything travels."""
+    assert arguments.shard_of(4095, 4096) == (4095, 4096)
+    with pytest.raises(LayoutMismatch, match="a replica of 4097 shards is not possible: give shards from 1 to 4096"):
+        arguments.shard_of(0, 4097)
+
+
 @pytest.mark.parametrize("value", [-1, SEQ_MAX + 1])
 def test_a_place_that_no_log_has_is_told_and_not_asked_for_ever(value: int) -> None:
     with pytest.raises(ValueError, match="give the seq of an event"):

@@ -4,9 +4,9 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog import availability, membership
-from tensorhub_common.catalog.state import SHARDS_MAX, VERSIONS_KEPT_MAX
+from tensorhub_common.catalog.state import VERSIONS_KEPT_MAX
 from tensorhub_common.catalog.table import VersionState
-from tensorhub_common.wire.commands import VERSION_MAX, Expire, Lead, Sender
+from tensorhub_common.wire.commands import SHARDS_MAX, VERSION_MAX, Expire, Lead, Sender
 from tensorhub_common.wire.events.versions import VersionRetired
 
 

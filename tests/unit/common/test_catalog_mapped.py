@@ -1,8 +1,15 @@
 """Rounds of mapped replicas: the last shard that is missing says with one word that it has leases and version."""
 
-import pytest
-from tests.unit.common.catalog_world import World, kinds, refused
+from itertools import count
 
+import pytest
+from tests.unit.common.catalog_world import MODEL, World, kinds, refused
+
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.state import LANES_MAX, REPLICAS_MAX, Catalog
+from tensorhub_common.wire.commands import AnyCommand, Drained, Filled, Join, Ready, Register, Sender, Unpublish, Want
+from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.replicas import ReplicaReady
 
 
@@ -98,3 +105,46 @@ def test_who_moves_bytes_waits_for_the_start(staged: bool, mapped: bool) -> None
     """A retained last copy may have to stay, and others must hear that a round reads: for a newer version's sake."""
     world = mapping(staged=staged, mapped=mapped)
     refused(world.filled("rollout", 12, attempt=1), "BadCommand")
+
+
+class Crowd:
+    """As many mapped replicas as a model may have beside their publisher, folded without a check after each word."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog("run-7")
+        self.replicas = [f"rollout-{number}" for number in range(REPLICAS_MAX - 1)]
+        self._numbers = count(1)
+        for agent in range(-(-REPLICAS_MAX // LANES_MAX)):
+            self._say(Join(by=self._by(agent * LANES_MAX), host="h", site="s"))
+        self.of("trainer", Register, shards=1, layout="L", nbytes=64)
+        for replica in self.replicas:
+            self.of(replica, Register, shards=1, layout="L", nbytes=0, mapped=True)
+
+    def of(self, replica: str, kind: type[AnyCommand], **fields: object) -> tuple[Event, ...]:
+        lane = REPLICAS_MAX - 1 if replica == "trainer" else int(replica.removeprefix("rollout-"))
+        return self._say(kind(by=self._by(lane), model=MODEL, replica=replica, shard=0, **fields))  # type: ignore[arg-type, call-arg]
+
+    def _by(self, lane: int) -> Sender:
+        agent, own = divmod(lane, LANES_MAX)
+        return Sender(f"a{agent}/{own}", 1, next(self._numbers))
+
+    def _say(self, command: AnyCommand) -> tuple[Event, ...]:
+        return apply(self.catalog, self.catalog.seq + 1, float(self.catalog.seq), command)
+
+
+def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command() -> None:
+    """Each of them is ready at once and lets the next go on; a call for each would be deeper than Python's stack."""
+    crowd = Crowd()
+    crowd.of("trainer", Ready, version=1, root="r")
+    for replica in crowd.replicas:
+        crowd.of(replica, Want, want="latest", staged=True)
+        number = crowd.catalog.seq
+        crowd.of(replica, Filled, round=number, version=1, root="r", attempt=1)
+    crowd.of("trainer", Unpublish)
+    crowd.of("trainer", Drained)
+    for replica in crowd.replicas:
+        assert kinds(crowd.of(replica, Want, want="latest", staged=True)) == ["round.joined"]
+    events = crowd.of("trainer", Ready, version=1, root="r")
+    ready = [event.replica for event in events if isinstance(event, ReplicaReady)]
+    assert ready == ["trainer", *crowd.replicas]
+    check(crowd.catalog)

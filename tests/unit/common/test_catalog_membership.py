@@ -4,8 +4,8 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.catalog.membership import NEIGHBOURS_MAX
-from tensorhub_common.catalog.state import SHARDS_MAX
 from tensorhub_common.wire.commands import (
+    SHARDS_MAX,
     Drained,
     Holding,
     Register,

@@ -15,7 +15,6 @@ from tensorhub_common.catalog.state import (
     LANES_MAX,
     MODELS_MAX,
     REPLICAS_MAX,
-    SHARDS_MAX,
     AgentRecord,
     Catalog,
     Model,
@@ -34,7 +33,7 @@ from tensorhub_common.errors import (
     ReplicaConflict,
     StaleSender,
 )
-from tensorhub_common.wire.commands import Expire, Holding, Join, Lead, Register, Release
+from tensorhub_common.wire.commands import SHARDS_MAX, Expire, Holding, Join, Lead, Register, Release
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, RegistryLeads
 from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
 from tensorhub_common.wire.events.shards import ShardRegistered, ShardReleased, Sibling

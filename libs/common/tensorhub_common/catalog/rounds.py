@@ -70,7 +70,8 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     if command.staged:
         current.staged[shard.index] = None
     out.append(joined(model, replica, shard.index, current.wants))
-    _try_decide(model, replica, current, out)
+    if _try_decide(model, replica, current, out):
+        wake(model, out)
 
 
 def _held(model: Model, replica: Replica) -> int | None:
@@ -79,14 +80,25 @@ def _held(model: Model, replica: Replica) -> int | None:
 
 
 def wake(model: Model, out: Out) -> None:
-    """Decide every round that waited for a version, in the order in which they began to wait."""
-    for name in list(model.waiting):
-        replica = model.replicas[name]
-        if replica.round is not None:
-            _try_decide(model, replica, replica.round, out)
+    """Decide every round that waits for a version, in the order in which they began to wait.
+
+    A replica that holds the version already is ready at once, and may make a version available for which another one
+    waits: so the walk begins anew behind it, and then goes on where it was. The walks that were left are a list here,
+    and no calls of each other: a model has more replicas than Python has stack.
+    """
+    walks = [iter(list(model.waiting))]
+    while walks:
+        for name in walks[-1]:
+            replica = model.replicas[name]
+            if replica.round is not None and _try_decide(model, replica, replica.round, out):
+                walks.append(iter(list(model.waiting)))
+                break
+        else:
+            walks.pop()
 
 
-def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> None:
+def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> bool:
+    """Decide the round if it can be decided. True: the replica is ready with that, and others may go on: `wake`."""
     complete = len(current.wants) == replica.shards
     patient = current.started or all(current.patient.values())
     decision = decide(model, current.wants, patient, _held(model, replica))
@@ -99,10 +111,12 @@ def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> Non
     elif isinstance(decision, Settled):
         end(model, replica, RoundMove.SETTLED, out)
     else:
-        _decided(model, replica, current, decision, out)
+        return _decided(model, replica, current, decision, out)
+    return False
 
 
-def _decided(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
+def _decided(model: Model, replica: Replica, current: Round, version: int, out: Out) -> bool:
+    """Decide the round. True: the replica holds the version with all its shards, so it is ready, and `wake` is due."""
     current.state = move(ROUND_MOVES, current.state, RoundMove.DECIDED)
     current.attempt += 1
     current.version = version
@@ -112,8 +126,8 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
     current.filled = {index for index in range(replica.shards) if holds(model, replica, index, version)}
     model.waiting.pop(replica.name, None)
     if len(current.filled) == replica.shards:
-        complete(model, replica, current, version, out)
-        return
+        _end_well(model, replica, current, version, out)
+        return True
     out.append(
         RoundDecided(
             model=model.name,
@@ -125,6 +139,7 @@ def _decided(model: Model, replica: Replica, current: Round, version: int, out: 
             held=tuple(sorted(current.filled)),
         )
     )
+    return False
 
 
 def note_turns(catalog: Catalog, out: Out) -> None:
@@ -137,7 +152,13 @@ def note_turns(catalog: Catalog, out: Out) -> None:
 
 
 def complete(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
-    """End the round well: the whole replica holds the version."""
+    """End the round well, and let those go on who waited for that."""
+    _end_well(model, replica, current, version, out)
+    wake(model, out)
+
+
+def _end_well(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
+    """The whole replica holds the version."""
     number = current.number
     current.state = move(ROUND_MOVES, current.state, RoundMove.COMPLETED)
     replica.round = None
@@ -147,7 +168,6 @@ def complete(model: Model, replica: Replica, current: Round, version: int, out: 
             shift(replica.members[index], ShardMove.SWAPPED, version, root)
     refresh(model, replica, "replaced", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version, round=number))
-    wake(model, out)
 
 
 def end(model: Model, replica: Replica, how: RoundMove, out: Out, error: str = "", message: str = "") -> None:
@@ -213,7 +233,8 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
     if isinstance(verdict, Fail):
         end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
     elif isinstance(verdict, int):
-        _decided(model, replica, current, verdict, out)
+        if _decided(model, replica, current, verdict, out):
+            wake(model, out)
     else:
         current.state = move(ROUND_MOVES, current.state, RoundMove.REOPENED)
         current.version = None
@@ -223,7 +244,8 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         _give_up_filling(replica)
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
-        _try_decide(model, replica, current, out)
+        if _try_decide(model, replica, current, out):
+            wake(model, out)
 
 
 def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:

@@ -14,9 +14,6 @@ from tensorhub_common.wire.commands import Wish
 VERSIONS_KEPT_MAX: Final = 64
 """So many unavailable versions of a model are remembered before the oldest is retired."""
 
-SHARDS_MAX: Final = 4096
-"""A replica has at most so many shards, so that one event can name them all."""
-
 REPLICAS_MAX: Final = 4096
 """A model has at most so many replicas."""
 

@@ -16,6 +16,9 @@ PROTOCOL: Final = 1
 VERSION_MAX: Final = 2**53 - 1
 """Versions are JSON numbers, so they stay within what every JSON reader keeps exact."""
 
+SHARDS_MAX: Final = 4096
+"""A replica has at most so many shards, so that one event can name them all. SDK and catalog both check it."""
+
 NO_ROOT: Final = "-"
 """The root of a shard that was published with digests off: it vouches for nothing, not even for equal bytes."""
 
