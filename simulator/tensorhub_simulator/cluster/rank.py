@@ -98,8 +98,7 @@ class Rank:
         """Write from now on: what stood here is gone, and so are its readers."""
         if self.transfer is None:
             return
-        if self.version is not None:
-            self.drop_readers(only_older=True)
+        self.drop_readers(only_older=True)
         self.version = None
         self.transfer.start(self.world.agenda.now)
         self.drive()
@@ -222,7 +221,12 @@ class Rank:
                 transfer.batch_done(number, batch, digests, world.agenda.now)
                 self.drive()
 
-        world.agenda.after(delay_s, lambda: world.network.send(connection, nbytes, came))
+        def sent() -> None:
+            if not connection.closed:
+                assert upstream.gives(transfer.version, ranges), f"{upstream.me} sends what it does not hold"
+                world.network.send(connection, nbytes, came)
+
+        world.agenda.after(delay_s, sent)
 
     def _close(self, transfer: Transfer, number: int) -> None:
         held = self.connections.pop(number, None)
@@ -259,11 +263,22 @@ class Rank:
         reader.let_in(self, number, version, self.standing(version))
 
     def standing(self, version: int) -> "Sequence[Range] | None":
-        """Return which pieces of a version stand here while it is being filled; None: all do."""
+        """Return which pieces of a version stand here; None: all do."""
+        if self.version == version:
+            return None
         transfer = self.transfer
         if transfer is None or transfer.version != version:
-            return None
+            return ()
         return marked(transfer.proof.done, 0, len(transfer.proof.done))
+
+    def gives(self, version: int, ranges: "Sequence[Range]") -> bool:
+        """Tell whether all of these pieces of a version stand here."""
+        if self.version == version:
+            return True
+        transfer = self.transfer
+        if transfer is None or transfer.version != version:
+            return False
+        return all(all(transfer.proof.done[first : first + count]) for first, count in ranges)
 
     def let_in(self, source: "Rank", number: int, version: int, pieces: "Sequence[Range] | None") -> None:
         """Take a granted lease with its open transport."""

@@ -89,6 +89,8 @@ class Replica:
         self.world.result.updates.remove(update)
         for rank in self.ranks:
             rank.drop()
+            # As an agent does: what stands half-filled here is written again, perhaps with another version.
+            rank.drop_readers()
             self.world.planning.gone(rank.seat)
         self.world.again(self, update.asked_s)
 
