@@ -82,19 +82,16 @@ def _held(model: Model, replica: Replica) -> int | None:
 def wake(model: Model, out: Out) -> None:
     """Decide every round that waits for a version, in the order in which they began to wait.
 
-    A replica that holds the version already is ready at once, and may make a version available for which another one
-    waits: so the walk begins anew behind it, and then goes on where it was. The walks that were left are a list here,
-    and no calls of each other: a model has more replicas than Python has stack.
+    A replica that holds the version already is ready at once, and may make available what another one waits for, so
+    the walk begins anew behind it. It is a loop and no call in a call: a model has more replicas than Python has stack.
     """
-    walks = [iter(list(model.waiting))]
-    while walks:
-        for name in walks[-1]:
-            replica = model.replicas[name]
-            if replica.round is not None and _try_decide(model, replica, replica.round, out):
-                walks.append(iter(list(model.waiting)))
-                break
-        else:
-            walks.pop()
+    while any(_is_ready_at_once(model, name, out) for name in list(model.waiting)):
+        pass
+
+
+def _is_ready_at_once(model: Model, name: str, out: Out) -> bool:
+    replica = model.replicas[name]
+    return replica.round is not None and _try_decide(model, replica, replica.round, out)
 
 
 def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> bool:
