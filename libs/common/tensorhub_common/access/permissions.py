@@ -19,11 +19,14 @@ from tensorhub_common.names import check_name
 _API: Final = "$JS.API"
 _LEASES: Final = "$KV.tensorhub.>"
 
-ASKS_OF_CLIENTS: Final = ("open", "versions", "replicas", "status", "outcome", "story", "forget", "transfers", "spans")
-"""What anybody with a job's credentials may ask about the job."""
+ASKS_OF_REGISTRY: Final = ("open", "versions", "replicas", "status", "outcome", "story", "forget", "health.registry")
+"""What anybody with a job's credentials may ask the leading registry about the job; with those of all, of the hub."""
+ASKS_OF_PLANNER: Final = ("health.planner",)
+"""The same, of the planner."""
 ASKS_OF_AGENTS: Final = ("open", "plan")
 ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans")
 """What every process answers for itself."""
+ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
 
 
 class Role(StrEnum):
@@ -99,12 +102,12 @@ def _registry() -> tuple[list[str], list[str]]:
         # Answers, and outcomes on the inbox that a command names.
         f"{subjects.INBOX}.>",
     ]
-    asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
+    asks = [subjects.asks_of_all_jobs(what) for what in (*ASKS_OF_REGISTRY, *ASKS_OF_ALL_PROCESSES)]
     return publish, [*asks, subjects.beats(), subjects.pings()]
 
 
 def _planner() -> tuple[list[str], list[str]]:
-    asks = [subjects.asks_of_all_jobs(what) for what in ("plan", *ASKS_OF_ALL_PROCESSES)]
+    asks = [subjects.asks_of_all_jobs(what) for what in ("plan", *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)]
     # Transfer programs are blobs.
     publish = [f"{_API}.STREAM.NAMES", *_reading("*"), subjects.blobs_of_all_jobs(), f"{subjects.INBOX}.>"]
     return publish, [*asks, subjects.beats(), subjects.pings()]

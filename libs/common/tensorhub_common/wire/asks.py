@@ -4,6 +4,7 @@
 object: the answer, or an `Error`.
 """
 
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -157,6 +158,53 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     term: int
     models: tuple[ModelInfo, ...]
     agents: tuple[AgentInfo, ...]
+
+
+HEALTH_JOBS_MAX: Final = 1_000
+"""An answer about the whole hub names so many jobs at most; `Health.ailing` counts all."""
+
+
+class JobState(StrEnum):
+    """Whether a registry or a planner goes on with a job."""
+
+    WELL = "well"
+    """It has folded the log to its end, or is about to."""
+    WAITING = "waiting"
+    """The log can't be read or written just now. Nothing is wrong with the job, and it goes on by itself."""
+    SET_ASIDE = "set-aside"
+    """It can't go on from what stands in the log. The others go on; this one is tried again at `again_at`."""
+
+
+class JobHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How a registry or a planner gets on with one job."""
+
+    job: str
+    state: str
+    """One of `JobState`; a later release may know more."""
+    why: str = ""
+    """One sentence, empty where all is well."""
+    advice: str = ""
+    """What to do about it."""
+    seq: int = 0
+    """The last entry of the log that was folded."""
+    since: float = 0.0
+    """Since when it has been so, in seconds since the epoch; 0 where all is well."""
+    again_at: float = 0.0
+    """When a job that was set aside is tried again, in seconds since the epoch; 0: it is not set aside."""
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
+    """How one process gets on with its jobs. In a job that one, however it is; of the hub all that are not well.
+
+    `ask.health.registry` is answered by the leading registry, also about a job that it has set aside, and
+    `ask.health.planner` by a planner.
+    """
+
+    id: str
+    role: str
+    ailing: int
+    """How many of all its jobs are not well."""
+    jobs: tuple[JobHealth, ...]
 
 
 class StoryAsk(msgspec.Struct, frozen=True, kw_only=True):

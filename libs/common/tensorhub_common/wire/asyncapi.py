@@ -40,8 +40,10 @@ _PARAMETERS: Final = {
 
 _SOURCE: Final = ["node-1-0", 1763692800123, "trainer", 0]
 _VALUES: Final[Json] = {
+    "again_at": 1763692830.25,
     "agent": "node-1-0",
     "agents": [],
+    "ailing": 1,
     "at_seq": 4711,
     "attempt": 1,
     "attributes": {"tensorhub.version": 12, "tensorhub.replica": "rollout-3", "tensorhub.bytes": 1073741824},
@@ -64,6 +66,7 @@ _VALUES: Final[Json] = {
     "holders": ["trainer", "rollout-3"],
     "holds": [],
     "host": "node-1",
+    "jobs": [],
     "i": 1,
     "id": "registry-0",
     "incarnation": 1763692800123,
@@ -130,6 +133,7 @@ _VALUES: Final[Json] = {
     "seq": 4711,
     "serving": [["ucxx", 2, 2147483648, [["run-7", "policy", "rollout-3", 0, 4711, 1073741824]]]],
     "service": "tensorhub-agent",
+    "since": 1763692800.25,
     "shard": 0,
     "shards": 2,
     "shares": [],
@@ -190,6 +194,17 @@ _SPECIAL: Final[Json] = {
     "ReplicaReady.round": None,
     "RoundFailed.error": "RoundTimeout",
     "RoundFailed.message": "shard 1: agent 'node-2-0', which owns shard 1, was lost",
+    "Health.jobs": [
+        {
+            "job": "run-7",
+            "state": "waiting",
+            "why": "JetStream gave no answer about the log for 12 s",
+            "advice": "look whether more than half of the nodes of NATS run",
+            "seq": 4711,
+            "since": 1763692800.25,
+            "again_at": 0.0,
+        }
+    ],
     "GiveUp.error": "RoundTimeout",
     "GiveUp.message": "shards [1] of the replica did not join the round within the bound",
 }
@@ -309,6 +324,9 @@ def _fill(book: _Book) -> None:
     book.ask("replicas", f"{_JOB}.ask.replicas", asks.ModelAsk, [asks.Replicas, no])
     book.ask("status", f"{_JOB}.ask.status", None, [asks.Status, no])
     book.ask("forget", f"{_JOB}.ask.forget", None, [asks.JobForgotten, no])
+    for role in ("registry", "planner"):
+        book.ask(f"health.{role}", f"{_JOB}.ask.health.{role}", None, [asks.Health, no])
+        book.ask(f"health.{role}.hub", f"{_HUB}.ask.health.{role}", None, [asks.Health, no])
     book.ask("story", f"{_JOB}.ask.story", asks.StoryAsk, [asks.Story, no])
     book.ask("plan", f"{_JOB}.ask.plan", transfer.Demand, [transfer.Plan, transfer.Refusal, no])
     book.ask("transfers", f"{_JOB}.ask.transfers", traces.TransfersAsk, [traces.Spans, no])
