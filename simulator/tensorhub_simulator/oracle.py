@@ -97,7 +97,7 @@ class Oracle:
         self.commands += 1
         tokens = entry.subject.split(".")
         process = tokens[5] if len(tokens) > 5 else None  # noqa: PLR2004 (tensorhub.v1.<job>.cmd.<verb>.<process>)
-        command = decode_command(tokens[4], process, entry.data)
+        command = decode_command(tokens[4], process, entry.data, self.catalog.level)
         before = self.catalog.seq
         assert entry.seq > before
         with built(NEW, self.catalog):

@@ -22,6 +22,7 @@ from tensorhub_common.catalog.table import (
     ShardState,
     move,
 )
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.commands import VERSION_MAX, Unreadable
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.replicas import ReplicaReady
@@ -93,10 +94,10 @@ def test_two_folders_of_one_log_hold_equal_catalogs(seed: int) -> None:
     """One folds the commands as they were made, the other what a registry reads out of the log."""
     world = run(random.Random(1000 + seed).choice, SEEDED_STEPS)
     assert world.replay() == world.catalog
-    catalog = Catalog(JOB)
+    catalog = Catalog(JOB, level=NEWEST)
     events: list[Event] = []
     for seq, time, command in world.log:
-        read = command if isinstance(command, Unreadable) else recoded(command)
+        read = command if isinstance(command, Unreadable) else recoded(command, catalog.level)
         assert read == command
         events.extend(apply(catalog, seq, time, read))
     assert catalog == world.catalog

@@ -58,7 +58,7 @@ class Fold:
         """Fold the next entry; return what happened by it, nothing where it is no command."""
         if entry.seq != self.position + 1:
             raise ValueError(f"entry {entry.seq} of job {self.catalog.job!r} can't follow on {self.position}")
-        command = _command(entry)
+        command = _command(entry, self.catalog.level)
         events = () if command is None else apply(self.catalog, entry.seq, entry.time, command)
         self.position = entry.seq
         if command is not None and self.rolls:
@@ -80,14 +80,14 @@ def still_true(rolls: Rolls, command: AnyCommand | Unreadable, events: tuple[Eve
     return {key: roll for key, roll in rolls.items() if (key.model, key.replica) == own and roll.is_ready}
 
 
-def _command(entry: LogEntry) -> AnyCommand | Unreadable | None:
+def _command(entry: LogEntry, level: int) -> AnyCommand | Unreadable | None:
     tokens = entry.subject.split(".")
     if tokens[_KIND] != "cmd":
         return None
     match tokens[_KIND + 1 :]:
         case [verb]:
-            return decode_command(verb, None, entry.data)
+            return decode_command(verb, None, entry.data, level)
         case [verb, process]:
-            return decode_command(verb, process, entry.data)
+            return decode_command(verb, process, entry.data, level)
         case rest:
             return Unreadable(".".join(rest)[:64], "a verb and at most one sender may stand in the subject")

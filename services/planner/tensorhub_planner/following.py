@@ -28,6 +28,7 @@ from tensorhub_common.bus.failures import (
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.levels import LevelUnknown
 from tensorhub_common.telemetry import logger
 from tensorhub_common.wire.events.event import Event
 from tensorhub_planner.fold import Fold
@@ -232,7 +233,7 @@ class Catalogs:
             await followed.run()
         except LogMissing:
             followed.fail(JobUnknown(f"job {job!r} has no log: a registry must open the job first"))
-        except (LogGap, LogShorter) as error:
+        except (LogGap, LogShorter, LevelUnknown) as error:
             # This log can't be folded now. Others can; and this one may be opened anew, so it is tried again later.
             _log.error("the job's log can't be folded", job=job, why=str(error))
             stopped = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {error}")

@@ -27,18 +27,30 @@ class Claim:
     registry: str
     term: int | None = None
     """Under which it may speak now, or None."""
+    level: int = 0
+    """To which it raises the job with its next word; a lower one than the job's changes nothing."""
     _asked: int | None = None
+    _asked_level: int = 0
 
     def ask(self, lease_term: int, catalog: Catalog) -> Lead:
-        """Return the word that this registry leads; say it in the log, again until it is folded."""
-        term = max(lease_term, catalog.term + 1)
-        if self._asked is None or self._asked <= catalog.term:
-            self._asked = term
-        return Lead(by=Sender(PROCESS, self._asked, 0), registry=self.registry, term=self._asked)
+        """Return the word that this registry leads; say it in the log, again until it is folded.
+
+        Another level takes another term: what was said under this one may stand in the log already.
+        """
+        if self._asked is None or self._asked <= catalog.term or self._asked_level != self.level:
+            self._asked = max(lease_term, catalog.term + 1, (self._asked or 0) + 1)
+            self._asked_level = self.level
+        by = Sender(PROCESS, self._asked, 0)
+        return Lead(by=by, registry=self.registry, term=self._asked, level=self._asked_level)
+
+    def is_due(self, catalog: Catalog) -> bool:
+        """Tell whether `ask` is to be said: it has no term yet, or the job is to be raised."""
+        return not catalog.deleted and (self.term is None or catalog.level < self.level)
 
     def begin(self, lease_term: int) -> None:
         """Nobody has spoken in this log yet, so that no older leader is to be refused: the lease's term is enough."""
         self.term = self._asked = lease_term
+        self._asked_level = 0
 
     def drop(self) -> None:
         """It leads no more."""

@@ -10,6 +10,7 @@ from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
 from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import Lead
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_registry.claim import PROCESS, Claim
 
@@ -34,6 +35,15 @@ class Claiming:
         """Under which this registry may speak of agents now, or None."""
         return self._claim.term
 
+    def raise_to(self, level: int) -> None:
+        """Raise the job to this level, as soon as this registry leads; a lower one than it has changes nothing."""
+        self._claim.level = max(level, self._claim.level)
+        self._go_on()
+
+    async def say_first(self, lease_term: int) -> int:
+        """Say in an empty log that this registry leads, and at which level; return where that stands."""
+        return await self._append(self._claim.ask(lease_term, self._catalog()))
+
     def begin(self, lease_term: int) -> None:
         """Take it that this registry leads, and has folded all that stood in the log before."""
         self._lease_term = lease_term
@@ -55,19 +65,21 @@ class Claiming:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._lease_term is None or self._claim.term is not None or self._catalog().deleted:
-            # Nobody's word is taken in a deleted job, and it has no agents to speak of.
+        if self._lease_term is None or not self._claim.is_due(self._catalog()):
+            # No word is taken in a deleted job, and it has no agents to speak of.
             return
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._say(self._lease_term), name=f"claim {self._log.job}")
 
     async def _say(self, lease_term: int) -> None:
-        while self._claim.term is None and not self._catalog().deleted:
-            command = self._claim.ask(lease_term, self._catalog())
-            msg_id = f"{PROCESS}.{command.registry}.{command.term}"
+        while self._claim.is_due(self._catalog()):
             try:
-                # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-                await self._log.append(f"{cmd(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)
+                await self._append(self._claim.ask(lease_term, self._catalog()))
             except TensorHubError as why:
                 _log.warning("that this registry leads could not be written", job=self._log.job, why=str(why))
             await asyncio.sleep(CLAIM_AGAIN_S)
+
+    async def _append(self, command: Lead) -> int:
+        msg_id = f"{PROCESS}.{command.registry}.{command.term}"
+        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
+        return await self._log.append(f"{cmd(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)

@@ -7,8 +7,8 @@ registry can therefore be killed between any two of its steps: the next one fold
 snapshot on, finds in the log what was said already, and goes on with the next event, also in the middle of a group.
 
 Always true: the events in the log are a prefix of all that the fold has decided or will decide; what stands in the log
-is compared with what was decided here, and a difference in more than wording stops the fold (`FoldMismatch`); at most
-one publication is under way.
+is compared with what was decided here in all that both releases know (`agreement.py`), and a difference there stops the
+fold (`FoldMismatch`); at most one publication is under way.
 """
 
 from collections import deque
@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, Self, cast
-
-import msgspec
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Due, Snapshot, Told
@@ -27,6 +25,7 @@ from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand, Unreadable
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.event import Event, kind_of
+from tensorhub_registry.agreement import agrees
 from tensorhub_registry.causes import Cause, Causes
 from tensorhub_registry.history import History
 from tensorhub_registry.reading import FoldMismatch, LogEntry, Origin, origin_of, read, subject_of
@@ -197,7 +196,7 @@ class JobFold:
     def _told(self, last: LastEvent) -> list[Output]:
         effects: list[Output] = []
         if last.entry is not None:
-            event = read(self.job, last.entry)
+            event = read(self.job, last.entry, self.catalog.level)
             if not isinstance(event, Event):
                 raise FoldMismatch(f"entry {last.entry.seq} of job {self.job!r} was to be an event and is none")
             effects = self._learn(_at(event), last.entry.seq)
@@ -236,7 +235,7 @@ class JobFold:
     def _entry(self, entry: LogEntry) -> list[Output]:
         if entry.seq != self.seq + 1:
             return [OutOfOrder(self.seq + 1, entry.seq)]
-        said = read(self.job, entry)
+        said = read(self.job, entry, self.catalog.level)
         if said is None:
             effects = self._pass_over(entry)
         else:
@@ -288,7 +287,7 @@ class JobFold:
         """Hold what the log says against what was decided here."""
         if not decided:
             raise self._mismatch(entry, event, "nothing")
-        if decided[0] != event and not _differ_in_words(decided[0], event):
+        if decided[0] != event and not agrees(decided[0], entry.data):
             raise self._mismatch(entry, event, str(decided[0]))
 
     def _check_order(self, entry: LogEntry, event: AnyEvent) -> None:
@@ -347,7 +346,7 @@ class JobFold:
 
     def recall(self, entry: LogEntry) -> None:
         """Take an entry from before the snapshot, so that what it tells can be asked for."""
-        said = read(self.job, entry)
+        said = read(self.job, entry, self.catalog.level)
         if isinstance(said, Event):
             self.history.recall(said)
 
@@ -376,13 +375,6 @@ def _follows(last: tuple[int, int, int] | None, event: AnyEvent) -> bool:
     if last is not None and last[1] < last[2]:
         return (event.cmd, event.i, event.k) == (last[0], last[1] + 1, last[2])
     return event.i == 1 and event.cmd > (0 if last is None else last[0])
-
-
-def _differ_in_words(one: AnyEvent, other: AnyEvent) -> bool:
-    """Tell whether two events differ only in their sentence for people, which another release may put otherwise."""
-    if type(one) is not type(other) or not hasattr(one, "message"):
-        return False
-    return msgspec.structs.replace(one, message=None) == msgspec.structs.replace(other, message=None)
 
 
 def _at(event: Event) -> Position:

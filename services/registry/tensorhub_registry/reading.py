@@ -91,8 +91,10 @@ def origin_of(headers: Mapping[str, str]) -> Origin | None:
     return Origin(trace, reply_to, foreign_reply_to)
 
 
-def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent | None:
-    """Say what an entry of this job's log is; None: it stands on an event's subject, and is nobody's event.
+def read(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
+    """Say what an entry of this job's log is, folded up to it at this level.
+
+    None: it stands on an event's subject, and is nobody's event.
 
     Raises `FoldMismatch` for an event that can't be one of this job's.
     """
@@ -101,9 +103,9 @@ def read(job: str, entry: LogEntry) -> AnyCommand | Unreadable | AnyEvent | None
         return _read_event(job, entry)
     match tokens[_TOKENS_BEFORE:]:
         case [verb]:
-            return decode_command(verb, None, entry.data)
+            return decode_command(verb, None, entry.data, level)
         case [verb, process]:
-            return decode_command(verb, process, entry.data)
+            return decode_command(verb, process, entry.data, level)
         case rest:
             said = ".".join(rest)
             why = f"the subject ends in {said!r:.200}: a verb and at most one sender may stand there"

@@ -14,6 +14,7 @@ from tensorhub_common import subjects
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog, Replica, Shard
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import (
     AnyCommand,
@@ -86,8 +87,9 @@ def differences(one: Catalog, other: Catalog) -> list[str]:
 class World:
     """One job, its log of commands, and all events so far."""
 
-    def __init__(self) -> None:
-        self.catalog = Catalog(JOB)
+    def __init__(self, level: int = NEWEST) -> None:
+        self._level = level
+        self.catalog = Catalog(JOB, level=level)
         self.log: list[tuple[int, float, AnyCommand | Unreadable]] = []
         self.events: list[Event] = []
         self._said = 0
@@ -112,7 +114,7 @@ class World:
 
     def replay(self) -> Catalog:
         """Fold the whole log anew."""
-        catalog = Catalog(JOB)
+        catalog = Catalog(JOB, level=self._level)
         for seq, time, command in self.log:
             apply(catalog, seq, time, command)
         return catalog
@@ -364,11 +366,11 @@ def check_group(events: Sequence[Event], seq: int, command: AnyCommand | Unreada
         subjects.event(JOB, model_of(event), noun, what)
 
 
-def recoded(command: AnyCommand) -> AnyCommand | Unreadable:
+def recoded(command: AnyCommand, level: int) -> AnyCommand | Unreadable:
     """Return the command as a registry reads it out of the log."""
     verb = msgspec.json.decode(codec.encode(command))["verb"]
     process = None if command.by is None else command.by.process
-    return codec.decode_command(verb, process, codec.encode(command))
+    return codec.decode_command(verb, process, codec.encode(command), level)
 
 
 def reader_of_two(*, published: int | None = 12) -> World:

@@ -11,6 +11,7 @@ import pytest
 
 from tensorhub_common import subjects
 from tensorhub_common.errors import InvalidName
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire import asyncapi
 from tensorhub_common.wire.asyncapi import COMMANDS, EVENTS, document, example
 from tensorhub_common.wire.codec import decode_command, decode_event, encode
@@ -124,8 +125,8 @@ def test_every_command_is_there_with_an_example_that_reads(kind: type[Command]) 
     (payload,) = [each["payload"] for each in BOOK["components"]["messages"][kind.__name__]["examples"]]
     command = example(kind)
     process = None if command.by is None else command.by.process
-    assert decode_command(verb, process, json.dumps(payload).encode()) == command
-    assert not isinstance(decode_command(verb, process, encode(command)), Unreadable)
+    assert decode_command(verb, process, json.dumps(payload).encode(), NEWEST) == command
+    assert not isinstance(decode_command(verb, process, encode(command), NEWEST), Unreadable)
     assert (f"cmd.{verb}.outside" in BOOK["channels"]) == (verb in OUTSIDE_VERBS)
 
 

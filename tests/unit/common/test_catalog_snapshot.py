@@ -23,6 +23,7 @@ from tensorhub_common.catalog.snapshot import (
     fields_of,
 )
 from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.events.hub import AgentLost
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
@@ -36,7 +37,7 @@ def snapshot_of(world: World) -> Snapshot:
 def test_a_fold_goes_on_from_a_snapshot_as_if_it_had_folded_all(seed: int) -> None:
     """Taken after every tenth command of a life by chance; what follows has the same events and the same end."""
     world = run(random.Random(seed).choice, 200)
-    catalog, said = Catalog(JOB), {}
+    catalog, said = Catalog(JOB, level=NEWEST), {}
     for number, (seq, time, command) in enumerate(world.log):
         if number % 10 == 0:
             before = catalog

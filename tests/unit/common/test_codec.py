@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import pytest
 
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
 from tensorhub_common.wire.commands import (
     OUTSIDE_VERBS,
@@ -33,7 +34,7 @@ WANT = {"verb": "want", "by": BY, "model": "m", "replica": "r", "shard": 0, "wan
 
 
 def read(body: object, verb: str, process: str | None = "a") -> AnyCommand | Unreadable:
-    return decode_command(verb, process, json.dumps(body).encode())
+    return decode_command(verb, process, json.dumps(body).encode(), NEWEST)
 
 
 def reason(answer: AnyCommand | Unreadable) -> str:
@@ -94,7 +95,7 @@ def test_wishes_that_are_none(want: object) -> None:
 )
 def test_whatever_is_no_command_is_answered_with_a_reason(data: bytes) -> None:
     """Anyone with the job's credentials may send anything, and no registry may fall over it."""
-    assert "no command" in reason(decode_command("publish", None, data))
+    assert "no command" in reason(decode_command("publish", None, data, NEWEST))
 
 
 def test_a_field_that_no_command_has_is_refused() -> None:
@@ -108,11 +109,11 @@ def test_who_uses_nothing_new_says_nothing_that_an_earlier_release_would_refuse(
     join = Join(by=Sender("a", 1, 1), host="h", site="s")
     assert set(msgspec.json.decode(encode(join))) == {"verb", "by", "host", "site"}
     before = b'{"verb":"join","by":{"lane":"a","incarnation":1,"n":1},"host":"h","site":"s","holds":[],"cache_bytes":0}'
-    assert decode_command("join", "a", before) == join
+    assert decode_command("join", "a", before, NEWEST) == join
 
 
 def test_a_body_that_is_too_long_is_not_even_parsed() -> None:
-    assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1)))
+    assert "at most" in reason(decode_command("publish", None, b" " * (COMMAND_BYTES_MAX + 1), NEWEST))
 
 
 def test_subject_and_body_must_agree_on_the_verb() -> None:
@@ -138,7 +139,7 @@ def _value(name: str) -> object:
     flags = {"patient": True, "spot": False, "on": True, "supersede": True, "staged": False, "void": False}
     flags |= {"mapped": False, "waits": True}
     numbers = {"shard", "shards", "nbytes", "cache_bytes", "round", "attempt", "version", "last", "to"}
-    numbers |= {"incarnation", "term", "wish"}
+    numbers |= {"incarnation", "term", "level", "wish"}
     return {"want": 1, "holds": [], **flags}.get(name, 1 if name in numbers else "x")
 
 
@@ -155,7 +156,7 @@ def test_every_command_reads_back_as_it_was_written() -> None:
     ):
         assert command.by is not None
         verb = str(command.__struct_config__.tag)
-        assert decode_command(verb, command.by.process, encode(command)) == command
+        assert decode_command(verb, command.by.process, encode(command), NEWEST) == command
 
 
 def test_every_command_that_there_is_is_read() -> None:

@@ -14,6 +14,7 @@ from tests.property.test_catalog import run
 from tests.unit.common.catalog_world import World
 
 from tensorhub_common import errors, subjects
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.codec import decode_command, decode_event
 from tensorhub_common.wire.commands import Publish, Unreadable
 from tensorhub_common.wire.events.event import Event, kind_of
@@ -81,7 +82,7 @@ def test_every_example_reads() -> None:
     for verb, body in told:
         sender = json.loads(body)["by"]
         process = None if sender is None else sender["lane"].partition("/")[0]
-        assert not isinstance(decode_command(verb, process, body.encode()), Unreadable), body
+        assert not isinstance(decode_command(verb, process, body.encode(), NEWEST), Unreadable), body
     told = re.findall(r"### `([\w.]+)`\n.*?```json\n(.*?)\n```", section("Events"), re.DOTALL)
     assert told
     for kind, body in told:
@@ -184,7 +185,7 @@ def test_the_program_without_the_sdk_sends_what_is_read() -> None:
     tree = ast.parse(program)
     bodies = [node for node in ast.walk(tree) if isinstance(node, ast.Dict) and "verb" in ast.unparse(node)]
     (body,) = [ast.literal_eval(node) for node in bodies]
-    assert decode_command("publish", None, json.dumps(body).encode()) == Publish(
+    assert decode_command("publish", None, json.dumps(body).encode(), NEWEST) == Publish(
         model="policy", replica="trainer", version=12
     )
     for subject in re.findall(r'"(tensorhub\.[\w.-]+)"', program):

@@ -77,7 +77,7 @@ def test_a_whole_story_gives_the_registrys_catalog() -> None:
     world.publish("trainer", 1)
     world.fetch("rollout")
     world.say(Retain(model=MODEL, last=2))
-    fold = Fold(Catalog(world.catalog.job))
+    fold = Fold(Catalog(world.catalog.job, level=world.catalog.level))
     for seq, time, command in world.log:
         while fold.position < seq - 1:
             fold.take(Entry(fold.position + 1, "tensorhub.v1.run-7.event._hub.agent.joined", b"{}"))

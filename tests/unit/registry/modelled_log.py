@@ -94,7 +94,7 @@ def decided(entries: Sequence[LogEntry], job: str = JOB) -> list[Event]:
     catalog = Catalog(job)
     events: list[Event] = []
     for entry in entries:
-        said = read(job, entry)
+        said = read(job, entry, catalog.level)
         if isinstance(said, Command | Unreadable):
             events += apply(catalog, entry.seq, entry.time, said)
     return events

@@ -1,11 +1,14 @@
 """JobFold: what is published, in which order, and what the log's answers change."""
 
+import json
+
 import msgspec
 import pytest
 from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 
+from tensorhub_common.levels import NEWEST, LevelUnknown
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Join, Publish, Register, Sender
+from tensorhub_common.wire.commands import Join, Lead, Publish, Register, Sender
 from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
 from tensorhub_common.wire.events.shards import ShardRegistered
 from tensorhub_registry.outcomes import JobFold
@@ -291,6 +294,46 @@ def test_a_release_that_words_its_refusals_otherwise_folds_on(log: ModelledLog) 
     log.append(f"tensorhub.v1.{JOB}.event.m.command.rejected", encode(other_error))
     with pytest.raises(FoldMismatch):
         read_on(fold, log)
+
+
+def test_a_release_that_does_not_write_a_field_folds_on(log: ModelledLog) -> None:
+    """An older release led, which knows nothing of racks: what both know is the same, so this one goes on."""
+    log.say(msgspec.structs.replace(JOIN, rack="r1"))
+    (event,) = decided(log.entries)
+    body = json.loads(encode(event))
+    assert body.pop("rack") == "r1"
+    log.append(f"tensorhub.v1.{JOB}.event._hub.agent.joined", json.dumps(body).encode())
+    fold = fold_of(log)
+    assert (fold.seq, fold.unpublished) == (2, 0)
+    assert fold.catalog.agents["a"].rack == "r1"
+
+
+def test_a_release_that_writes_a_later_field_is_followed(log: ModelledLog) -> None:
+    log.say(JOIN)
+    (event,) = decided(log.entries)
+    body = {**json.loads(encode(event)), "zone": "z", "by": {**json.loads(encode(event))["by"], "later": 1}}
+    log.append(f"tensorhub.v1.{JOB}.event._hub.agent.joined", json.dumps(body).encode())
+    fold = fold_of(log)
+    assert (fold.seq, fold.unpublished) == (2, 0)
+
+
+def test_a_field_that_differs_stops_the_fold(log: ModelledLog) -> None:
+    log.say(msgspec.structs.replace(JOIN, rack="r1"))
+    (event,) = decided(log.entries)
+    body = {**json.loads(encode(event)), "rack": "r2"}
+    log.append(f"tensorhub.v1.{JOB}.event._hub.agent.joined", json.dumps(body).encode())
+    with pytest.raises(FoldMismatch):
+        fold_of(log)
+
+
+def test_a_log_that_was_raised_beyond_this_release_stops_the_fold(log: ModelledLog) -> None:
+    """And it does so before anything else of that level is folded."""
+    log.say(JOIN)
+    log.say(Lead(by=Sender("_registry", 4, 0), registry="registry-1", term=4, level=NEWEST + 1))
+    fold = JobFold(JOB)
+    with pytest.raises(LevelUnknown, match="stops this job here"):
+        read_on(fold, log)
+    assert fold.seq == 1
 
 
 def test_an_event_before_any_command_stops_the_fold(log: ModelledLog) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from tests.unit.registry.modelled_log import JOB, Entry
 
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Join, Publish, Sender, Unreadable
 from tensorhub_common.wire.events.hub import CommandRejected
@@ -18,9 +19,9 @@ def entry(subject: str, data: bytes) -> Entry:
 
 def test_commands_from_outside_and_from_agents() -> None:
     wish = Publish(model="m", replica="r")
-    assert read(JOB, entry("cmd.publish", encode(wish))) == wish
+    assert read(JOB, entry("cmd.publish", encode(wish)), NEWEST) == wish
     join = Join(by=Sender("a", 1, 1), host="h", site="s")
-    assert read(JOB, entry("cmd.join.a", encode(join))) == join
+    assert read(JOB, entry("cmd.join.a", encode(join)), NEWEST) == join
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_commands_from_outside_and_from_agents() -> None:
     ],
 )
 def test_whatever_else_stands_on_the_command_subjects_is_unreadable(subject: str, data: bytes, reason: str) -> None:
-    said = read(JOB, entry(subject, data))
+    said = read(JOB, entry(subject, data), NEWEST)
     assert isinstance(said, Unreadable)
     assert reason in said.reason
     assert len(said.reason) < 600
@@ -44,7 +45,7 @@ def test_whatever_else_stands_on_the_command_subjects_is_unreadable(subject: str
 
 def test_events() -> None:
     event = VersionRetired(cmd=1, i=1, k=1, model="m", version=3)
-    assert read(JOB, entry("event.m.version.retired", encode(event))) == event
+    assert read(JOB, entry("event.m.version.retired", encode(event)), NEWEST) == event
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_events() -> None:
 )
 def test_an_event_that_this_version_would_not_write_is_a_mismatch(subject: str, data: bytes) -> None:
     with pytest.raises(FoldMismatch):
-        read(JOB, entry(subject, data))
+        read(JOB, entry(subject, data), NEWEST)
 
 
 @pytest.mark.parametrize(("model", "token"), [("m", "m"), ("_hub", "_hub"), ("_secret", "_hub")])
@@ -101,4 +102,4 @@ def test_what_headers_ask_of_the_outcome(headers: dict[str, str], origin: Origin
 )
 def test_what_was_never_an_event_is_nobodys_word(data: bytes) -> None:
     """JetStream answers where it is told to: that is no other fold which has spoken."""
-    assert read(JOB, entry("event.m.version.retired", data)) is None
+    assert read(JOB, entry("event.m.version.retired", data), NEWEST) is None

@@ -14,6 +14,7 @@ from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
 from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
+from tensorhub_common.levels import VERBS_SINCE
 from tensorhub_common.names import is_name
 from tensorhub_common.wire.commands import (
     AnyCommand,
@@ -89,6 +90,7 @@ def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreada
     if seq <= catalog.seq:
         raise ValueError(f"command {seq} was folded before: the catalog is at {catalog.seq}")
     catalog.seq, catalog.time = seq, time
+    command = _known_at(catalog.level, command)
     by = None if isinstance(command, Unreadable) else command.by
     try:
         out = _decide(catalog, command)
@@ -98,6 +100,16 @@ def apply(catalog: Catalog, seq: int, time: float, command: AnyCommand | Unreada
     if by is not None:
         _remember(catalog, by, events[0])
     return events
+
+
+def _known_at(level: int, command: AnyCommand | Unreadable) -> AnyCommand | Unreadable:
+    """Return the command as folders of this level take it: one that came with a later level is none."""
+    if isinstance(command, Unreadable):
+        return command
+    verb = str(command.__struct_config__.tag)
+    if VERBS_SINCE.get(verb, 0) <= level:
+        return command
+    return Unreadable(verb, f"the body is no command: there is no verb {verb!r} at level {level}")
 
 
 def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:

@@ -33,6 +33,7 @@ from tensorhub_common.errors import (
     ReplicaConflict,
     StaleSender,
 )
+from tensorhub_common.levels import check_level
 from tensorhub_common.wire.commands import SHARDS_MAX, Expire, Holding, Join, Lead, Register, Release
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, RegistryLeads
 from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
@@ -179,8 +180,11 @@ def lead(catalog: Catalog, command: Lead, out: Out) -> None:
     checked_number("term", command.term)
     if command.term <= catalog.term:
         raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken, so take a higher one")
+    checked_number("level", command.level)
+    check_level(catalog.job, command.level)
     catalog.term = command.term
-    out.append(RegistryLeads(registry=command.registry, term=command.term))
+    catalog.level = max(catalog.level, command.level)
+    out.append(RegistryLeads(registry=command.registry, term=command.term, level=catalog.level))
 
 
 def expire(catalog: Catalog, command: Expire, out: Out) -> None:

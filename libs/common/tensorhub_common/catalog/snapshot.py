@@ -5,8 +5,9 @@ table by which repeats are recognised, and how far the commands' outcomes stand 
 whose outcome is still to be said, and none is said twice.
 
 It is generic: what the state grows comes along, by the annotations of its dataclasses. Always true: `decode(encode(x))`
-equals `x`; a field that an older release did not write has its default; a snapshot with a field that this release does
-not know is refused, since to leave it out would be to fold differently.
+equals `x`; a field that an older release did not write has its default; a snapshot that names a field which this
+release does not know is refused, since to leave it out would be to fold differently. It names the fields that count at
+the job's level: those of a higher one have their defaults, so a release that does not know them goes on from it.
 """
 
 import types
@@ -18,6 +19,7 @@ import msgspec
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.levels import STATE_FIELDS_SINCE, LevelUnknown, check_level
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.events.any_event import AnyEvent
 
@@ -73,7 +75,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 def encode(snapshot: Snapshot) -> bytes:
     """Return the snapshot as bytes."""
     state = msgspec.Raw(msgspec.msgpack.encode(snapshot))
-    return msgspec.msgpack.encode(_Envelope(FORMAT, FIELDS, state))
+    return msgspec.msgpack.encode(_Envelope(FORMAT, fields_at(snapshot.catalog.level), state))
 
 
 def decode(job: str, body: bytes) -> Snapshot:
@@ -88,7 +90,16 @@ def decode(job: str, body: bytes) -> Snapshot:
         raise SnapshotUnreadable(
             f"a snapshot of job {snapshot.catalog.job!r:.80} stands where job {job!r} keeps its own"
         )
+    _check_level(job, snapshot.catalog.level)
     return snapshot
+
+
+def fields_at(level: int) -> Fields:
+    """Return what counts of a job's state at a level."""
+    return {
+        kind: tuple(name for name in names if STATE_FIELDS_SINCE.get((kind, name), 0) <= level)
+        for kind, names in FIELDS.items()
+    }
 
 
 def _check_known(job: str, envelope: _Envelope) -> None:
@@ -103,6 +114,13 @@ def _check_known(job: str, envelope: _Envelope) -> None:
         raise SnapshotUnreadable(
             f"a snapshot of job {job!r} was written by a newer release (this one does not know {what}): run that one"
         )
+
+
+def _check_level(job: str, level: int) -> None:
+    try:
+        check_level(job, level)
+    except LevelUnknown as why:
+        raise SnapshotUnreadable(str(why)) from None
 
 
 def fields_of(root: type) -> Fields:

@@ -204,6 +204,8 @@ class Catalog:
     """The command that deleted the job, after which none counts; 0: it goes on."""
     deleted_at: float = 0.0
     """JetStream's time of that."""
+    level: int = 0
+    """Which transitions count (`levels.py`)."""
 
 
 def root_key(shards: int, shard: int, layout: str) -> str:

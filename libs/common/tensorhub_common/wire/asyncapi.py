@@ -146,6 +146,7 @@ _VALUES: Final[Json] = {
     "start_ns": 1763692800250000000,
     "state": "available",
     "term": 3,
+    "level": 1,
     "supersede": True,
     "ticket": "run-7:dGlja2V0",
     "ticket_s": 5.0,

@@ -124,11 +124,15 @@ class Quota(Command, frozen=True, kw_only=True, tag="quota"):
     nbytes: int
 
 
-class Lead(Command, frozen=True, kw_only=True, tag="lead"):
-    """A registry leads from here on. What another one still says of agents under a lower term is refused."""
+class Lead(Command, frozen=True, kw_only=True, tag="lead", omit_defaults=True):
+    """A registry leads from here on. What another one still says of agents under a lower term is refused.
+
+    `level`: from here on the job is folded at this level (`levels.py`). A lower one than it has changes nothing.
+    """
 
     registry: str
     term: int
+    level: int = 0
 
 
 class Expire(Command, frozen=True, kw_only=True, tag="expire"):

@@ -5,10 +5,11 @@ from tensorhub_common.wire.events.event import HUB_MODEL, Event
 
 
 class RegistryLeads(Event, frozen=True, kw_only=True, tag="registry.leads"):
-    """From here on this registry's word counts, and none of a lower term."""
+    """From here on this registry's word counts, and none of a lower term. `level` is the job's from here on."""
 
     registry: str
     term: int
+    level: int = 0
 
 
 class AgentJoined(Event, frozen=True, kw_only=True, tag="agent.joined"):

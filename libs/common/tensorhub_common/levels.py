@@ -1,0 +1,55 @@
+"""Levels: which transitions the folders of a job's log use. Pure.
+
+Registries and planners fold one log, and during an upgrade they are of two releases. So a transition that changes is
+written beside the old one and used from a *level* on. The level of a job is part of its catalog. It is 0 in a log of a
+release before levels, and only the leading registry raises it, by a command in the log (`lead`). All folders switch at
+that command.
+
+Always true: at a level that two releases know they fold one log alike; a folder that meets a level above its `NEWEST`
+stops that job with `LevelUnknown` and folds nothing of it differently; a level never goes down.
+
+A new level takes three things: a member of `Level`, the look at `catalog.level` in the handler, and a row in the table
+here of what is new: a verb, a field of a command, or a field of the state.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from tensorhub_common.errors import TensorHubError
+
+
+class Level(IntEnum):
+    """What a job's folders do from each level on. Append only: a number that was released keeps its meaning."""
+
+    FIRST = 0
+    """As releases before levels fold. A command with an unknown field is refused, whoever sent it."""
+    TOLERANT = 1
+    """A field that this release does not know is passed over in the command of an agent; from outside it is refused."""
+
+
+NEWEST: Final = max(Level)
+"""The highest level that this release can fold."""
+
+VERBS_SINCE: Final[Mapping[str, Level]] = {}
+"""Verbs that were added later. Below their level they are no commands, as older releases say."""
+
+COMMAND_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {}
+"""Fields of commands that were added later, by verb and field. Below their level they count as unknown."""
+
+STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {("Catalog", "level"): Level.TOLERANT}
+"""Fields of the catalog's dataclasses that were added later, by class and field. Below their level they keep their
+default, and a snapshot does not name them, so that an older release can go on from it."""
+
+
+class LevelUnknown(TensorHubError):
+    """The log was raised to a level above what this release can fold."""
+
+
+def check_level(job: str, level: int) -> None:
+    """Raise `LevelUnknown` where this release can't fold a job at this level."""
+    if level > NEWEST:
+        raise LevelUnknown(
+            f"job {job!r} was raised to level {level}, and this release folds levels up to {int(NEWEST)}: it stops "
+            "this job here. Run the release that raised it, or a newer one"
+        )
