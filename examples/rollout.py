@@ -4,6 +4,7 @@ Start it before or after examples/trainer.py, as many as you like: `--name` tell
 """
 
 import argparse
+import sys
 
 import torch
 from torch import nn
@@ -34,4 +35,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except tensorhub.TensorHubError as error:
+        sys.exit(f"rollout.py: {error}")

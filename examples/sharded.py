@@ -3,6 +3,7 @@
 Here all of them are threads of one process; in earnest each is a process of its own, on a machine of its own.
 """
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -42,4 +43,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except tensorhub.TensorHubError as error:
+        sys.exit(f"sharded.py: {error}")

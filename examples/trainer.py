@@ -6,6 +6,8 @@ python examples/trainer.py
 """
 
 import argparse
+import sys
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -17,7 +19,14 @@ def main() -> None:
     """Train for some steps and publish after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=5)
-    steps = parser.parse_args().steps
+    parser.add_argument(
+        "--resume",
+        choices=("memory", "values"),
+        default="memory",
+        help="what an earlier trainer left behind goes on from its weights in the hub, or begins anew with these",
+    )
+    options = parser.parse_args()
+    steps = options.steps
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -26,7 +35,7 @@ def main() -> None:
 
     with tensorhub.connect() as hub:
         # The parameters keep their identity, so an optimizer may be built before or after this.
-        policy = hub.register("example", model, replica="trainer")
+        policy = hub.register("example", model, replica="trainer", resume=options.resume)
         if policy.version is not None:
             print(f"an earlier trainer published version {policy.version}; going on from its weights")
             policy.unpublish()
@@ -42,8 +51,15 @@ def main() -> None:
             # that has read a version holds it, and others read it from there.
             if step < steps - 1:
                 policy.unpublish()
-        input("Enter ends the trainer, and takes its last version with it: ")
+        # Without a terminal there is nobody to wait for.
+        with suppress(EOFError):
+            input("Enter ends the trainer, and takes its last version with it: ")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except tensorhub.TensorHubError as error:
+        sys.exit(f"trainer.py: {error}")

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import sys
 
 import tensorhub
 
@@ -30,4 +31,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except tensorhub.TensorHubError as error:
+        sys.exit(f"watch_async.py: {error}")

@@ -1,5 +1,6 @@
 """The programs in examples/ do what they say, against a real hub."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,14 +17,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @contextmanager
-def started(hub: RunningHub, job: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def started(hub: RunningHub, job: str, *arguments: str, **more: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [sys.executable, EXAMPLES / arguments[0], *arguments[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(hub, TENSORHUB_JOB=job, PYTHONUNBUFFERED="1"),
+        env=environment(hub, **{"TENSORHUB_JOB": job, "PYTHONUNBUFFERED": "1", **more}),
     )
     try:
         yield process
@@ -54,6 +55,30 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
             ]
         out, err = trainer.communicate("\n", timeout=PROGRAM_S)
         assert (trainer.returncode, err) == (0, "")
+
+
+async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
+    """Without a terminal, and at Ctrl-C."""
+    job = new_job()
+    with started(hub, job, "trainer.py", "--steps", "1") as trainer:
+        out, err = trainer.communicate(timeout=PROGRAM_S)
+        assert (trainer.returncode, err) == (0, "")
+        assert "published version 1" in out
+    with started(hub, job, "watch_async.py") as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "version.published 1, now held by nobody\n"
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=PROGRAM_S)
+        assert (watching.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("example", ["trainer.py", "rollout.py", "sharded.py", "watch_async.py"])
+async def test_without_a_hub_they_say_so_in_one_line(hub: RunningHub, tmp_path: Path, example: str) -> None:
+    with started(hub, new_job(), example, TENSORHUB_DIR=str(tmp_path)) as program:
+        out, err = program.communicate(timeout=PROGRAM_S)
+    assert (program.returncode, out) == (1, "")
+    assert err.startswith(f"{example}: there is no hub in {tmp_path}: start one with 'tensorhub up'")
+    assert err.count("\n") == 1
 
 
 async def test_shards(hub: RunningHub) -> None:

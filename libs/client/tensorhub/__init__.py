@@ -49,6 +49,33 @@ try:
 except PackageNotFoundError:  # A checkout on the path that nobody installed.
     __version__ = "0+unknown"
 
+# A traceback names an error by the module that callers import, which is this one.
+for _error in (
+    AgentUnavailable,
+    BadCommand,
+    DrainTimeout,
+    IntegrityError,
+    InvalidName,
+    InvalidSetting,
+    JobGone,
+    LayoutMismatch,
+    LogGap,
+    LogMissing,
+    MemoryExhausted,
+    NotFilled,
+    NotInThisVersion,
+    NotPublished,
+    RegistryUnavailable,
+    ReplicaConflict,
+    RetentionFull,
+    RoundTimeout,
+    StaleSender,
+    TensorHubError,
+    VersionConflict,
+    VersionUnavailable,
+):
+    _error.__module__ = __name__
+
 __all__ = [
     "AgentUnavailable",
     "AsyncHub",

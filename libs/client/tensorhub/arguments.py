@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, Literal, SupportsIndex, cast
 
 from tensorhub.mapping import Mapping
+from tensorhub.resuming import Resume
 from tensorhub_common.errors import (
     LayoutMismatch,
     TensorHubError,
@@ -26,6 +27,7 @@ SEQ_MAX: Final = 2**53 - 1
 """No log has more entries."""
 
 INSTALLS: Final = ("in-place", "staged", "mapped")
+RESUMES: Final = ("memory", "values")
 
 
 def seconds(what: str, value: float) -> float:
@@ -123,6 +125,13 @@ def install(value: str) -> str:
     if value not in INSTALLS:
         raise ValueError(f"install is {value!r:.80}; possible are {', '.join(map(repr, INSTALLS))}")
     return value
+
+
+def resume(value: object) -> Resume | None:
+    """Return which counts where the hub holds other values than the given ones; None leaves it open."""
+    if value is None or (isinstance(value, str) and value in RESUMES):
+        return cast("Resume | None", value)
+    raise ValueError(f"resume is {value!r:.80}; possible are None, {', '.join(map(repr, RESUMES))}")
 
 
 def mapping(value: object) -> Mapping | None:

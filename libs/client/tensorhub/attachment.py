@@ -80,6 +80,8 @@ class Attachment:
     lent: tuple[int, int] | None = None
     """What a mapped shard is to show next: a descriptor of its holder's segment, and the version there."""
     fresh: bool = False
+    found: int | None = None
+    """The version that stood ready in the memory when it was registered last, unless it was emptied since."""
     version: int | None = None
     report: ReadReport | None = None
     traceparent: str | None = None

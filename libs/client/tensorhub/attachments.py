@@ -93,6 +93,11 @@ class Attachments:
             raise
         return known
 
+    def leave(self, attachment: Attachment) -> None:
+        """Keep the shard no longer, and leave it with the agent: the next who registers it gets the agent's word."""
+        attachment.lost = attachment.lost or ReplicaConflict(f"{attachment.place.where} was not registered to its end")
+        self.forget(attachment)
+
     async def _register(self, attachment: Attachment, deadline: float) -> None:
         try:
             await self._insist(attachment, deadline)
@@ -152,6 +157,7 @@ class Attachments:
             attachment = self._replaced(attachment, fd, segment)
         attachment.live = segment[1] if segment is not None else 0
         attachment.handle, attachment.version, attachment.delayed = frame.handle, frame.version, None
+        attachment.found = frame.version
         self._by_handle[frame.handle] = attachment
         if attachment.load_untold and frame.version is None:
             self.loaded(attachment)

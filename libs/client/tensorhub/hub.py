@@ -22,6 +22,7 @@ from tensorhub.attachment import Attachment, Place
 from tensorhub.find import find_agent
 from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S, NatsAddress, Registry
+from tensorhub.resuming import OpenChoice, Resume
 from tensorhub.session import Session
 from tensorhub.shard import AsyncShard
 from tensorhub.watching import Watched
@@ -90,15 +91,19 @@ class AsyncHub:
         spot: bool = False,
         install: str = "in-place",
         mapping: Mapping | None = None,
+        resume: Resume | None = None,
         timeout_s: float = 30,
     ) -> AsyncShard:
         """Bring a shard into hub memory, or come back to it; waits for no other shard.
 
-        If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
-        are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
-        its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
-        `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
-        which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
+        If the hub holds it ready, its memory stays (`.version` tells); otherwise the given values are copied in.
+        `resume` says what counts where the given values differ from ready memory: "memory", or "values", which replaces
+        it and waits for its readers as `unpublish` does. Left open, `replicate` and `update` work, and `publish`,
+        `unpublish` and `overwriting` raise `ReplicaConflict`. `spot`: the replica may vanish, and never counts for
+        retention. Raises `ReplicaConflict` while its worker lives, `LayoutMismatch` when it doesn't fit its siblings or
+        what was registered before, `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes
+        beside what the tensors show, which changes only at its end; "mapped" takes none, and the tensors show a
+        holder's on this host, read-only.
         `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
         tensor that it has no rule for, or that is not as its rule says.
         """
@@ -106,18 +111,21 @@ class AsyncHub:
         check_name("model", model)
         check_name("replica", replica)
         number, count = arguments.shard_of(shard, shards)
-        how = arguments.install(install)
-        bound_s = arguments.seconds("timeout_s", timeout_s)
+        how, choice = arguments.install(install), arguments.resume(resume)
+        deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await _in_thread(lambda: _described(module_or_tensors, names))
         place = Place(
             model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout, install=how
         )
-        return await self._made(described, await self._session.register(place, bound_s))
+        return await self._made(described, await self._session.register(place, deadline), choice, deadline)
 
-    async def _made(self, described: "Described", attachment: Attachment) -> AsyncShard:
+    async def _made(
+        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
+    ) -> AsyncShard:
         """Let the tensors stand in the registered memory."""
         try:
+            choice = await self._resumed(described, attachment, resume, deadline)
             tensors, swaps = await _in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:
             attachment.claimed = False
@@ -126,15 +134,24 @@ class AsyncHub:
             await self._undo(attachment)
             raise
         attachment.close_fd()
-        if (
-            not attachment.place.is_mapped
-            and attachment.version is None
-            and (attachment.fresh or _gives_all(described))
-        ):
+        if not attachment.place.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
             self._session.loaded(attachment)
-        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, swaps)
+        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, swaps, choice)
         self._shards[made] = None
         return made
+
+    async def _resumed(
+        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
+    ) -> OpenChoice | None:
+        """Where ready memory and the given values differ, do what was chosen, or return that a choice is open."""
+        version = attachment.found
+        if version is None or resume == "memory" or not described.values:
+            return None
+        differing = await _in_thread(lambda: _differing(described, attachment))
+        if differing and resume == "values":
+            await self._session.empty(attachment, deadline)
+            return None
+        return OpenChoice(version, differing) if differing else None
 
     async def _undo(self, attachment: Attachment) -> None:
         """The tensors could not be made. A shard that this call brought is freed; one that was there before stays."""
@@ -363,12 +380,20 @@ def _bound(
         mapped = Mapped(described, attachment)
         return mapped.tensors, mapped
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
-    tensors = bind(described, memory, memory_wins=attachment.version is not None)
+    tensors = bind(described, memory, memory_wins=attachment.found is not None)
     if described.managed.parts:
         from tensorhub.fsdp import Gathered  # noqa: PLC0415
 
         return tensors, Gathered(described.managed.parts, lambda: attachment.version)
     return tensors, None
+
+
+def _differing(described: "Described", attachment: Attachment) -> list[str]:
+    """Return the tensors whose given values are not what the shard's memory holds."""
+    from tensorhub.memory import map_segment, tensors_at  # noqa: PLC0415 (they import torch)
+
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    return described.differing(tensors_at(described.layout, memory))
 
 
 def _gives_all(described: "Described") -> bool:

@@ -15,6 +15,7 @@ from tensorhub.background import Background
 from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S
+from tensorhub.resuming import Resume
 from tensorhub.session import OnProgress
 from tensorhub.shard import AsyncShard
 from tensorhub.watching import Watched
@@ -201,15 +202,19 @@ class Hub:
         spot: bool = False,
         install: str = "in-place",
         mapping: Mapping | None = None,
+        resume: Resume | None = None,
         timeout_s: float = 30,
     ) -> Shard:
         """Bring a shard into hub memory, or come back to it; waits for no other shard.
 
-        If the hub holds it ready, the memory wins and the given values are ignored (`.version` tells); otherwise they
-        are copied in. `spot`: the replica may vanish, and never counts for retention. Raises `ReplicaConflict` while
-        its worker lives, `LayoutMismatch` when it doesn't fit its siblings or what was registered before,
-        `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes beside what the tensors show,
-        which changes only at its end; "mapped" takes none, and the tensors show a holder's on this host, read-only.
+        If the hub holds it ready, its memory stays (`.version` tells); otherwise the given values are copied in.
+        `resume` says what counts where the given values differ from ready memory: "memory", or "values", which replaces
+        it and waits for its readers as `unpublish` does. Left open, `replicate` and `update` work, and `publish`,
+        `unpublish` and `overwriting` raise `ReplicaConflict`. `spot`: the replica may vanish, and never counts for
+        retention. Raises `ReplicaConflict` while its worker lives, `LayoutMismatch` when it doesn't fit its siblings or
+        what was registered before, `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes
+        beside what the tensors show, which changes only at its end; "mapped" takes none, and the tensors show a
+        holder's on this host, read-only.
         `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
         tensor that it has no rule for, or that is not as its rule says.
         """
@@ -223,6 +228,7 @@ class Hub:
                 spot=spot,
                 install=install,
                 mapping=mapping,
+                resume=resume,
                 timeout_s=timeout_s,
             )
         )

@@ -14,11 +14,11 @@ from typing import Final
 
 from tensorhub.attachment import Attachment, Place
 from tensorhub.attachments import Attachments
-from tensorhub.calls import Question, Read, Release
+from tensorhub.calls import Question, Read, Release, Unpublish
 from tensorhub.link import Broken, Link, closed_error
 from tensorhub.tracing import Tracing
 from tensorhub_common import telemetry
-from tensorhub_common.errors import AgentUnavailable, ReplicaConflict, TensorHubError, from_code
+from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.wire.worker import (
     CALLS_MAX,
     Attached,
@@ -100,20 +100,37 @@ class Session:
 
     # -------------------------------------------------------------------------------------------------- shards
 
-    async def register(self, place: Place, timeout_s: float) -> Attachment:
+    def deadline(self, timeout_s: float) -> float:
+        """Return the end of a bound that begins now."""
+        return self._loop.time() + timeout_s
+
+    async def register(self, place: Place, deadline: float) -> Attachment:
         """Register a shard. Its descriptor stays open until `close_fd`; if cancelled, the shard is left unclaimed."""
         self.check()
-        deadline = self._loop.time() + timeout_s
         forsaken = self._attachments.forsaken(place)
         if forsaken is not None:
             # An interrupted register left it behind, with other tensors and nothing of value in it.
             forsaken.claimed = True
             try:
-                await self.release(forsaken, timeout_s)
+                await self.release(forsaken, max(0.0, deadline - self._loop.time()))
             except BaseException:
                 forsaken.claimed = False
                 raise
         return await self._attachments.register(place, deadline)
+
+    async def empty(self, attachment: Attachment, deadline: float) -> None:
+        """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
+
+        It may be draining then: whoever registers it next, this process too, first waits for the end of that.
+        """
+        try:
+            await self.ask(attachment, Unpublish(), max(0.0, deadline - self._loop.time()))
+        except NotPublished:
+            pass
+        except BaseException:
+            self._attachments.leave(attachment)
+            raise
+        attachment.found = None
 
     def loaded(self, attachment: Attachment) -> None:
         """Tell the agent that every tensor's values stand in the memory."""

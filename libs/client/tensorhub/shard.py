@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tensorhub import arguments
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
+from tensorhub.resuming import OpenChoice
 from tensorhub.session import OnProgress, Session
 from tensorhub_common.errors import NotPublished, ReplicaConflict
 from tensorhub_common.layout import Layout
@@ -41,6 +42,7 @@ class AsyncShard:
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
         swaps: "Staged | Mapped | Gathered | None" = None,
+        choice: OpenChoice | None = None,
     ) -> None:
         self.tensors = tensors
         self.layout = layout
@@ -48,6 +50,7 @@ class AsyncShard:
         self._attachment = attachment
         self._on_release = on_release
         self._swaps = swaps
+        self._choice = choice
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -93,9 +96,10 @@ class AsyncShard:
         """Publish what the tensors hold and return the version; None means the last published one and one more.
 
         Returns when every shard of the replica has published it; from then on the memory is immutable until
-        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`.
+        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`, `ReplicaConflict`.
         """
         wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
+        self._check_chosen()
         # An unpublish that was interrupted may have gone on to its end, and swapped.
         self._show()
         with self._session.tracing.call("publish", self._attachment) as call:
@@ -181,6 +185,8 @@ class AsyncShard:
     def mark_loaded(self) -> None:
         """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
         self._session.check()
+        if self._attachment.version is None:
+            self._choice = None
         self._session.loaded(self._attachment)
 
     def _check_writable(self) -> None:
@@ -190,6 +196,12 @@ class AsyncShard:
                 f"{self._attachment.place.where} is mapped read-only: its tensors stand in its publisher's memory; "
                 "overwrite and publish there, or register with install='in-place'"
             )
+        self._check_chosen()
+
+    def _check_chosen(self) -> None:
+        """Refuse to publish or overwrite what `register` has found in place of the given values."""
+        if self._choice is not None:
+            raise self._choice.error(self._attachment.place.where)
 
     @asynccontextmanager
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
@@ -232,6 +244,8 @@ class AsyncShard:
             asked = replace(question, traceparent=call.traceparent)
             done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
             call.version = done.version
+        if done.version is not None:
+            self._choice = None
         if done.report is not None:
             self._last_read = done.report
         return done.version

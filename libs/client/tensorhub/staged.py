@@ -29,15 +29,18 @@ class Staged:
         assert attachment.fd is not None
         assert attachment.spare_fd is not None
         layout = described.layout
-        live, spare = map_segment(attachment.fd, layout), map_segment(attachment.spare_fd, layout)
+        first, second = attachment.segments
+        # An unpublish within `register` may have moved the shard to the other one.
+        fds = attachment.fd, attachment.spare_fd
+        live_fd, spare_fd = fds if attachment.live == first else reversed(fds)
+        live, spare = map_segment(live_fd, layout), map_segment(spare_fd, layout)
         # Now, while nobody waits: the first forward pass after a swap would pay for it.
         populate(spare)
         self._attachment = attachment
         self.shown = attachment.live
-        self.tensors = bind(described, live, memory_wins=attachment.version is not None)
+        self.tensors = bind(described, live, memory_wins=attachment.found is not None)
         self._version = attachment.version
         self._described = described.without_values()
-        first, second = attachment.segments
         other = second if attachment.live == first else first
         self._standing = {self.shown: tensors_at(layout, live), other: tensors_at(layout, spare)}
         self._swapping = threading.Lock()

@@ -62,6 +62,11 @@ class Described:
         }
         return {name: seen[canonical] for name, canonical in self.names.items()}
 
+    def differing(self, standing: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the names whose given values are not, bit for bit, what the tensors of these names hold."""
+        shown = self.shown(standing)
+        return [name for name, value in self.values.items() if not _same_bytes(name, value, shown[name])]
+
     def copy_in(self, standing: Mapping[str, torch.Tensor]) -> None:
         """Copy the given values into the tensors of their names; those of specs are left as they are."""
         shown = self.shown(standing)
@@ -248,6 +253,24 @@ def _copy(name: str, value: Value, target: torch.Tensor) -> None:
         raise
     except Exception as error:
         raise LayoutMismatch(f"the values of tensor {name!r} can't be copied into hub memory: {error}") from error
+
+
+def _same_bytes(name: str, value: Value, standing: torch.Tensor) -> bool:
+    """Compare bytes: NaN is not equal to itself, and some dtypes of eight bits can't be compared at all."""
+    if not standing.numel():
+        return True
+    if isinstance(value, np.ndarray) or value.dtype != standing.dtype or not value.is_contiguous():
+        dense = torch.empty_like(standing)
+        _copy(name, value, dense)
+    else:
+        dense = value.to_local() if is_dtensor(value) else value  # type: ignore[attr-defined]
+    return torch.equal(_words(dense), _words(standing))
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes, as numbers of eight bytes where that is possible: they compare four times as fast."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return plain.view(torch.int64) if plain.numel() % 8 == 0 and plain.storage_offset() % 8 == 0 else plain
 
 
 def _kind(value: object) -> str:

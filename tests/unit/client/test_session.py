@@ -95,6 +95,10 @@ async def test_ready_memory_wins_and_other_memory_takes_the_values(agent: FakeAg
     shard = await trainer(again, w=torch.full((4,), 9.0))
     assert shard.version == 4
     assert shard.tensors["w"].tolist() == [1, 1, 1, 1]
+    await again._session.close()
+    again = await tensorhub.connect_async(agent=agent.path)
+    await until(lambda: all(shard.owner is None for shard in agent.shards.values()))
+    shard = await trainer(again)
     await shard.unpublish()
     await again._session.close()
     third = await tensorhub.connect_async(agent=agent.path)

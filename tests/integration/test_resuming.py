@@ -1,0 +1,123 @@
+"""A worker that comes back with values of its own, against a real hub: nothing of the two is dropped silently."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import torch
+from tests.integration.hubs import RunningHub, new_job
+from tests.integration.programs import run_program
+
+import tensorhub
+from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+README = """
+import sys, tensorhub, torch
+hub = tensorhub.connect(sys.argv[1])
+hub.register("policy", {"w": torch.full((4, 4), float(sys.argv[2]))}, replica="trainer").publish(version=1)
+engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")
+print(engine.replicate("latest"), engine.tensors["w"])
+"""
+
+
+@pytest.fixture
+async def job(hub: RunningHub) -> AsyncIterator[str]:
+    """A job whose shards are released at the end, whoever left them."""
+    name = new_job()
+    yield name
+    async with hub.connected(name, agents=1) as (here,):
+        await here.delete_job()
+
+
+async def test_the_readmes_lines_run_twice_with_other_values_tell(hub: RunningHub, job: str) -> None:
+    """The second run must not print the first one's weights as if they were its own."""
+    first = await asyncio.to_thread(run_program, hub, README, job, "1")
+    assert (first.returncode, first.stdout.split()[0]) == (0, "1"), first.stderr
+    second = await asyncio.to_thread(run_program, hub, README, job, "2")
+    assert (second.returncode, second.stdout) == (1, "")
+    assert second.stderr.strip().endswith(
+        "tensorhub.ReplicaConflict: shard 0 of policy/trainer was found with version 1, and register was given other "
+        "values for 'w': register it with resume='memory' to go on from version 1, or with resume='values' to replace "
+        "it by the given values"
+    )
+    third = await asyncio.to_thread(run_program, hub, README, job, "1")
+    assert third.returncode == 0, third.stderr
+
+
+async def put(hub: RunningHub, job: str, value: float, **options: object) -> tuple[AsyncHub, AsyncShard]:
+    connected = await tensorhub.connect_async(job, agent=hub.file.agents[0].socket)
+    tensors = {"w": torch.full((1000,), value)}
+    return connected, await connected.register("policy", tensors, replica="trainer", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("install", ["in-place", "staged"])
+async def test_a_restarted_trainers_checkpoint_becomes_the_next_version(
+    hub: RunningHub, job: str, install: str
+) -> None:
+    first, shard = await put(hub, job, 1.0, install=install)
+    await shard.publish()
+    await first.close(release=False)
+    second, shard = await put(hub, job, 2.0, install=install, resume="values")
+    assert (shard.version, shard.tensors["w"].unique().tolist()) == (None, [2.0])
+    assert await shard.publish() == 2
+    async with hub.connected(job) as (_, there):
+        engine = await there.register("policy", {"w": torch.zeros(1000)}, replica="rollout")
+        assert await engine.replicate() == 2
+        assert engine.tensors["w"].unique().tolist() == [2.0]
+    await second.close()
+
+
+async def test_values_wait_for_whoever_maps_the_memory(hub: RunningHub, job: str) -> None:
+    """What a mapped reader shows is not overwritten; the same process may try again, and then waits for it anew."""
+    first, shard = await put(hub, job, 1.0)
+    await shard.publish()
+    async with hub.connected(job, agents=1) as (here,), hub.connected(job, agents=1) as (trainers,):
+        reader = await here.register("policy", {"w": torch.zeros(1000)}, replica="rollout", install="mapped")
+        await reader.replicate()
+        await first.close(release=False)
+        for _ in range(2):
+            with pytest.raises(DrainTimeout):
+                await trainers.register(
+                    "policy", {"w": torch.full((1000,), 2.0)}, replica="trainer", resume="values", timeout_s=0.5
+                )
+            assert reader.tensors["w"].unique().tolist() == [1.0]
+        await reader.release()
+        reader.tensors.clear()
+        shard = await trainers.register("policy", {"w": torch.full((1000,), 2.0)}, replica="trainer", resume="values")
+        assert await shard.publish() == 2
+
+
+async def test_values_of_a_staged_shard_go_beside_what_is_mapped(hub: RunningHub, job: str) -> None:
+    """It has other memory to go on in, so nobody is waited for."""
+    first, shard = await put(hub, job, 1.0, install="staged")
+    await shard.publish()
+    async with hub.connected(job, agents=1) as (here,):
+        reader = await here.register("policy", {"w": torch.zeros(1000)}, replica="rollout", install="mapped")
+        await reader.replicate()
+        await first.close(release=False)
+        second, shard = await put(hub, job, 2.0, install="staged", resume="values")
+        assert await shard.publish() == 2
+        assert reader.tensors["w"].unique().tolist() == [1.0]
+        await reader.update()
+        assert reader.tensors["w"].unique().tolist() == [2.0]
+        await reader.release()
+        reader.tensors.clear()
+        await second.close()
+
+
+async def test_an_engine_that_comes_back_reads_on(hub: RunningHub, job: str) -> None:
+    """Its own values are whatever it was built with; nobody has to choose before it reads."""
+    first, shard = await put(hub, job, 1.0)
+    await shard.publish()
+    for _ in range(2):
+        async with hub.connected(job) as (_, there):
+            engine = await there.register("policy", {"w": torch.rand(1000)}, replica="rollout")
+            if engine.version is not None:
+                with pytest.raises(ReplicaConflict, match="resume='memory'"):
+                    await engine.unpublish()
+            assert await engine.replicate() == 1
+            assert engine.tensors["w"].unique().tolist() == [1.0]
+            await there.close(release=False)
+    await first.close()
