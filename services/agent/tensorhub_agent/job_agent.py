@@ -111,7 +111,15 @@ class JobAgent:
             is_making=around.limits.deltas > 0,
         )
         self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
-        self.sources = Sources(job, around.bus, around.transports, programs, self._news, deltas=self.deltas)
+        self.sources = Sources(
+            job,
+            around.bus,
+            around.transports,
+            programs,
+            self._news,
+            deltas=self.deltas,
+            encodings=around.limits.encodings,
+        )
         self.lending = Lending(
             self.core,
             self.shelf,

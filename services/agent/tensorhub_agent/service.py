@@ -144,6 +144,7 @@ class AgentService:
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
+            encodings=settings.encodings,
             deltas=settings.deltas,
         )
 
