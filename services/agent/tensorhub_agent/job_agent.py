@@ -76,6 +76,9 @@ JOIN_S_MAX: Final = 10.0
 
 FOLLOW_AGAIN_S: Final = 0.2
 
+REPLICA: Final = b'"replica":"'
+"""Behind this an event names the replica that it is about."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -130,11 +133,16 @@ class JobAgent:
             self.carry_out,
             deltas=self.deltas,
         )
-        # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
-        # Names can't hold a quotation mark, so the JSON of one is its text.
-        # And that all of it is over, or that somebody is lost for whom a read here may wait.
-        own = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
-        self._concerns = {*own, b'"job.deleted"', b'"agent.lost"'}
+        # An event matters here if it names this agent, or says that the job is deleted or that an agent is lost, for
+        # whom a read here may wait. Names can't hold a quotation mark, so the JSON of one is its text.
+        self._concerns = (
+            f'"{around.agent}"'.encode(),
+            f'"{around.agent}/'.encode(),
+            b'"job.deleted"',
+            b'"agent.lost"',
+        )
+        self._replicas: set[bytes] = set()
+        """And if it is about a replica of one of these names."""
 
     # Standing in the log.
 
@@ -234,14 +242,20 @@ class JobAgent:
 
     def _is_concerned(self, data: bytes) -> bool:
         # Most events of a busy job are about other agents' shards; not to read them is a third of this process's work.
-        for word in self._concerns:  # noqa: SIM110 (a generator costs as much as the search)
+        for word in self._concerns:
             if word in data:
                 return True
+        at = data.find(REPLICA)
+        while at >= 0:
+            begin = at + len(REPLICA)
+            if data[begin : data.find(b'"', begin)] in self._replicas:
+                return True
+            at = data.find(REPLICA, begin)
         return False
 
     def concern(self, replica: str) -> None:
         """Read the events about replicas of this name from now on."""
-        self._concerns.add(f'"replica":"{replica}"'.encode())
+        self._replicas.add(replica.encode())
 
     # Effects.
 
