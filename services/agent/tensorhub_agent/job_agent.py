@@ -57,6 +57,7 @@ from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
+from tensorhub_agent.under_way import reads_under_way
 from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
@@ -66,6 +67,7 @@ from tensorhub_common.folds import folds_of
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
+from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.hub import AgentJoined
 from tensorhub_common.wire.events.shards import Sibling
@@ -97,7 +99,7 @@ class JobAgent:
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         programs = Programs(job, around.blobs)
-        self._questions = Questions(job, around.bus, around.blobs, programs)
+        self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
@@ -381,6 +383,10 @@ class JobAgent:
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""
         return await self._around.blobs.put(self.job, data)
+
+    def reads_under_way(self) -> tuple[tuple[ReadUnderWay, ...], int]:
+        """Return what is being read just now, and how many more reads there are."""
+        return reads_under_way(self.core.shards.values(), self._loop.time(), self._tracing.trace_of)
 
     # Workers.
 
