@@ -1,8 +1,7 @@
 """How a registry or a planner runs as a process: from its settings to a signal, or to what it can't go on with.
 
 Always true: it ends within two seconds of SIGTERM or SIGINT, whatever NATS or a collector of traces do; and when it
-ends by itself, it says in one line why and exits with 1 (2: it was started wrongly, and a restart would not help). An
-error that escapes from background work, and that no owner ends, ends the process: its supervisor starts it anew.
+ends by itself, it says in one line why and exits with 1 (2: it was started wrongly, and a restart would not help).
 """
 
 import asyncio
@@ -16,14 +15,12 @@ from typing import Final, NoReturn, Protocol
 import uvloop
 
 from tensorhub_common import telemetry
-from tensorhub_common.bus.activity import answer_activity
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
-from tensorhub_common.supervision import Fault, Supervisor, set_last_resort, watch_loop
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -60,7 +57,7 @@ def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settin
     telemetry.start(program, name, settings, settings.dir / "state" / name)
     code = 0
     try:
-        uvloop.run(_until_ended(_serve(settings, settings.nats, kind, name, make)))
+        uvloop.run(_until_signalled(_serve(settings, settings.nats, kind, name, make)))
     except TensorHubError as why:
         code = _told(program, str(why), FAILED)
     telemetry.shutdown(EXPORT_S_MAX)
@@ -72,25 +69,13 @@ def _told(program: str, why: str, code: int) -> int:
     return code
 
 
-async def _until_ended(work: Coroutine[None, None, None]) -> None:
-    """Do the work until a signal ends it, or a fault that no part of it can end for itself. Raises what ended it."""
-    faults: list[Fault] = []
-
-    def end(fault: Fault) -> None:
-        faults.append(fault)
-        working.cancel()
-
-    process = Supervisor("the process")
-    set_last_resort(end)
+async def _until_signalled(work: Coroutine[None, None, None]) -> None:
+    working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
-    watch_loop(loop)
-    working = process.start(work, "serving", awaited=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
     with suppress(asyncio.CancelledError):
         await working
-    if faults:
-        raise TensorHubError(f"{faults[0]}. This is a fault of TensorHub: the process ends, to be started anew")
 
 
 async def _serve(settings: Settings, url: str, kind: str, name: str, make: Callable[[Bus, Settings], Service]) -> None:
@@ -98,7 +83,6 @@ async def _serve(settings: Settings, url: str, kind: str, name: str, make: Calla
     service = make(bus, settings)
     try:
         await answer_traces(bus, name)
-        await answer_activity(bus, name, kind)
         await service.run()
     finally:
         try:
