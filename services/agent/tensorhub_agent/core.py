@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgspec
 
 from tensorhub_agent.cache import Keeper
-from tensorhub_agent.deadlines import Deadlines
 from tensorhub_agent.early_asks import is_published, may_be_decided
 from tensorhub_agent.effects import (
     Answer,
@@ -55,10 +54,6 @@ class AgentCore:
         self.joined = False
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
-        self._replicas: dict[tuple[str, str], dict[Key, ShardCore]] = {}
-        """The same, by model and replica: an event is about one replica, and an agent may have a thousand."""
-        self._deadlines: Deadlines[Key] = Deadlines()
-        """When each shard wants `tick`. It changes only where the shard's effects are taken."""
         self._speech = Speech(agent)
         self._stated: dict[Key, ShardCore] = {}
         """What the present incarnation has stated that it has."""
@@ -68,6 +63,8 @@ class AgentCore:
         """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
         self.keeper = Keeper(agent)
+        self.aside: set[Key] = set()
+        """Shards whose memory stands here and could not be taken back."""
 
     # Standing in the log.
 
@@ -77,9 +74,27 @@ class AgentCore:
         return self._speech.incarnation
 
     def adopt(self, place: Place, held: Held) -> None:
-        """Take a shard that an earlier process of this agent left behind, before joining."""
+        """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
+        self.check_room()
         self._add(place, held)
         self.keeper.found(place.key)
+
+    def set_aside(self, key: Key) -> None:
+        """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
+
+        The log is told of it as of an empty shard, so that it is known when a later process can take it back. What
+        the log knows nothing of is nothing that can be believed, and is freed.
+        """
+        if key not in self.shards and len(self.aside) < SHARDS_MAX:
+            self.aside.add(key)
+
+    def check_room(self) -> None:
+        """Raise `MemoryExhausted` when the agent has as many shards of this job as it may have."""
+        if len(self.shards) >= SHARDS_MAX:
+            raise MemoryExhausted(
+                f"agent {self.agent!r} has {SHARDS_MAX} shards of this job, which is the limit: release some, or "
+                "connect to another agent"
+            )
 
     def join(self, incarnation: int, host: str, site: str, now: float, *, rack: str = "") -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
@@ -91,6 +106,7 @@ class AgentCore:
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
+        holds += tuple(Holding(model=key.model, replica=key.replica, shard=key.shard) for key in sorted(self.aside))
         by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
         effects: list[AnyEffect] = [Say(joins)]
@@ -127,7 +143,7 @@ class AgentCore:
             core.on_event(event, now)
             effects += self._take(core)
         if isinstance(event, CopyPlaced) and self.joined:
-            effects += self.keeper.placed(event)
+            effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
             self.keeper.forget(Key(event.model, event.replica, event.shard))
         return effects + self._tend_copies(now)
@@ -143,6 +159,8 @@ class AgentCore:
         for core in list(self.shards.values()):
             core.doom(why, now)
             effects += self._take(core)
+        effects += [Free(key) for key in sorted(self.aside)]
+        self.aside.clear()
         return effects
 
     @property
@@ -150,17 +168,32 @@ class AgentCore:
         """Whether the job is deleted, and nothing of it is left here."""
         return self.deleted is not None and not self.shards
 
+    def _copies_placed(self, event: CopyPlaced) -> list[AnyEffect]:
+        """Make the copies that the log wants here, as many as there may be shards."""
+        effects: list[AnyEffect] = []
+        for wanted in self.keeper.placed(event):
+            coming = sum(key not in self.shards for key in self.keeper.copies)
+            full = len(self.shards) + coming > SHARDS_MAX
+            effects += self._copy_refused(wanted.key) if full else [wanted]
+        return effects
+
+    def _copy_refused(self, key: Key) -> list[AnyEffect]:
+        """Let the log know that there is no memory for a copy, so that it is placed elsewhere."""
+        release = Release(model=key.model, replica=key.replica, shard=key.shard)
+        wanted = self.keeper.copies.pop(key, None)
+        said = [] if wanted is None else [self._say_for(key, release)]
+        return [effect for effect in said if self.joined or not self._kept_back(effect)]
+
     def copy_made(self, made: CopyMade, now: float) -> list[AnyEffect]:
         """Take the memory that was made for a copy, or let the log know that there is none."""
         key = made.key
         if made.failure is not None:
-            release = Release(model=key.model, replica=key.replica, shard=key.shard)
-            wanted = self.keeper.copies.pop(key, None)
-            said = [] if wanted is None else [self._say_for(key, release)]
-            return [effect for effect in said if self.joined or not self._kept_back(effect)]
+            return self._copy_refused(key)
         if key not in self.keeper.copies:
             # The log has let it go while it was made.
             return [Free(key)]
+        if len(self.shards) >= SHARDS_MAX:
+            return [Free(key), *self._copy_refused(key)]
         self._add(Place(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), Held())
         return self._tend_copies(now)
 
@@ -204,12 +237,10 @@ class AgentCore:
         """Join anew if it is this one that the log has lost; else let reads know, which may wait for what it brings."""
         if event.agent == self.agent:
             return [Rejoin()] if event.incarnation == self.incarnation else []
-        effects: list[AnyEffect] = []
-        for core in list(self.shards.values()):
+        for core in self.shards.values():
             if isinstance(core.operation, ReadOperation):
                 core.operation.lose_agent(event.agent, event.incarnation)
-                effects += self._take(core)
-        return effects
+        return []
 
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
@@ -223,6 +254,9 @@ class AgentCore:
                 self.keeper.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
+            elif (key := Key(holding.model, holding.replica, holding.shard)) in self.aside:
+                self.aside.discard(key)
+                effects.append(Free(key))
         for holding in event.kept:
             core = self._stated_core(holding)
             if core is not None:
@@ -239,14 +273,14 @@ class AgentCore:
 
     def _concerned(self, event: AnyEvent) -> list[ShardCore]:
         model, replica = getattr(event, "model", None), getattr(event, "replica", None)
-        speaker = []
         if event.by is not None and event.by.process == self.agent and "/" in event.by.lane:
-            key = self._speech.shard_of(int(event.by.lane.partition("/")[2]))
-            core = self.shards.get(key) if key is not None else None
-            speaker = [core] if core is not None else []
+            lane = int(event.by.lane.partition("/")[2])
+            speaker = [core for key, core in self.shards.items() if self._speech.lanes[key] == lane]
+        else:
+            speaker = []
         if replica is None:
             return speaker
-        group = list(self._replicas.get((str(model), replica), {}).values())
+        group = [core for key, core in self.shards.items() if (key.model, key.replica) == (model, replica)]
         return group + [core for core in speaker if core not in group]
 
     # Shards and calls.
@@ -255,12 +289,10 @@ class AgentCore:
         """Bring a new shard whose segment stands already."""
         if self.deleted is not None:
             return [Free(place.key), Raise(call.call, JobGone.__name__, self.deleted)]
-        if len(self.shards) >= SHARDS_MAX:
-            return [
-                Raise(
-                    call.call, MemoryExhausted.__name__, f"agent {self.agent!r} has {SHARDS_MAX} shards: release some"
-                )
-            ]
+        try:
+            self.check_room()
+        except MemoryExhausted as why:
+            return [Free(place.key), Raise(call.call, MemoryExhausted.__name__, str(why))]
         core = self._add(place, None)
         core.session = call.session
         core.called(call, now)
@@ -347,9 +379,9 @@ class AgentCore:
         effects: list[AnyEffect] = []
         for lease in self.table.expire(now):
             effects += self._lease_expired(lease, now)
-        for key in self._deadlines.due(now):
-            core = self.shards.get(key)
-            if core is not None:
+        for core in list(self.shards.values()):
+            when = core.deadline()
+            if when is not None and when <= now:
                 core.tick(now)
                 effects += self._take(core)
         return effects + self._tend_copies(now)
@@ -364,20 +396,17 @@ class AgentCore:
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
+        times = [when for core in self.shards.values() if (when := core.deadline()) is not None]
+        lease = self.table.deadline()
         again = self.keeper.deadline() if self.joined else None
-        times = (self._deadlines.earliest(), self.table.deadline(), again)
-        return min((each for each in times if each is not None), default=None)
+        times += [each for each in (lease, again) if each is not None]
+        return min(times, default=None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         self.table.check()
-        for key, core in self.shards.items():
+        for core in self.shards.values():
             core.check()
-            wanted, noted = core.deadline(), self._deadlines.of(key)
-            assert wanted is None or (noted is not None and noted <= wanted), (
-                f"{core.where} would be looked at too late"
-            )
-            assert self._replicas[key.model, key.replica][key] is core
 
     # How.
 
@@ -386,27 +415,14 @@ class AgentCore:
         sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
         core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
         self.shards[place.key] = core
-        self._replicas.setdefault((place.key.model, place.key.replica), {})[place.key] = core
-        self._deadlines.note(place.key, core.deadline())
         return core
-
-    def _forget(self, key: Key) -> None:
-        del self.shards[key]
-        self._deadlines.forget(key)
-        group = self._replicas[key.model, key.replica]
-        del group[key]
-        if not group:
-            del self._replicas[key.model, key.replica]
 
     def _take(self, core: ShardCore) -> list[AnyEffect]:
         """Take a core's effects, and forget the core if it is gone."""
         out = [each for each in core.out if not (isinstance(each, Answer | Raise) and self.keeper.ended(each))]
         core.out = []
-        if self.shards.get(core.key) is core:
-            if core.gone:
-                self._forget(core.key)
-            else:
-                self._deadlines.note(core.key, core.deadline())
+        if core.gone and self.shards.get(core.key) is core:
+            del self.shards[core.key]
         if self.deleted is not None:
             return [effect for effect in out if not isinstance(effect, Say)]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]
