@@ -1,7 +1,9 @@
 """How a registry or a planner runs as a process: from its settings to a signal, or to what it can't go on with.
 
-Always true: it ends within two seconds of SIGTERM or SIGINT, whatever NATS or a collector of traces do; and when it
-ends by itself, it says in one line why and exits with 1 (2: it was started wrongly, and a restart would not help).
+Invariants:
+- It ends within two seconds of SIGTERM or SIGINT, whatever NATS or a collector of traces do.
+- When it ends by itself, it says in one line why and exits with 1 (2: it was started wrongly, and a restart would not
+  help). An error that escapes and that no owner handles ends it so: systemd, Docker and `tensorhub up` start it anew.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
+from tensorhub_common.supervision import Fault, set_last_resort, watch_loop
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -31,6 +34,10 @@ EXPORT_S_MAX: Final = 0.4
 """Together with `CLOSE_S_MAX` this stays below the two seconds that a process is given to end."""
 
 _log: Final = telemetry.logger(__name__)
+
+
+class Faulted(TensorHubError):
+    """An error escaped, and no owner could go on without what failed."""
 
 
 class Service(Protocol):
@@ -60,6 +67,9 @@ def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settin
         uvloop.run(_until_signalled(_serve(settings, settings.nats, kind, name, make)))
     except TensorHubError as why:
         code = _told(program, str(why), FAILED)
+    except Exception as why:  # noqa: BLE001 (whatever ends a process, its last line says so)
+        _log.exception("the process ends")
+        code = _told(program, f"{why!r}. This is a fault of TensorHub: report it with the log", FAILED)
     telemetry.shutdown(EXPORT_S_MAX)
     sys.exit(code)
 
@@ -70,12 +80,30 @@ def _told(program: str, why: str, code: int) -> int:
 
 
 async def _until_signalled(work: Coroutine[None, None, None]) -> None:
+    """Run until a signal comes, or an error escapes that no owner handles. Raises `Faulted` then."""
     working = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
+    faults: list[Fault] = []
+
+    def end(fault: Fault) -> None:
+        faults.append(fault)
+        working.cancel()
+
+    watch_loop(loop)
+    set_last_resort(end)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
-    with suppress(asyncio.CancelledError):
-        await working
+    try:
+        with suppress(asyncio.CancelledError):
+            await working
+    finally:
+        set_last_resort(None)
+    if faults:
+        error = faults[0].error
+        why = (
+            str(error) if isinstance(error, TensorHubError) else f"{faults[0]}. This is a fault of TensorHub: report it"
+        )
+        raise Faulted(why)
 
 
 async def _serve(settings: Settings, url: str, kind: str, name: str, make: Callable[[Bus, Settings], Service]) -> None:

@@ -157,7 +157,7 @@ _ROWS: Final = (
         "tensorhub.registry.jobs.stopped",
         "gauge",
         "{job}",
-        "Jobs that this registry has given up, since it can't go on from what their log says.",
+        "Jobs that this registry has set aside, since it can't go on from what their log says. They are tried again.",
     ),
     Metric("registry", "tensorhub.registry.agents", "gauge", "{agent}", "Agents by state.", ("job", "state")),
     Metric(

@@ -217,10 +217,7 @@ class CopyPool:
             chore = Chore(work, lambda: self._turns.qsize() > 0)
             self._turns.put(chore)
             self._chore = chore
-            try:
-                await settled(chore.over, chore.stop)
-            finally:
-                self._chore = None
+            await settled(chore.over, chore.stop)
 
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""

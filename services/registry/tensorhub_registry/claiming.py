@@ -9,6 +9,7 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Lead
 from tensorhub_common.wire.events.any_event import AnyEvent
@@ -23,8 +24,8 @@ _log: Final = telemetry.logger(__name__)
 class Claiming:
     """One job's claim, as its leader makes it."""
 
-    def __init__(self, log: JobLog, registry: str, catalog: Callable[[], Catalog]) -> None:
-        self._log = log
+    def __init__(self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor) -> None:
+        self._log, self._work = log, work
         self._claim = Claim(registry)
         self._catalog = catalog
         self._lease_term: int | None = None
@@ -56,8 +57,9 @@ class Claiming:
         """It leads no more."""
         self._lease_term = None
         self._claim.drop()
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
     def see(self, event: AnyEvent) -> None:
         """Take the outcome of a command that was folded; where another registry's word stands, say it again."""
@@ -69,7 +71,7 @@ class Claiming:
             # No word is taken in a deleted job, and it has no agents to speak of.
             return
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._say(self._lease_term), name=f"claim {self._log.job}")
+            self._task = self._work.start(self._say(self._lease_term), "saying who leads")
 
     async def _say(self, lease_term: int) -> None:
         while self._claim.is_due(self._catalog()):

@@ -16,6 +16,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.snapshotting import Snapshotting
 
@@ -40,14 +41,14 @@ def too_many(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:
 class Clearing:
     """Clears up after one job, while this registry leads."""
 
-    def __init__(self, bus: Bus, snapshotting: Snapshotting) -> None:
-        self._bus, self._snapshotting = bus, snapshotting
+    def __init__(self, bus: Bus, snapshotting: Snapshotting, work: Supervisor) -> None:
+        self._bus, self._snapshotting, self._work = bus, snapshotting, work
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, fold: JobFold) -> None:
         """Cut the log down and remove the blobs, in the background; once for each time that this registry leads."""
         if self._task is None:
-            self._task = asyncio.create_task(self._clear(fold), name=f"clear {fold.job}")
+            self._task = self._work.start(self._clear(fold), "clearing up after the deleted job")
 
     def cancel(self) -> None:
         """Stop: whoever leads next begins anew."""

@@ -1,64 +1,81 @@
-"""Saying in a job's log that an agent is lost. The fold decides; this is only the leader's word.
+"""Saying in one job's log that an agent is lost. The fold decides; this is only the leader's word.
 
 All registries speak on one lane, under one name that no agent can have: terms order their words, so what an older
 leader says late is refused by the fold. A leader speaks only once its own term stands in the log (see `claiming`). What
 the log does not take is dropped: the liveness core says it again.
+
+Invariants: the words of one job reach its log one after the other, with rising numbers; a job whose log takes nothing
+keeps no other job's word waiting.
 """
 
 import asyncio
-from itertools import count
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tensorhub_common import subjects, telemetry
+from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import Expire, Sender
 from tensorhub_registry.claim import PROCESS
-from tensorhub_registry.job import Job
+from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.liveness import ExpireAgent
 
-WAITING_MAX: Final = 65_536
 APPEND_TIMEOUT_S: Final = 2.0
+"""An expiry that the log has not taken by then is dropped, and said again after another window of silence."""
+
+Told = Callable[[Exception | None], None]
 
 _log: Final = telemetry.logger(__name__)
 
 
 class Expiring:
-    """Appends the expiries one after the other, in the order in which they were decided."""
+    """Appends one job's expiries one after the other, in the order in which they were decided."""
 
-    def __init__(self, jobs: dict[str, Job]) -> None:
-        self._jobs = jobs
-        self._waiting: asyncio.Queue[ExpireAgent] = asyncio.Queue(WAITING_MAX)
-        self._numbers = count(1)
+    def __init__(self, log: JobLog, claim: Claiming, work: Supervisor, numbers: Iterator[int], told: Told) -> None:
+        """Take the registry's `numbers`, which rise while it runs. `told` learns whether the log takes it."""
+        self._log, self._claim, self._work, self._numbers, self._told = log, claim, work, numbers, told
+        self._waiting: dict[str, ExpireAgent] = {}
+        """By agent: what is said again while it still waits takes the earlier word's place."""
+        self._task: asyncio.Task[None] | None = None
 
-    def say(self, lost: list[ExpireAgent]) -> None:
-        """Take expiries that the liveness core decided."""
-        for expiry in lost:
-            if self._waiting.full():
-                return
-            self._waiting.put_nowait(expiry)
+    def say(self, lost: ExpireAgent) -> None:
+        """Take an expiry that the liveness core decided."""
+        self._waiting[lost.agent] = lost
+        if self._task is None or self._task.done():
+            self._task = self._work.start(self._append_all(), "saying who is lost")
 
-    async def append_all(self) -> None:
-        """Append what `say` takes, until cancelled."""
-        while True:
-            expiry = await self._waiting.get()
-            job = self._jobs.get(expiry.job)
-            if job is None or job.term != expiry.term or job.claim.term is None:
+    def cancel(self) -> None:
+        """Say nothing more: this registry leads no longer."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _append_all(self) -> None:
+        while self._waiting:
+            expiry = self._waiting.pop(next(iter(self._waiting)))
+            term = self._claim.term
+            if term is None:
                 continue
-            _log.warning("an agent is silent and counts as lost", **_fields(expiry))
             try:
-                await self._append(job, expiry, job.claim.term)
+                await self._append(expiry, term)
             except TensorHubError as why:
-                _log.warning("an expiry could not be written", why=str(why), **_fields(expiry))
+                _log.info("that an agent is silent could not be written", why=str(why), **_fields(expiry))
+                self._told(why)
+            else:
+                _log.warning("an agent is silent and counts as lost", **_fields(expiry))
+                self._told(None)
 
-    async def _append(self, job: Job, expiry: ExpireAgent, term: int) -> None:
+    async def _append(self, expiry: ExpireAgent, term: int) -> None:
         number = next(self._numbers)
         by = Sender(PROCESS, term, number)
         command = Expire(by=by, agent=expiry.agent, incarnation=expiry.incarnation, term=term)
         # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        subject = f"{subjects.cmd(job.name, 'expire')}.{PROCESS}"
+        subject = f"{subjects.cmd(self._log.job, 'expire')}.{PROCESS}"
         msg_id = f"{PROCESS}.{term}.{number}"
-        await job.log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
+        await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 
 def _fields(expiry: ExpireAgent) -> dict[str, object]:

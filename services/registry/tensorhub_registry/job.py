@@ -5,14 +5,17 @@ it has folded. Two tasks share the pure `JobFold` and never touch it between an 
 `_follow` gives it the log's entries, `_speak` publishes what it has decided and tells it what became of that. So
 folding goes on while an acknowledgement is awaited.
 
-Always true: only while this registry leads does it publish; whatever it can't go on from (another fold spoke, the log
-was replaced) stops the job with an error, and the process and the other jobs go on.
+Invariants:
+- Only while this registry leads does it publish.
+- What the job can't go on from (another fold spoke, the log was replaced), and any error that escapes from its tasks,
+  sets this job aside (`failure`). The process and the other jobs go on, and the registry tries the job again.
+- Nothing of another job waits for a task of this one.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tensorhub_common import restoring, telemetry
@@ -31,7 +34,8 @@ from tensorhub_common.bus.failures import (
 )
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.table import AgentState
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, JobDeleted, RegistryLeads
 from tensorhub_registry import trimming
 from tensorhub_registry.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
@@ -39,7 +43,8 @@ from tensorhub_registry.claiming import Claiming
 from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.deleting import Clearing
 from tensorhub_registry.ending import last_event
-from tensorhub_registry.liveness import Forget, Unwatch, Watch
+from tensorhub_registry.expiring import Expiring
+from tensorhub_registry.liveness import ExpireAgent, Forget, Unwatch, Watch
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.replies import Replies
 from tensorhub_registry.snapshotting import Snapshotting
@@ -56,6 +61,7 @@ from tensorhub_registry.steps import (
 )
 from tensorhub_registry.storing import CHAIN_EVENTS_MAX, Storing
 from tensorhub_registry.tracing import Tracing
+from tensorhub_registry.trouble import Failure, Troubles
 
 FOLD_BURST: Final = 8
 """After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
@@ -69,32 +75,55 @@ FULL_RETRY_S: Final = 0.5
 ROOM_WAIT_S: Final = 0.5
 """With the fold full and nothing published for so long, the log's end is asked how far publication is."""
 
+LOOK_FOR_ROOM_S: Final = 5.0
+"""How often a leader looks whether the job's log is nearly full."""
+
+READING: Final = "reading"
+WRITING: Final = "writing"
+"""What a job may be kept from, as `Troubles` names it."""
+
 _UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
 """Nobody knows whether what was asked was done. All of it may be repeated."""
 
 _log: Final = telemetry.logger(__name__)
 
 OnAgent = Callable[[Watch | Unwatch | Forget], None]
+OnAside = Callable[["Job"], None]
 
 
 class Job:
-    """One job of this registry, from `start` to `close`."""
+    """One job of this registry, from `start` to `close`, or until it is set aside."""
 
-    def __init__(self, bus: Bus, name: str, registry: str, on_agent: OnAgent, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        registry: str,
+        on_agent: OnAgent,
+        on_aside: OnAside,
+        numbers: Iterator[int],
+        *,
+        replicas: int = 1,
+        beyond: int = -1,
+    ) -> None:
+        """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before."""
         self.name = name
         self.fold = JobFold(name)
-        self.failure: str | None = None
-        """Why the job has stopped, if it has."""
+        self.failure: Failure | None = None
+        """Why the job was set aside, if it was."""
+        self.troubles = Troubles()
         self.counts = CommandCounts()
         self.term: int | None = None
         """The term in which this registry leads, or None while it does not."""
         self.log = JobLog(bus, name)
-        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog)
+        self._work = Supervisor(f"job {name!r}", on_fault=self._on_fault)
+        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work)
+        self._expiring = Expiring(self.log, self.claim, self._work, numbers, self._note_writing)
         self._bus = bus
-        self._on_agent = on_agent
-        self._storing = Storing(bus, self.log)
-        self._snapshotting = Snapshotting(bus, self.log, replicas)
-        self._clearing = Clearing(bus, self._snapshotting)
+        self._on_agent, self._on_aside = on_agent, on_aside
+        self._storing = Storing(bus, self.log, self._work)
+        self._snapshotting = Snapshotting(bus, self.log, replicas, self._work)
+        self._clearing = Clearing(bus, self._snapshotting, self._work)
         self._tracing = Tracing(name)
         self._goal: int | None = None
         self._recall_from = 1
@@ -106,22 +135,27 @@ class Job:
         self._is_full = False
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
+        self._beyond = beyond
+        self._tried = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------------------------------- from outside
 
     def start(self) -> None:
         """Begin to fold."""
-        self._following = asyncio.create_task(self._follow(), name=f"fold {self.name}")
+        self._following = self._work.start(self._follow(), "folding the log", self._on_fold_fault)
 
     async def close(self) -> None:
         """Stop folding and speaking."""
         self.stand_down()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait({self._following})
+        await self._work.close()
         self._tracing.close()
+
+    async def wait_tried(self) -> None:
+        """Return once the job has folded what it was set aside for the last time, or was set aside again."""
+        await self._tried.wait()
 
     def lead(self, term: int) -> None:
         """Speak from now on: this registry holds the lease."""
@@ -129,18 +163,28 @@ class Job:
             return
         self.stand_down()
         self.term = term
-        self._speaking = asyncio.create_task(self._speak(), name=f"speak {self.name}")
+        self._speaking = self._work.start(self._speak(), "publishing outcomes", self._on_speech_fault)
+        self._looking = self._work.start(self._look_for_room(), "looking for room in the log")
 
     def stand_down(self) -> None:
         """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
-        speaking, self._speaking = self._speaking, None
+        ending = (self._speaking, self._looking)
+        self._speaking = self._looking = None
         self.term = self._goal = None
         self._ready.clear()
+        self.troubles.clear(WRITING)
         self._snapshotting.cancel()
         self._clearing.cancel()
+        self._expiring.cancel()
         self.claim.drop()
-        if speaking is not None and speaking is not asyncio.current_task():
-            speaking.cancel()
+        for task in ending:
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    def expire(self, lost: ExpireAgent) -> None:
+        """Say in the log that an agent is lost."""
+        if self.term == lost.term:
+            self._expiring.say(lost)
 
     @property
     def has_ended(self) -> bool:
@@ -160,10 +204,24 @@ class Job:
                 await self._ready.wait()
         return self._ready.is_set()
 
-    async def look_for_room(self) -> None:
+    def refuse(self) -> None:
+        """Raise `RegistryUnavailable` where the job was set aside."""
+        if self.failure is not None:
+            raise RegistryUnavailable(
+                f"job {self.name!r} is set aside, since {self.failure.why}: {self.failure.advice}; the registry tries "
+                "it again by itself, and 'tensorhub doctor' says when"
+            )
+
+    async def _look_for_room(self) -> None:
         """Make room in a log that is nearly full, while this registry leads."""
-        if self._ready.is_set():
-            await self._snapshotting.look_for_room(self.fold)
+        while True:
+            await asyncio.sleep(LOOK_FOR_ROOM_S)
+            if not self._ready.is_set():
+                continue
+            try:
+                await self._snapshotting.look_for_room(self.fold)
+            except TensorHubError as why:
+                _log.debug("how full the log is could not be learnt", job=self.name, why=str(why))
 
     # ------------------------------------------------------------------------------------------- folding
 
@@ -181,11 +239,7 @@ class Job:
                     if not await self._restore() and not recalled:
                         raise
         except TensorHubError as why:
-            self._fail(str(why))
-        except Exception as why:  # noqa: BLE001 (one job's fault must not end the others)
-            # A fault in the fold is the same on every machine: go on with the other jobs.
-            _log.exception("the fold failed", job=self.name, seq=self.fold.seq + 1)
-            self._fail(f"entry {self.fold.seq + 1} can't be folded: {why!r}. This is a fault of TensorHub: report it")
+            self._fail(Failure.of(why))
 
     async def _restore(self) -> bool:
         """Go on from a snapshot that lies ahead of the fold; False: there is none."""
@@ -194,8 +248,10 @@ class Job:
                 snapshot, extent = await restoring.newest(self._bus, self.name, self.fold.seq)
                 break
             except _UNKNOWN as why:
+                self._note_reading(why)
                 _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
             await asyncio.sleep(RETRY_S)
+        self.troubles.clear(READING)
         if snapshot is None:
             return False
         term = self.term
@@ -214,7 +270,8 @@ class Job:
 
     async def _fold_on(self) -> None:
         folded = 0
-        async with contextlib.aclosing(self.log.follow(min(self._recall_from, self.fold.seq + 1))) as entries:
+        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), told=self._note_reading)
+        async with contextlib.aclosing(follow) as entries:
             async for entry in entries:
                 if entry.seq <= self.fold.seq:
                     self.fold.recall(entry)
@@ -226,11 +283,25 @@ class Job:
                 if folded % FOLD_BURST == 0:
                     await asyncio.sleep(0)
 
+    def _note_reading(self, error: Exception | None) -> None:
+        if error is None:
+            self.troubles.clear(READING)
+        else:
+            self.troubles.note(READING, error, time.time())
+
+    def _note_writing(self, error: Exception | None) -> None:
+        if error is None:
+            self.troubles.clear(WRITING)
+        else:
+            self.troubles.note(WRITING, error, time.time())
+
     async def _fold_in(self, entry: Entry) -> None:
         if self.fold.is_full:
             await self._make_room()
         await self._carry_out(self.fold.handle(entry, time.monotonic()))
         self._snapshotting.note(entry)
+        if entry.seq > self._beyond:
+            self._tried.set()
         if self.fold.can_publish:
             self._wake.set()
         if self._goal is not None:
@@ -294,19 +365,31 @@ class Job:
         if self.is_deleted and self._ready.is_set() and not self.fold.is_pending(self.fold.catalog.deleted):
             self._clearing.begin(self.fold)
 
-    def _fail(self, why: str) -> None:
-        """Stop the job for good. That the log of a deleted job goes is no failure."""
+    def _on_fold_fault(self, fault: Fault) -> None:
+        """Set the job aside: a fault in the fold is the same on every machine."""
+        self._fail(Failure.of(fault.error, f"entry {self.fold.seq + 1} can't be folded: {fault.error!r}"))
+
+    def _on_speech_fault(self, fault: Fault) -> None:
+        self._fail(Failure.of(fault.error, f"outcomes can't be published: {fault.error!r}"))
+
+    def _on_fault(self, fault: Fault) -> None:
+        self._fail(Failure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
+
+    def _fail(self, failure: Failure) -> None:
+        """Set the job aside. That the log of a deleted job goes is no failure."""
         if self.is_deleted:
-            _log.info("the deleted job is not folded any more", job=self.name, why=why)
+            _log.info("the deleted job is not folded any more", job=self.name, why=failure.why)
             self.stand_down()
             return
         if self.failure is not None:
             return
-        self.failure = why
-        _log.error("the job is stopped", job=self.name, seq=self.fold.seq, why=why)
+        self.failure = failure
+        _log.error("the job is set aside", job=self.name, seq=self.fold.seq, why=failure.why, advice=failure.advice)
         self.stand_down()
+        self._tried.set()
         if self._following is not None and self._following is not asyncio.current_task():
             self._following.cancel()
+        self._on_aside(self)
 
     # ------------------------------------------------------------------------------------------- speaking
 
@@ -323,10 +406,7 @@ class Job:
                 else:
                     await self._say(publication)
         except TensorHubError as why:
-            self._fail(str(why))
-        except Exception as why:  # noqa: BLE001 (one job's fault must not end the others)
-            _log.exception("outcomes can't be published", job=self.name)
-            self._fail(f"outcomes can't be published: {why!r}. This is a fault of TensorHub: report it")
+            self._fail(Failure.of(why))
 
     async def _begin_to_lead(self) -> None:
         """Learn how far the log is and how far publication is, so that nothing is tried that stands there already."""
@@ -338,8 +418,10 @@ class Job:
                 await self._snapshotting.learn()
                 break
             except _UNKNOWN as why:
+                self._note_writing(why)
                 _log.debug("the log's end is unknown", job=self.name, why=str(why))
             await asyncio.sleep(RETRY_S)
+        self.troubles.clear(WRITING)
         if refusal is not None:
             _log.warning("events are published one by one", job=self.name, why=refusal)
         await self._look_whether_ready()
@@ -368,10 +450,12 @@ class Job:
         except LogFull as why:
             pause_s = FULL_RETRY_S
             self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
+            self._note_writing(why)
             self._note_full(str(why))
         except (LogMissing, MessageTooLarge):
             raise
         except _UNKNOWN as why:
+            self._note_writing(why)
             _log.warning("whether an outcome was published is unknown", job=self.name, why=str(why))
             self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
         finally:
@@ -379,6 +463,7 @@ class Job:
         await self._carry_out(effects)
         if isinstance(became, Acknowledged):
             self._room.set()
+            self.troubles.clear(WRITING)
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
             self._note_room()
             self._look_whether_deleted()

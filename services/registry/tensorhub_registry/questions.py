@@ -3,25 +3,30 @@
 The subjects are subscribed to only while leading, so where no registry leads NATS itself tells the asker at once that
 nobody listens. A reply is one JSON object: the answer, or an `Error`. Always true: an answer comes from a fold that has
 read all that stood in the log when this registry began to lead, and that leads at the moment of the answer: one that
-was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no answer.
+was asleep for longer than its lease keeps silent, whatever it was asked meanwhile. In doubt there is no answer. The
+questions about one job wait for none about another: each job has bounds of its own, and takes up only its own.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
-from tensorhub_common import subjects
+from tensorhub_common import subjects, telemetry
 from tensorhub_common.bus.answering import CONCURRENT_MAX, PENDING_MAX, Answering
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NotPermitted
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.catalog.story import story
-from tensorhub_common.errors import BadCommand, RegistryUnavailable, TensorHubError, VersionUnavailable, gone
+from tensorhub_common.errors import BadCommand, TensorHubError, VersionUnavailable, gone
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.asks import (
     STORY_LINES_MAX,
     Error,
+    Health,
     JobForgotten,
     JobOpened,
     ModelAsk,
@@ -42,39 +47,55 @@ READY_WAIT_S_MAX: Final = 5.0
 OPEN: Final = "open"
 FORGET: Final = "forget"
 OUTCOME: Final = "outcome"
+HEALTH: Final = "health.registry"
 
 _SILENCE: Final = b""
+_JOB_TOKEN: Final = 2
+_NEW: Final = ""
+"""Questions about jobs that are not known here share this name's bounds; no job has it."""
 
 Ask = TypeVar("Ask")
-FindJob = Callable[[str], Awaitable[Job]]
-"""Returns a job that is being folded; raises where there is none."""
-Forget = Callable[[Job], Awaitable[None]]
-"""Removes what is left of a deleted job."""
-OpenTheJob = Callable[[str], Awaitable[Job]]
 Answer = Callable[[Job, Message], msgspec.Struct]
+
+_log: Final = telemetry.logger(__name__)
+
+
+class Jobs(Protocol):
+    """The jobs of a registry."""
+
+    jobs: dict[str, Job]
+
+    async def find(self, name: str) -> Job:
+        """Return a job that is folded here, or was set aside; raise where there is none."""
+        ...
+
+    async def open(self, name: str) -> Job:
+        """Return the job, which is made where there is none."""
+        ...
+
+    async def forget(self, job: Job) -> None:
+        """Remove what is left of a deleted job."""
+        ...
+
+    def health_of(self, job: Job) -> Health:
+        """Say how one job gets on."""
+        ...
+
+    def health(self) -> Health:
+        """Name the jobs that are not well."""
+        ...
 
 
 class Questions:
     """Answers while subscribed. A handler is called only for a job that is ready."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        registry: str,
-        find: FindJob,
-        open_the_job: OpenTheJob,
-        forget: Forget,
-        holds_lease: Callable[[], bool],
-    ) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, registry: str, jobs: Jobs, holds_lease: Callable[[], bool]) -> None:
+        self._bus, self._registry, self._jobs = bus, registry, jobs
         self._holds_lease = holds_lease
-        self._registry = registry
-        self._find = find
-        self._open_the_job = open_the_job
-        self._forget = forget
-        self._answering = Answering(
-            self._reply_to, self._respond, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
-        )
+        self._answering: dict[str, Answering] = {}
+        """By job."""
+        self._left: WeakSet[Answering] = WeakSet()
+        """Of jobs that are gone, with questions under way: to forget a job is one."""
         self._subscriptions: list[Subscription] = []
         self._answers: Mapping[str, Answer] = {
             "versions": _versions,
@@ -88,16 +109,40 @@ class Questions:
         """Answer from now on."""
         if self._subscriptions:
             return
-        for what in (OPEN, FORGET, *self._answers):
+        for what in (OPEN, FORGET, HEALTH, *self._answers):
             subject = subjects.asks_of_all_jobs(what)
-            self._subscriptions.append(await self._bus.subscribe(subject, self._answering.take))
+            try:
+                self._subscriptions.append(await self._bus.subscribe(subject, self._take))
+            except NotPermitted as why:
+                if what != HEALTH:
+                    raise
+                # The permissions are of a release that did not know it: all else goes on as it did there.
+                _log.warning("how jobs get on can't be told", why=str(why))
 
     async def unsubscribe(self) -> None:
         """Answer nothing more."""
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.close()
-        await self._answering.stop()
+        answering = [*self._answering.values(), *self._left]
+        self._answering.clear()
+        await asyncio.gather(*(each.stop() for each in answering))
+
+    def drop(self, job: str) -> None:
+        """The job is gone from here. What is asked about it just now is answered still."""
+        answering = self._answering.pop(job, None)
+        if answering is not None:
+            self._left.add(answering)
+
+    def _take(self, question: Message) -> None:
+        name = question.subject.split(".")[_JOB_TOKEN]
+        name = name if name in self._jobs.jobs else _NEW
+        answering = self._answering.get(name)
+        if answering is None:
+            answering = self._answering[name] = Answering(
+                self._reply_to, self._respond, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
+            )
+        answering.take(question)
 
     async def _respond(self, question: Message, body: bytes, headers: Mapping[str, str]) -> None:
         if body != _SILENCE and self._holds_lease():
@@ -112,15 +157,18 @@ class Questions:
 
     async def _answer(self, question: Message) -> msgspec.Struct | None:
         ask = subjects.parse(question.subject)
-        if not isinstance(ask, subjects.AskSubject) or ask.job is None:
+        if not isinstance(ask, subjects.AskSubject):
+            raise BadCommand(f"there is nothing to be asked on {question.subject}")
+        if ask.what == HEALTH:
+            return self._jobs.health() if ask.job is None else self._jobs.health_of(await self._jobs.find(ask.job))
+        if ask.job is None:
             raise BadCommand(f"a question belongs to a job, so it can't be asked on {question.subject}")
         if ask.what == OPEN:
-            return JobOpened(job=(await self._open_the_job(ask.job)).name)
-        job = await self._find(ask.job)
+            return JobOpened(job=(await self._jobs.open(ask.job)).name)
+        job = await self._jobs.find(ask.job)
         if not await job.is_ready(READY_WAIT_S_MAX) and job.failure is None:
             return None
-        if job.failure is not None:
-            raise RegistryUnavailable(f"job {job.name!r} is stopped, since {job.failure}")
+        job.refuse()
         if ask.what == FORGET:
             return await self._forgotten(job)
         if job.is_deleted and ask.what != OUTCOME:
@@ -130,7 +178,7 @@ class Questions:
     async def _forgotten(self, job: Job) -> JobForgotten:
         if not job.is_deleted:
             raise BadCommand(f"job {job.name!r} is not deleted: 'tensorhub delete --job {job.name}' does that first")
-        await self._forget(job)
+        await self._jobs.forget(job)
         return JobForgotten(job=job.name)
 
     def _status(self, job: Job, _: Message) -> Status:

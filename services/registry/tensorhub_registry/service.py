@@ -2,11 +2,18 @@
 
 Here the pure cores meet the world: the lease and the connection drive `Leader`, beats and folded events drive
 `Liveness`, and what they say is carried out at once. Several registries may run; all fold, one speaks.
+
+Invariants:
+- A job that can't go on is set aside and tried again (`aside`); whatever is asked, folded or said of one job waits for
+  no other one's stream.
+- An error that escapes anywhere else ends the process, which is started anew: the log has all that it knew.
 """
 
 import asyncio
 import time
+from collections.abc import Collection
 from contextlib import AsyncExitStack
+from itertools import count
 from typing import Final
 
 import msgspec
@@ -19,24 +26,29 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFa
 from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
-from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable, gone
+from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.machine import Tick
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
-from tensorhub_common.wire.asks import Beat
+from tensorhub_common.supervision import Supervisor
+from tensorhub_common.wire.asks import HEALTH_JOBS_MAX, Beat, Health, JobHealth, JobState
 from tensorhub_registry import leader, liveness
+from tensorhub_registry.aside import Aside, set_aside
 from tensorhub_registry.deleting import too_many
-from tensorhub_registry.expiring import Expiring
 from tensorhub_registry.job import Job
 from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
+from tensorhub_registry.trouble import health_of
 
 LEASE_KEY: Final = "registry"
 
 DISCOVER_S: Final = 5.0
-"""How often a registry looks for jobs that others opened or deleted, and for logs that are nearly full."""
+"""How often a registry looks for jobs that others opened or deleted."""
 DISCOVER_AGAIN_S: Final = 0.2
 """The same, where NATS gave no answer."""
+
+TRY_S_MAX: Final = 30.0
+"""A job that was set aside is given so long to get further before the next one is tried."""
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 """A registry says that it is ready once it leads, or once it has become clear that another one does."""
@@ -53,33 +65,51 @@ class Registry:
         self.id = settings.registry_id
         self.jobs: dict[str, Job] = {}
         self._bus = bus
+        self._work = Supervisor(f"registry {self.id!r}")
         self._leader = leader.Leader()
         self._liveness = liveness.Liveness(settings.lost_after_s)
-        self._expiring = Expiring(self.jobs)
+        self._numbers = count(1)
         self._replicas = settings.log_replicas
         self._lease = LeaderLease(
-            bus, LEASE_KEY, self.id, settings.leader_ttl_s, replicas=self._replicas, on_change=self._on_lease
+            bus,
+            LEASE_KEY,
+            self.id,
+            settings.leader_ttl_s,
+            replicas=self._replicas,
+            on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )
-        self._questions = Questions(bus, self.id, self._find, self._open, self._forget, lambda: self._lease.held)
+        self._questions = Questions(bus, self.id, self, lambda: self._lease.held)
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
+        self._aside: dict[str, Aside] = {}
+        """The jobs that were set aside, until they are gone: one that fails at the same place again waits longer."""
+        self._due: asyncio.Queue[Job] = asyncio.Queue()
+        """Those that are to be tried again; each stands here once, so there are no more of them than jobs."""
+        self._looking = asyncio.Lock()
+        self._next_look: asyncio.Task[None] | None = None
+        self._forgetting: set[str] = set()
+        """Jobs whose streams are being deleted."""
+        self._forgotten: dict[str, float] = {}
+        """When that ended, in the loop's time: a list of all jobs that was asked for before may still name them."""
 
     # ------------------------------------------------------------------------------------------- from outside
 
     async def run(self) -> None:
         """Fold all jobs, ask for the lease, say that this registry is ready, and go on until cancelled."""
-        self._bus.watch(self._on_connection)
-        await self._bus.subscribe(subjects.beats(), self._on_beat)
-        self._on_connection(self._bus.is_connected)
-        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._discover_always(), name="discover")
-            tasks.create_task(self._subscribe_while_leading(), name="questions")
-            tasks.create_task(self._expiring.append_all(), name="expiring")
+        on_connection = self._work.guarded(self._on_connection, "a change of the connection")
+        self._bus.watch(on_connection)
+        await self._bus.subscribe(subjects.beats(), self._work.guarded(self._on_beat, "a beat"))
+        on_connection(self._bus.is_connected)
+        async with AsyncExitStack() as stack:
+            self._work.start(self._discover_always(), "looking for jobs")
+            self._work.start(self._subscribe_while_leading(), "listening for questions")
+            self._work.start(self._try_again_always(), "trying jobs again that were set aside")
             await self._lease.start()
             await self._lease.wait(held=True, timeout_s=FIRST_LEASE_WAIT_S)
             await answer_pings(self._bus, self.id, "registry")
             await stack.enter_async_context(serving(f"registry {self.id} serves"))
             _log.info("ready", leads=self._leader.leads, jobs=len(self.jobs))
+            await asyncio.Event().wait()
 
     @property
     def leads(self) -> bool:
@@ -91,10 +121,8 @@ class Registry:
         self._obey(leader.Resigned())
         await self._lease.close()
         await self._questions.unsubscribe()
-        if self._timer is not None:
-            self._timer.cancel()
-        for job in self.jobs.values():
-            await job.close()
+        await self._work.close()
+        await asyncio.gather(*(job.close() for job in self.jobs.values()))
 
     # ------------------------------------------------------------------------------------------- leading
 
@@ -143,12 +171,15 @@ class Registry:
             self._hear(beat)
 
     def _hear(self, event: liveness.Input) -> None:
-        self._expiring.say(self._liveness.handle(event, time.monotonic()))
+        for lost in self._liveness.handle(event, time.monotonic()):
+            job = self.jobs.get(lost.job)
+            if job is not None:
+                job.expire(lost)
         deadline = self._liveness.deadline()
         if self._timer is None and deadline is not None:
             # A timer that stands is left alone: beats only move deadlines away, and an early tick does nothing.
             wait_s = max(0.0, deadline - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
+            self._timer = self._work.call_later(wait_s, self._tick, what="looking who is lost")
 
     def _tick(self) -> None:
         self._timer = None
@@ -156,76 +187,150 @@ class Registry:
 
     # ------------------------------------------------------------------------------------------- jobs
 
+    async def find(self, name: str) -> Job:
+        """Return a job that is folded here, or was set aside. Raises `VersionUnavailable` where there is none."""
+        job = self.jobs.get(name)
+        if job is None or job.has_ended:
+            # Perhaps it was opened by another registry a moment ago.
+            await self._look()
+            job = self.jobs.get(name)
+        if job is None:
+            raise VersionUnavailable(f"there is no job {name!r}: connect to it with the SDK, or ask `open` for it")
+        return job
+
+    async def open(self, name: str) -> Job:
+        """Make the job's log and blob store, if they are not there, and fold the log."""
+        subjects.check_job(name)
+        if name in self._forgetting:
+            raise gone(name)
+        if name in self.jobs and self.jobs[name].has_ended:
+            await self._look()
+        job = self.jobs.get(name)
+        if job is not None:
+            job.refuse()
+            if job.is_deleted:
+                raise gone(name)
+        await Blobs(self._bus).open(name, self._replicas)
+        await joblog.open_job(self._bus, name, self._replicas)
+        return self._add(name)
+
+    async def forget(self, job: Job) -> None:
+        """Remove what is left of a deleted job. Its name is free from then on."""
+        if not await job.is_ready(READY_WAIT_S_MAX) or not job.is_deleted or self.jobs.get(job.name) is not job:
+            return
+        self._forgetting.add(job.name)
+        self._drop(job)
+        try:
+            await job.close()
+            await job.remove()
+        finally:
+            self._forgetting.discard(job.name)
+            self._forgotten[job.name] = asyncio.get_running_loop().time()
+
+    def health_of(self, job: Job) -> Health:
+        """Say how one job gets on."""
+        found = self._job_health(job)
+        return Health(id=self.id, role="registry", ailing=int(found.state != JobState.WELL), jobs=(found,))
+
+    def health(self) -> Health:
+        """Name the jobs that are not well."""
+        ailing = [each for job in self.jobs.values() if (each := self._job_health(job)).state != JobState.WELL]
+        return Health(id=self.id, role="registry", ailing=len(ailing), jobs=tuple(ailing[:HEALTH_JOBS_MAX]))
+
+    def _job_health(self, job: Job) -> JobHealth:
+        return health_of(job.name, job.fold.seq, job.failure, self._aside.get(job.name), job.troubles, time.time())
+
+    # ------------------------------------------------------------------------------------------- coming and going
+
     async def _discover_always(self) -> None:
         while True:
             wait_s = DISCOVER_S
             try:
-                await self._discover()
+                await self._look()
             except _NO_ANSWER as why:
                 wait_s = DISCOVER_AGAIN_S
                 _log.debug("the jobs could not be listed", why=str(why))
             await asyncio.sleep(wait_s)
 
-    async def _discover(self) -> None:
-        """Begin with jobs that others opened, forget stopped ones whose log is gone, and look for full logs."""
-        found = set(await joblog.jobs(self._bus))
+    async def _look(self) -> None:
+        """Look which jobs there are, by a look that begins after this: those that ask meanwhile share the next one."""
+        if self._next_look is None:
+            self._next_look = self._work.start(self._look_next(), "looking for jobs", awaited=True)
+        await asyncio.shield(self._next_look)
+
+    async def _look_next(self) -> None:
+        async with self._looking:
+            self._next_look = None
+            began = asyncio.get_running_loop().time()
+            found = await joblog.jobs(self._bus)
+            self._forgotten = {name: at for name, at in self._forgotten.items() if at >= began}
+            self._reconcile(set(found) - self._forgetting - set(self._forgotten))
+
+    def _reconcile(self, names: Collection[str]) -> None:
+        """Begin with jobs that others opened, and let those go whose log is gone. `names`: all that have a log."""
         for job in [job for job in self.jobs.values() if job.has_ended]:
             # A deleted job's name may stand for another log by now.
-            if job.is_deleted or job.name not in found:
-                await self._remove(job)
-        for name in sorted(found):
+            if job.is_deleted or job.name not in names:
+                self._drop(job)
+                self._work.start(job.close(), "closing a job")
+        for name in sorted(names):
             self._add(name)
-        for job in list(self.jobs.values()):
-            await job.look_for_room()
         if self._leader.leads:
             tombstones = [(job.fold.catalog.deleted_at, job.name) for job in self.jobs.values() if job.is_deleted]
             for name in too_many(tombstones, time.time()):
-                await self._forget(self.jobs[name])
+                self._work.start(self._forget_deleted(self.jobs[name]), "forgetting a deleted job")
 
-    def _add(self, name: str) -> Job:
+    async def _forget_deleted(self, job: Job) -> None:
+        try:
+            await self.forget(job)
+        except TensorHubError as why:
+            _log.warning("a deleted job can't be forgotten yet", job=job.name, why=str(why))
+
+    def _add(self, name: str, beyond: int = -1) -> Job:
         known = self.jobs.get(name)
         if known is not None:
             return known
-        job = self.jobs[name] = Job(self._bus, name, self.id, self._hear, self._replicas)
+        job = self.jobs[name] = Job(
+            self._bus,
+            name,
+            self.id,
+            self._work.guarded(self._hear, "hearing of an agent"),
+            self._work.guarded(self._set_aside, "setting a job aside"),
+            self._numbers,
+            replicas=self._replicas,
+            beyond=beyond,
+        )
         job.start()
         if self._leader.leads:
             job.lead(self._leader.term)
         return job
 
-    async def _remove(self, job: Job) -> None:
-        if self.jobs.get(job.name) is not job:
-            # Two that look for jobs at the same time have both found it at its end.
-            return
-        del self.jobs[job.name]
+    def _drop(self, job: Job) -> None:
+        """Have no more to do with a job; the caller closes it."""
+        if self.jobs.get(job.name) is job:
+            del self.jobs[job.name]
+            self._aside.pop(job.name, None)
+            self._hear(liveness.Forget(job.name))
+            self._questions.drop(job.name)
+
+    def _set_aside(self, job: Job) -> None:
+        aside = self._aside[job.name] = set_aside(self._aside.get(job.name), job.fold.seq, time.time())
         self._hear(liveness.Forget(job.name))
-        await job.close()
+        self._work.call_later(aside.wait_s, self._due.put_nowait, job, what="trying a job again")
 
-    async def _open(self, name: str) -> Job:
-        """Make the job's log and blob store, if they are not there, and fold the log."""
-        subjects.check_job(name)
-        if name in self.jobs and self.jobs[name].has_ended:
-            await self._discover()
-        job = self.jobs.get(name)
-        if job is not None and job.failure is not None:
-            raise RegistryUnavailable(f"job {name!r} is stopped, since {job.failure}")
-        if job is not None and job.is_deleted:
-            raise gone(name)
-        await Blobs(self._bus).open(name, self._replicas)
-        await joblog.open_job(self._bus, name, self._replicas)
-        return self._add(name)
-
-    async def _forget(self, job: Job) -> None:
-        """Remove what is left of a deleted job. Its name is free from then on."""
-        if await job.is_ready(READY_WAIT_S_MAX) and job.is_deleted:
-            await self._remove(job)
-            await job.remove()
-
-    async def _find(self, name: str) -> Job:
-        job = self.jobs.get(name)
-        if job is None or job.has_ended:
-            # Perhaps it was opened by another registry a moment ago.
-            await self._discover()
-            job = self.jobs.get(name)
-        if job is None:
-            raise VersionUnavailable(f"there is no job {name!r}: connect to it with the SDK, or ask `open` for it")
-        return job
+    async def _try_again_always(self) -> None:
+        """Try the jobs that were set aside, one after the other: each folds a part of its log anew."""
+        while True:
+            job = await self._due.get()
+            await job.close()
+            aside = self._aside.get(job.name)
+            if self.jobs.get(job.name) is not job or aside is None:
+                continue
+            del self.jobs[job.name]
+            _log.info("the job is tried again", job=job.name, seq=aside.seq, failures=aside.failures)
+            again = self._add(job.name, aside.seq)
+            try:
+                async with asyncio.timeout(TRY_S_MAX):
+                    await again.wait_tried()
+            except TimeoutError:
+                _log.info("the job that is tried again gets no further yet", job=job.name, seq=again.fold.seq)

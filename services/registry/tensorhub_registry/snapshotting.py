@@ -10,11 +10,12 @@ from typing import Final
 
 from tensorhub_common import telemetry
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import WrongLastSequence
+from tensorhub_common.bus.failures import SnapshotBroken, WrongLastSequence
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.bus.snapshots import SNAPSHOT_BYTES_MAX, Index, Packed, Snapshots
 from tensorhub_common.catalog.snapshot import decode, encode
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.reading import LogEntry
 from tensorhub_registry.trimming import FULL_SHARE_MAX, Pace
@@ -31,8 +32,8 @@ _log: Final = telemetry.logger(__name__)
 class Snapshotting:
     """The snapshots of one job, as its leader makes them."""
 
-    def __init__(self, bus: Bus, log: JobLog, replicas: int) -> None:
-        self._log = log
+    def __init__(self, bus: Bus, log: JobLog, replicas: int, work: Supervisor) -> None:
+        self._log, self._work = log, work
         self._snapshots = Snapshots(bus, log.job, replicas)
         self._pace = Pace()
         self._is_full = False
@@ -46,9 +47,20 @@ class Snapshotting:
         """Count from the newest snapshot that there is, whoever made it."""
         extent = await self._log.extent()
         self._pace.bytes_max = extent.bytes_max
-        index = await self._snapshots.index(extent.created)
+        index = await self._index(extent.created)
         if index is not None:
             self._pace.stands(index.newer.seq, index.newer.time)
+
+    async def _index(self, log: str) -> Index | None:
+        """Return what snapshots there are. An index that can't be read names none, and the next one is written over it.
+
+        What it named lies before the new snapshot, and the log is trimmed no further than what is read back.
+        """
+        try:
+            return await self._snapshots.index(log)
+        except SnapshotBroken as why:
+            _log.error("the index of the snapshots is broken, and is written anew", job=self._log.job, why=str(why))
+            return None
 
     def note(self, entry: LogEntry) -> None:
         """Count an entry that was folded."""
@@ -78,7 +90,7 @@ class Snapshotting:
             return
         body = encode(snapshot)
         self._pace.took(snapshot.seq)
-        self._task = asyncio.create_task(self._keep(snapshot.seq, snapshot.time, body, fold))
+        self._task = self._work.start(self._keep(snapshot.seq, snapshot.time, body, fold), "keeping a snapshot")
 
     async def close(self, fold: JobFold) -> None:
         """The job was deleted: keep its sum, and nothing of the log before the command that did it.
@@ -91,7 +103,7 @@ class Snapshotting:
             raise TensorHubError("the fold is behind the log's end")
         deleted, body = snapshot.catalog.deleted, encode(snapshot)
         extent = await self._log.extent()
-        index = await self._snapshots.index(extent.created)
+        index = await self._index(extent.created)
         if index is None or index.newer.seq < deleted:
             packed = await asyncio.to_thread(Packed.of, body)
             index = await self._snapshots.write(packed, snapshot.seq, snapshot.time, index, extent.created)
@@ -130,7 +142,7 @@ class Snapshotting:
             raise TensorHubError(f"the state has {len(body)} bytes, and a snapshot at most {SNAPSHOT_BYTES_MAX}")
         packed = await asyncio.to_thread(Packed.of, body)
         extent = await self._log.extent()
-        before = await self._snapshots.index(extent.created)
+        before = await self._index(extent.created)
         if before is not None and before.newer.seq >= seq:
             return
         index = await self._snapshots.write(packed, seq, time, before, extent.created)

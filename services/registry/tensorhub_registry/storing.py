@@ -8,7 +8,6 @@ when it stores, and one of NATS 2.15 that finds another name stores nothing in t
 neither. So one command in between would end the log on all nodes.
 """
 
-import asyncio
 from itertools import pairwise
 from secrets import token_hex
 from typing import Final
@@ -18,6 +17,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import events_of
+from tensorhub_common.supervision import Supervisor
 from tensorhub_registry.batches import Batches
 from tensorhub_registry.steps import Acknowledged, Outgoing, Publication
 
@@ -30,9 +30,8 @@ CHAIN_EVENTS_MIN: Final = 2
 class Storing:
     """What one registry writes into one job's log."""
 
-    def __init__(self, bus: Bus, log: JobLog) -> None:
-        self._bus = bus
-        self._log = log
+    def __init__(self, bus: Bus, log: JobLog, work: Supervisor) -> None:
+        self._bus, self._log, self._work = bus, log, work
         self._events = events_of(log.job)
         self.batches = Batches(bus, log.job)
         self._life = token_hex(6)
@@ -53,9 +52,11 @@ class Storing:
     async def _store_chain(self, publication: Publication) -> Acknowledged:
         events = publication.events
         # All requests are on their way before the first answer is awaited, in this order.
-        first = asyncio.create_task(self._store_one(events[0], publication.expected))
+        first = self._work.start(self._store_one(events[0], publication.expected), "storing an event", awaited=True)
         behind = [
-            asyncio.create_task(self._store_behind(before, event, publication.ahead + number))
+            self._work.start(
+                self._store_behind(before, event, publication.ahead + number), "storing an event", awaited=True
+            )
             for number, (before, event) in enumerate(pairwise(events))
         ]
         try:

@@ -24,6 +24,7 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.supervision import Supervisor
 from tensorhub_registry.steps import Acknowledged, Publication
 from tensorhub_registry.storing import Storing
 
@@ -250,10 +251,12 @@ class Delaying:
 async def test_what_a_registry_says_at_once_ends_no_log(whole: RunningCluster, spread: Bus, job: str) -> None:
     log = await opened(spread, job)
     said = publication(job, 2)
-    stored = await Storing(Delaying(spread, log), log).store(said)  # type: ignore[arg-type]  # It passes all else on.
+    stored = await Storing(Delaying(spread, log), log, Supervisor("a test")).store(said)  # type: ignore[arg-type]  # It passes all else on.
     assert stored == Acknowledged(1, 1)
     last = await log.append(subjects.cmd(job, "publish"), b"", "after", timeout_s=ELECTED_S_MAX)
-    assert await Storing(spread, log).store(Publication(1, last + 1, said.events[1:])) == Acknowledged(1, last + 1)
+    assert await Storing(spread, log, Supervisor("a test")).store(
+        Publication(1, last + 1, said.events[1:])
+    ) == Acknowledged(1, last + 1)
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ async def test_a_standby_follows_into_the_new_job(
     await pair[0].kill()
     await again.outcome(await again.say(WISH))
     await again.wait_settled()
-    assert "the job is stopped" not in pair[1].log.read_text()
+    assert "the job is set aside" not in pair[1].log.read_text()
 
 
 async def test_what_is_left_of_a_deleted_job_is_small(

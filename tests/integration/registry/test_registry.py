@@ -173,11 +173,11 @@ async def say_many(watched: WatchedJob, count: int) -> None:
 async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
     watched: WatchedJob, registry: RunningRegistry, open_job: OpenJob
 ) -> None:
-    """As long as the log is not the one that was read, the job is stopped; without a log it is forgotten."""
+    """As long as the log is not the one that was read, the job is set aside; without a log it is forgotten."""
     await watched.outcome(await watched.say(WISH))
     await watched.close()
     await jetstream.api(watched.bus, f"STREAM.DELETE.{subjects.log_stream(watched.name)}")
-    await registry.wait_says("the job is stopped")
+    await registry.wait_says("the job is set aside")
     again = await open_job(watched.bus, watched.name)
     await again.outcome(await again.say(WISH))
     await again.wait_settled()

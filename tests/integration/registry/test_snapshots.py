@@ -197,7 +197,7 @@ async def test_a_broken_snapshot_is_passed_over(
     with pytest.raises(LogGap, match=r"no snapshot leads there: .*part 0 of 1 is missing"):
         await restored(own_bus, job)
     await registry.start()
-    await registry.wait_says("the job is stopped")
+    await registry.wait_says("the job is set aside")
 
 
 async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(

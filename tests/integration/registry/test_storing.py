@@ -11,6 +11,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import WrongLastSequence
 from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.subjects import cmd
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_registry.reading import subject_of
@@ -73,7 +74,7 @@ class Clustered:
 @pytest.mark.parametrize("count", [2, 3, CHAIN_EVENTS_MAX])
 async def test_a_chain_stands_as_it_was_sent(bus: Bus, log: JobLog, count: int) -> None:
     said = publication(log.job, count)
-    assert await Storing(bus, log).store(said) == Acknowledged(count, count)
+    assert await Storing(bus, log, Supervisor("a test")).store(said) == Acknowledged(count, count)
     assert await standing(log) == [each.body for each in said.events]
 
 
@@ -83,12 +84,12 @@ async def test_where_a_command_gets_in_the_chain_ends_and_the_rest_is_said_again
 ) -> None:
     said = publication(log.job, 5)
     meddling = Meddling(bus, log, said.events[cut].body)
-    storing = Storing(meddling, log)  # type: ignore[arg-type]  # It passes all else on.
+    storing = Storing(meddling, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
     assert await storing.store(said) == Acknowledged(cut, cut)
     assert storing.chain_max == max(CHAIN_EVENTS_MIN, 2 * cut)
     before, rest = [each.body for each in said.events[:cut]], said.events[cut:]
     assert await standing(log) == [*before, b"{}"]
-    storing = Storing(bus, log)
+    storing = Storing(bus, log, Supervisor("a test"))
     assert await storing.store(Publication(cut, cut + 2, rest)) == Acknowledged(len(rest), 6)
     assert await standing(log) == [*before, b"{}", *(each.body for each in rest)]
 
@@ -97,14 +98,14 @@ async def test_a_command_before_the_first_leaves_the_first_alone(bus: Bus, log: 
     """The places that were reckoned with are each taken by the one before; none of the others may stand there."""
     said = publication(log.job, 4)
     await bus.publish(cmd(log.job, "publish"), b"{}")
-    assert await Storing(bus, log).store(said) == Acknowledged(1, 2)
+    assert await Storing(bus, log, Supervisor("a test")).store(said) == Acknowledged(1, 2)
     assert await standing(log) == [b"{}", said.events[0].body]
 
 
 async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
     """There the name of the event before, where it is another one, would end the log (see `storing`)."""
     said, clustered = publication(log.job, 5), Clustered(bus)
-    storing = Storing(clustered, log)  # type: ignore[arg-type]  # It passes all else on.
+    storing = Storing(clustered, log, Supervisor("a test"))  # type: ignore[arg-type]  # It passes all else on.
     assert await storing.store(said) == Acknowledged(1, 1)
     assert storing.chain_max == 1
     assert await standing(log) == [said.events[0].body]
@@ -113,15 +114,15 @@ async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
 
 async def test_of_a_chain_against_another_last_event_nothing_stands(bus: Bus, log: JobLog) -> None:
     other = publication(log.job, 1, 77)
-    await Storing(bus, log).store(other)
+    await Storing(bus, log, Supervisor("a test")).store(other)
     with pytest.raises(WrongLastSequence):
-        await Storing(bus, log).store(publication(log.job, 4))
+        await Storing(bus, log, Supervisor("a test")).store(publication(log.job, 4))
     assert await standing(log) == [other.events[0].body]
 
 
 async def test_what_is_said_again_does_not_stand_twice(bus: Bus, log: JobLog) -> None:
     """Its acknowledgement was lost: the same process says all of it again, and learns that something stands."""
-    storing, said = Storing(bus, log), publication(log.job, 4)
+    storing, said = Storing(bus, log, Supervisor("a test")), publication(log.job, 4)
     await storing.store(said)
     await asyncio.gather(storing.store(said), return_exceptions=True)
     assert await standing(log) == [each.body for each in said.events]

@@ -59,6 +59,9 @@ _ACK_TOKENS_LONG: Final = 12
 Wanted = Callable[[bytes], bool]
 """Tells by an entry's body whether it is wanted. It is asked while all entries before were taken and acted upon."""
 
+Told = Callable[[Exception | None], None]
+"""Is told why the stream can't be read just now, at each attempt, and with None once it can."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -66,13 +69,20 @@ class Following:
     """One reader of one job's log. It is used once, through `entries`."""
 
     def __init__(
-        self, bus: Bus, job: str, start_seq: int, filter_subjects: Sequence[str], wanted: Wanted | None = None
+        self,
+        bus: Bus,
+        job: str,
+        start_seq: int,
+        filter_subjects: Sequence[str],
+        wanted: Wanted | None = None,
+        told: Told | None = None,
     ) -> None:
         self._bus = bus
         self._job = job
         self._stream = log_stream(job)
         self._filters = list(filter_subjects)
         self._wanted = wanted
+        self._told = told
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
         self._looks = 0
@@ -117,15 +127,22 @@ class Following:
         while True:
             try:
                 await self._bus.wait_connected(OPEN_TIMEOUT_S)
-                return await self._begin()
+                await self._begin()
+                return self._tell(None)
             except (NoBus, NoAnswer, NoResponder) as error:
+                self._tell(error)
                 _log.debug("stream %s can't be followed yet: %s", self._stream, error)
             except StreamFailure as failure:
                 if failure.err_code == jetstream.STREAM_NOT_FOUND and await self._is_missing():
                     raise self._gone() from None
+                self._tell(failure)
                 _log.warning("stream %s can't be followed yet: %s", self._stream, failure)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, OPEN_WAIT_MAX_S)
+
+    def _tell(self, why: Exception | None) -> None:
+        if self._told is not None:
+            self._told(why)
 
     async def _begin(self) -> None:
         # Cleared first, so that a connection that breaks in the middle of this puts it in doubt again.

@@ -26,7 +26,7 @@ from tensorhub_common.bus.failures import (
     StreamFailure,
     WrongLastSequence,
 )
-from tensorhub_common.bus.following import Following, Wanted
+from tensorhub_common.bus.following import Following, Told, Wanted
 from tensorhub_common.subjects import (
     PREFIX,
     commands_of,
@@ -241,15 +241,16 @@ class JobLog:
         return None if stored is None else Entry.of(stored, self.job)
 
     def follow(
-        self, start_seq: int = 1, *filter_subjects: str, wanted: Wanted | None = None
+        self, start_seq: int = 1, *filter_subjects: str, wanted: Wanted | None = None, told: Told | None = None
     ) -> AsyncGenerator[Entry, None]:
         """Yield every entry from `start_seq` on, for ever, in order, each exactly once, whatever becomes of NATS.
 
         While NATS is away it waits. Raises `LogGap` where an entry is no longer there, `LogShorter` when the log ends
         before what was read or before `start_seq - 1`, `LogMissing` without a log. With filters only entries on these
         subjects come; with `wanted`, of those whose body isn't wanted, only some. Close it (`aclose`) when done.
+        `told` is told why the log can't be read just now.
         """
-        return Following(self._bus, self.job, start_seq, filter_subjects, wanted).entries()
+        return Following(self._bus, self.job, start_seq, filter_subjects, wanted, told).entries()
 
     async def _last(self, subject: str) -> Entry | None:
         try:

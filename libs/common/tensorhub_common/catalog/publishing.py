@@ -142,9 +142,11 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
     last = model.last
     if last is None or (version is not None and version > last):
         return None
-    full = f"no version above {last} is possible: publish {model.name!r} under another name"
     if version is None:
-        return None if last < VERSION_MAX else full
+        name = model.name
+        return (
+            None if last < VERSION_MAX else f"no version above {last} is possible: publish {name!r} under another name"
+        )
     same = ""
     if version == last:
         if root is None or _equal_bytes(model, replica, shard, version, root):
@@ -152,7 +154,7 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
         same = f", and {_taken(model, replica, shard, version, root)} (version {version} is taken)"
     return (
         f"version {version} of model {model.name!r} is not newer than the last published one, {last}{same}: "
-        f"{full if last >= VERSION_MAX else f'publish {last + 1} or higher'}"
+        f"publish {last + 1} or higher"
     )
 
 
@@ -221,7 +223,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
         shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
-    rounds.wake(model, out)
+    rounds.wake(catalog, model, out)
     superseding.overtake(model, version, out)
 
 

@@ -1,0 +1,17 @@
+"""A registry whose core for all jobs' agents fails at its first tick: `python -m …faulty_registry`."""
+
+from tensorhub_common.machine import Tick
+from tensorhub_registry import liveness
+from tensorhub_registry.main import main
+
+if __name__ == "__main__":
+    works = liveness.Liveness.handle
+
+    def fails(self: liveness.Liveness, event: liveness.Input, now: float) -> list[liveness.ExpireAgent]:
+        """Fail once time passes."""
+        if isinstance(event, Tick):
+            raise ArithmeticError("it is broken")  # noqa: TRY004 (any error will do)
+        return works(self, event, now)
+
+    liveness.Liveness.handle = fails  # type: ignore[method-assign]  # The process is this test's own.
+    main()

@@ -1,0 +1,352 @@
+"""One job's trouble costs no other job anything: a hundred jobs in one registry, of which some can't go on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from tests.integration.conftest import RunningNats
+from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
+
+from tensorhub_common import subjects
+from tensorhub_common.bus import jetstream
+from tensorhub_common.bus.blobs import Blobs
+from tensorhub_common.bus.client import NO_HEADERS
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, SnapshotBroken
+from tensorhub_common.bus.joblog import JobLog, jobs
+from tensorhub_common.bus.joblog import open_job as open_log
+from tensorhub_common.bus.snapshots import Snapshots
+from tensorhub_common.settings import load
+from tensorhub_common.supervision import fault_counts
+from tensorhub_common.wire.asks import Error, Health, JobHealth, Status
+from tensorhub_common.wire.codec import encode
+from tensorhub_common.wire.commands import DeleteJob, Join, Publish, Sender
+from tensorhub_common.wire.events.hub import AgentLost, JobDeleted
+from tensorhub_registry import aside, deleting, trimming
+from tensorhub_registry.claiming import Claiming
+from tensorhub_registry.outcomes import JobFold
+from tensorhub_registry.service import Registry
+from tensorhub_registry.snapshotting import Snapshotting
+from tensorhub_registry.storing import Storing
+
+WISH = Publish(model="policy", replica="nobody")
+JOBS = 100
+LEADERLESS_AGENTS = 30
+"""Each would hold up the words about all other jobs' agents for two seconds."""
+
+
+class SilentStreams:
+    """A registry's bus, on which the streams of some jobs have no leader: nobody answers what is asked of them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.leaderless: set[str] = set()
+
+    async def lose_leader(self, job: str) -> None:
+        """From now on nobody answers about this job's streams, and nothing comes from them."""
+        self.leaderless.add(job)
+        stream = subjects.log_stream(job)
+        for consumer in (await jetstream.api(self._bus, f"CONSUMER.NAMES.{stream}", {}))["consumers"]:
+            await jetstream.api(self._bus, f"CONSUMER.DELETE.{stream}.{consumer}")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    def _is_silent(self, subject: str) -> bool:
+        tokens = {token.rpartition("_")[2] for token in subject.split(".")}
+        return not tokens.isdisjoint(self.leaderless)
+
+    async def _answer(self, ask: Callable[..., Awaitable[Any]], subject: str, args: tuple[Any, ...]) -> Any:
+        if self._is_silent(subject):
+            timeout_s = args[1] if len(args) > 1 else 2.0
+            await asyncio.sleep(timeout_s)
+            raise NoAnswer(f"no answer on {subject} within {timeout_s:g} s")
+        return await ask(subject, *args)
+
+    async def request(
+        self, subject: str, body: bytes = b"", timeout_s: float = 2.0, headers: Mapping[str, str] = NO_HEADERS
+    ) -> bytes:
+        return bytes(await self._answer(self._bus.request, subject, (body, timeout_s, headers)))
+
+    async def request_message(
+        self, subject: str, body: bytes = b"", timeout_s: float = 2.0, headers: Mapping[str, str] = NO_HEADERS
+    ) -> Any:
+        return await self._answer(self._bus.request_message, subject, (body, timeout_s, headers))
+
+
+class InProcess:
+    """A registry in the test's own process, and the bus that it is made with."""
+
+    def __init__(self, bus: SilentStreams, registry: Registry) -> None:
+        self.bus, self.registry = bus, registry
+        self.faults_before = fault_counts()
+
+
+@asynccontextmanager
+async def registry_in(url: str, **environ: str) -> AsyncIterator[InProcess]:
+    settings = load({"TENSORHUB_NATS": url, "TENSORHUB_BEAT_S": "0.2", "TENSORHUB_LOST_AFTER_S": "1", **environ})
+    async with await connect(url, name="registry") as bus:
+        silent = SilentStreams(bus)
+        registry = Registry(silent, settings)  # type: ignore[arg-type]  # It passes all else on.
+        running = asyncio.create_task(registry.run())
+        try:
+            await until(lambda: _is_leading(registry), "the registry leads")
+            yield InProcess(silent, registry)
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+            await registry.close()
+
+
+async def _is_leading(registry: Registry) -> bool:
+    return registry.leads
+
+
+async def health(bus: Bus, job: str | None = None) -> Health:
+    """Ask until the registry answers."""
+    subject = subjects.hub_ask("health.registry") if job is None else subjects.ask(job, "health.registry")
+    found: list[bytes] = []
+
+    async def is_answered() -> bool:
+        with contextlib.suppress(NoAnswer, NoResponder, NoBus):
+            found.append(await bus.request(subject, b"", 5.0))
+        return bool(found)
+
+    await until(is_answered, "the registry says how it gets on")
+    return msgspec.json.decode(found[0], type=Health)
+
+
+async def states(bus: Bus) -> dict[str, str]:
+    return {each.job: each.state for each in (await health(bus)).jobs}
+
+
+async def wait_states(bus: Bus, expected: dict[str, str]) -> None:
+    async def are_so() -> bool:
+        return await states(bus) == expected
+
+    await until(are_so, f"the jobs that are not well are {expected}")
+
+
+async def made(bus: Bus, names: list[str]) -> None:
+    """Make the logs of jobs; a registry finds them when it begins."""
+    for name in names:
+        await Blobs(bus).open(name)
+        await open_log(bus, name)
+
+
+async def spoil(bus: Bus, job: str) -> None:
+    """Put an event into a job's log that no registry has decided."""
+    said = b'{"kind":"agent.drained","cmd":1,"i":1,"k":1,"time":1.0,"by":null,"agent":"nobody"}'
+    await bus.publish(f"tensorhub.v1.{job}.event._hub.agent.drained", said)
+
+
+async def test_a_hundred_jobs_of_which_two_can_not_go_on(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob
+) -> None:
+    """In the others every command has its outcome, questions are answered, and silent agents are lost meanwhile.
+
+    The agents of the job whose streams have no leader are lost first. One after the other, the words about them would
+    keep all the others waiting for a minute.
+    """
+    names = [f"job-{number}" for number in range(JOBS - 2)]
+    await made(own_bus, [*names, "spoilt", "leaderless"])
+    leaderless = JobLog(own_bus, "leaderless")
+    for number in range(LEADERLESS_AGENTS):
+        join = Join(by=Sender(f"agent-{number}", 1, 1), host="h", site="s")
+        await leaderless.append(f"tensorhub.v1.leaderless.cmd.join.agent-{number}", encode(join), f"{number}")
+    async with registry_in(own_nats_server.url) as running:
+        watched = [await open_job(own_bus, name) for name in names]
+        await until(lambda: _has_agents(running.registry, "leaderless"), "the agents of the leaderless job are known")
+        await running.bus.lose_leader("leaderless")
+        await spoil(own_bus, "spoilt")
+        await wait_states(own_bus, {"spoilt": "set-aside", "leaderless": "waiting"})
+        for job in watched:
+            await job.say(Join(by=Sender("silent", 1, 1), host="h", site="s"))
+        for job in watched:
+            await job.outcome(await job.say(WISH))
+            answer = await own_bus.request(subjects.ask(job.name, "status"), b"", 2.0)
+            assert msgspec.json.decode(answer, type=Status).job == job.name
+        for job in watched:
+            await job.wait_for(lambda job=job: _is_lost(job), f"the silent agent of {job.name} is lost")  # type: ignore[misc]
+        assert await states(own_bus) == {"spoilt": "set-aside", "leaderless": "waiting"}
+        running.bus.leaderless.clear()
+        await wait_states(own_bus, {"spoilt": "set-aside"})
+        again = await open_job(own_bus, "leaderless")
+        await again.outcome(await again.say(WISH))
+
+
+def _is_lost(job: WatchedJob) -> bool:
+    return any(isinstance(event, AgentLost) for event in job.events)
+
+
+async def _has_agents(registry: Registry, job: str) -> bool:
+    return job in registry.jobs and len(registry.jobs[job].fold.catalog.agents) >= LEADERLESS_AGENTS
+
+
+# --------------------------------------------------------------------------------------------- set aside, tried again
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what was set aside tried again at once, and less often by no means."""
+    monkeypatch.setattr(aside, "AGAIN_S_MIN", 0.1)
+    monkeypatch.setattr(aside, "AGAIN_S_MAX", 0.2)
+
+
+FAULTS: list[tuple[type, str]] = [
+    (JobFold, "handle"),
+    (Storing, "store"),
+    (Claiming, "begin"),
+    (Snapshotting, "learn"),
+    (Snapshotting, "look"),
+]
+"""What folds, what publishes, what says who leads, what keeps snapshots."""
+
+
+class Sabotage:
+    """Breaks one method of one job's part."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, kind: type, name: str) -> None:
+        self.tries = 0
+        works = getattr(kind, name)
+
+        def broken(part: Any, *args: Any) -> Any:
+            if (part.job if isinstance(part, JobFold) else part._log.job) != "ailing":
+                return works(part, *args)
+            self.tries += 1
+            raise RuntimeError("it is broken")
+
+        patch.setattr(kind, name, broken)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(("kind", "name"), FAULTS, ids=[f"{kind.__name__}.{name}" for kind, name in FAULTS])
+async def test_a_fault_sets_that_job_aside_until_it_is_mended(
+    kind: type,
+    name: str,
+    own_nats_server: RunningNats,
+    own_bus: Bus,
+    open_job: OpenJob,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever an error escapes in one job, its neighbour goes on; once it is mended the job does too."""
+    await made(own_bus, ["ailing"])
+    unanswered = await JobLog(own_bus, "ailing").append(subjects.cmd("ailing", "publish"), encode(WISH), "1")
+    with monkeypatch.context() as patch:
+        sabotage = Sabotage(patch, kind, name)
+        async with registry_in(own_nats_server.url):
+            neighbour = await open_job(own_bus, "neighbour")
+            await wait_states(own_bus, {"ailing": "set-aside"})
+            (found,) = (await health(own_bus, "ailing")).jobs
+            assert "it is broken" in found.why
+            assert "report it" in found.advice
+            assert 0 < found.since <= found.again_at
+            refusal = msgspec.json.decode(await own_bus.request(subjects.ask("ailing", "status"), b"", 5.0), type=Error)
+            assert refusal.error == "RegistryUnavailable"
+            assert "it is broken" in refusal.message
+            await neighbour.outcome(await neighbour.say(WISH))
+            await until(partial(_reached, sabotage, sabotage.tries + 2), "the job is tried again, and again")
+            patch.undo()
+            await wait_states(own_bus, {})
+            ailing = await open_job(own_bus, "ailing")
+            await ailing.outcome(unanswered)
+            await ailing.outcome(await ailing.say(WISH))
+            await ailing.wait_settled()
+
+
+async def _reached(sabotage: Sabotage, tries: int) -> bool:
+    return sabotage.tries >= tries
+
+
+# --------------------------------------------------------------------------------------------- questions, deletion
+
+
+async def test_questions_about_a_job_that_can_not_be_read_keep_no_other_one_waiting(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob
+) -> None:
+    """Each of them waits five seconds for the log, and hundreds of them could take up all that is answered at once."""
+    await made(own_bus, ["leaderless"])
+    async with registry_in(own_nats_server.url) as running:
+        job = await open_job(own_bus, "well")
+        await running.bus.lose_leader("leaderless")
+        running.registry.jobs["leaderless"].stand_down()
+        running.registry.jobs["leaderless"].lead(running.registry.jobs["well"].term or 0)
+        inbox = own_bus.new_inbox()
+        for _ in range(400):
+            for what in ("status", "versions", "replicas", "story", "outcome", "open"):
+                await own_bus.publish(subjects.ask("leaderless", what), b"{}", reply=inbox)
+        answer = await own_bus.request(subjects.ask("well", "status"), b"", 2.0)
+        assert msgspec.json.decode(answer, type=Status).job == job.name
+        (found,) = (await health(own_bus, "well")).jobs
+        assert found == JobHealth(job="well", state="well", seq=found.seq)
+
+
+async def test_two_deleted_jobs_are_forgotten_while_others_look_for_theirs(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question about an unknown job looks at all jobs again, while the two are on their way out."""
+    async with registry_in(own_nats_server.url) as running:
+        for name in ("one", "two"):
+            job = await open_job(own_bus, name)
+            deleted = await job.outcome(await job.say(DeleteJob()))
+            assert isinstance(deleted[0], JobDeleted)
+            await job.close()
+        monkeypatch.setattr(deleting, "TOMBSTONES_MAX", 0)
+        ask = subjects.ask("unknown", "status")
+        answers = await asyncio.gather(*(own_bus.request(ask, b"", 10.0) for _ in range(2)))
+        assert {msgspec.json.decode(each, type=Error).error for each in answers} == {"VersionUnavailable"}
+
+        async def are_gone() -> bool:
+            return await jobs(own_bus) == []
+
+        await until(are_gone, "the deleted jobs are forgotten")
+        assert running.registry.jobs == {}
+        assert fault_counts() == running.faults_before
+
+
+async def test_an_index_of_snapshots_that_can_not_be_read_is_written_anew(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log still reaches back to its beginning, so the job folds on, and a snapshot is kept again."""
+    await made(own_bus, ["ailing"])
+    monkeypatch.setattr(trimming, "SNAPSHOT_ENTRIES_MAX", 4)
+    snapshots = Snapshots(own_bus, "ailing")
+    await snapshots._open()
+    await snapshots._store_index(b"no index")
+    async with registry_in(own_nats_server.url):
+        ailing = await open_job(own_bus, "ailing")
+        for _ in range(10):
+            await ailing.outcome(await ailing.say(WISH))
+
+        async def is_kept() -> bool:
+            with contextlib.suppress(SnapshotBroken):
+                return await Snapshots(own_bus, "ailing").index((await ailing.log.extent()).created) is not None
+            return False
+
+        await until(is_kept, "a snapshot is kept")
+        assert await states(own_bus) == {}
+
+
+# --------------------------------------------------------------------------------------------- the process
+
+
+async def test_a_fault_elsewhere_ends_the_process_with_one_line(
+    own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry
+) -> None:
+    """The core that watches all jobs' agents fails: nothing can go on without it, and a new process can."""
+    registry = registry_on(own_nats_server.url, module="tests.integration.registry.faulty_registry")
+    await registry.start()
+    async with asyncio.timeout(20):
+        assert await registry.process.wait() == 1
+    last = registry.log.read_text().splitlines()[-1]
+    assert last.startswith("tensorhub-registry: registry 'registry-0': looking who is lost failed: ArithmeticError(")
+    assert last.endswith("This is a fault of TensorHub: report it")
+    after = registry_on(own_nats_server.url, "registry-1")
+    await after.start()
+    await after.wait_ready(own_bus)

@@ -1,0 +1,78 @@
+"""When a job that was set aside is tried again, and what is said of it."""
+
+import pytest
+
+from tensorhub_common.bus.failures import LogFull, LogShorter, NoAnswer
+from tensorhub_common.wire.asks import JobHealth
+from tensorhub_registry.aside import AGAIN_S_MAX, AGAIN_S_MIN, Aside, set_aside
+from tensorhub_registry.reading import FoldMismatch
+from tensorhub_registry.trouble import WAITING_S_MIN, Failure, Troubles, health_of
+
+
+def test_a_job_that_gets_no_further_is_tried_ever_more_rarely() -> None:
+    aside: Aside | None = None
+    waits = []
+    for number in range(12):
+        aside = set_aside(aside, 7, 1000.0 * number)
+        waits.append(aside.wait_s)
+        assert (aside.since, aside.again_at) == (0.0, 1000.0 * number + aside.wait_s)
+    assert waits[:4] == [AGAIN_S_MIN, 2 * AGAIN_S_MIN, 4 * AGAIN_S_MIN, 8 * AGAIN_S_MIN]
+    assert waits[-4:] == [AGAIN_S_MAX] * 4
+
+
+def test_one_that_got_further_begins_anew() -> None:
+    aside = set_aside(set_aside(None, 7, 0.0), 7, 10.0)
+    assert aside.failures == 2
+    assert set_aside(aside, 8, 20.0) == Aside(8, 20.0, 1, 20.0 + AGAIN_S_MIN)
+
+
+def test_one_that_got_less_far_gets_no_further() -> None:
+    """Its log can't be read at all now; the entry that it failed at is remembered."""
+    aside = set_aside(set_aside(None, 7, 0.0), 0, 10.0)
+    assert (aside.seq, aside.since, aside.failures) == (7, 0.0, 2)
+
+
+@pytest.mark.parametrize("failures", [64, 100_000])
+def test_no_number_of_failures_is_too_many(failures: int) -> None:
+    assert set_aside(Aside(7, 0.0, failures, 0.0), 7, 0.0).wait_s == AGAIN_S_MAX
+
+
+def test_what_passes_by_itself_is_shown_once_it_lasts() -> None:
+    troubles = Troubles()
+    troubles.note("reading", NoAnswer("no answer within 2 s"), 100.0)
+    assert health_of("j", 7, None, None, troubles, 100.0).state == "well"
+    found = health_of("j", 7, None, None, troubles, 100.0 + WAITING_S_MIN)
+    assert (found.state, found.why, found.since, found.again_at) == ("waiting", "no answer within 2 s", 100.0, 0.0)
+    assert "nodes of NATS" in found.advice
+    troubles.note("reading", NoAnswer("still none"), 110.0)
+    troubles.note("writing", LogFull("it is full"), 101.0)
+    found = health_of("j", 7, None, None, troubles, 120.0)
+    assert (found.why, found.since) == ("still none", 100.0), "what has lasted longest is shown, in its last words"
+    troubles.clear("reading")
+    found = health_of("j", 7, None, None, troubles, 120.0)
+    assert (found.why, found.since) == ("it is full", 101.0)
+    assert "disk" in found.advice
+    troubles.clear("writing")
+    assert health_of("j", 7, None, None, troubles, 120.0) == JobHealth(job="j", state="well", seq=7)
+
+
+def test_why_a_job_is_set_aside_is_shown_before_what_it_waits_for() -> None:
+    troubles = Troubles()
+    troubles.note("reading", NoAnswer("no answer"), 100.0)
+    aside = set_aside(None, 7, 90.0)
+    found = health_of("j", 7, Failure.of(FoldMismatch("another fold spoke")), aside, troubles, 120.0)
+    assert (found.state, found.why, found.seq) == ("set-aside", "another fold spoke", 7)
+    assert (found.since, found.again_at) == (90.0, 90.0 + AGAIN_S_MIN)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (FoldMismatch("x"), "one release"),
+        (LogShorter("x"), "who replaced the log"),
+        (KeyError("x"), "report it"),
+    ],
+)
+def test_each_reason_has_its_own_advice(error: Exception, advice: str) -> None:
+    assert advice in Failure.of(error).advice
+    assert Failure.of(error, "in other words").why == "in other words"
