@@ -22,7 +22,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile --no-loadsc
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition cluster mutants docs
+.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition crowds cluster mutants docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,10 @@ torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four read
 
 matrix: $(READY) ## each process killed or stopped before, during and after the bytes, over each transport: a table
 	@$(BIN)/python -m tests.chaos.matrix
+
+crowds: $(READY) ## a thousand shards at one agent, and a thousand calls on one connection; the agent is killed meanwhile
+	@$(BIN)/python -m tests.chaos.crowds shards
+	@$(BIN)/python -m tests.chaos.crowds calls
 
 cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, so are two at once, and the registries
 	@$(BIN)/python -m pytest tests/integration/bus/test_cluster.py tests/integration/test_cluster.py

@@ -42,6 +42,7 @@ async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_pa
             }
             shards.append(await at.register("policy", spec, replica="trainer", shard=index, shards=2))
             shards[-1].tensors["w"].copy_(whole[:, 3 * index : 3 * index + 3])
+            shards[-1].tensors[f"own-{index}"].fill_(index)
         await asyncio.gather(*(shard.publish(1) for shard in shards))
         code, out, err = await command(hub, "pull", "policy", tmp_path / "out.safetensors", "--job", job, "--json")
         assert (code, err) == (0, ""), out

@@ -150,6 +150,8 @@ async def test_a_gap_is_named_with_its_tensor_and_region(hub: RunningHub) -> Non
             await hubs[0].register("m", specs(tensors, rows, 0, 2), replica="trainer", shard=0, shards=2),
             await hubs[1].register("m", holed, replica="trainer", shard=1, shards=2),
         ]
+        for shard in trainer:
+            shard.mark_loaded()
         assert set(await asyncio.gather(*(shard.publish() for shard in trainer))) == {1}
         reader = await registered(hubs, "reader", columns, 2, tensors)
         failed = await asyncio.gather(*(shard.replicate(1, timeout_s=10) for shard in reader), return_exceptions=True)
@@ -170,6 +172,8 @@ async def test_a_shard_that_never_came_is_named(hub: RunningHub) -> None:
             await hubs[0].register("m", specs(tensors, rows, shard, 4), replica="trainer", shard=shard, shards=4)
             for shard in range(3)
         ]
+        for shard in trainer:
+            shard.mark_loaded()
         failed = await asyncio.gather(*(shard.publish(timeout_s=1) for shard in trainer), return_exceptions=True)
         assert [type(error) for error in failed] == [RoundTimeout] * 3, failed
         assert all("shards [3] did not publish" in str(error) for error in failed), failed
@@ -309,6 +313,7 @@ async def test_boxes_of_more_dimensions_than_can_be_carried(hub: RunningHub) -> 
     rank = DIMS_MAX + 1
     async with hub.connected() as hubs:
         trainer = await hubs[0].register("m", {"deep": TensorSpec((3,) * rank, "uint8")}, replica="trainer")
+        trainer.mark_loaded()
         assert await trainer.publish() == 1
         corner = {"deep": TensorSpec((2,) * rank, "uint8", (3,) * rank, (1,) * rank)}
         reader = await hubs[1].register("m", corner, replica="reader")

@@ -229,6 +229,7 @@ async def test_a_missing_sibling_is_named(hub: RunningHub) -> None:
     async with hub.connected() as (here, _):
         half = {"w": TensorSpec((2,), "float32", (4,), (0,))}
         trainer = await here.register("policy", half, replica="trainer", shard=0, shards=2)
+        trainer.tensors["w"].fill_(1)
         with pytest.raises(RoundTimeout, match=r"\[1\]"):
             await trainer.publish(timeout_s=0.3)
         with pytest.raises(RoundTimeout, match=r"\[1\]"):

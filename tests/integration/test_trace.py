@@ -42,6 +42,7 @@ async def one_update(hub: RunningHub, job: str, versions: int = 1) -> None:
     """Bring versions of a model from one agent to the other."""
     async with hub.connected(job) as (here, there):
         trainer = await here.register("policy", SPEC, replica="trainer")
+        trainer.mark_loaded()
         engine = await there.register("policy", SPEC, replica="rollout-0")
         for version in range(1, versions + 1):
             await trainer.publish(version)
@@ -183,6 +184,7 @@ async def test_each_service_shows_what_the_documentation_says_that_it_has(hub: R
     job = new_job()
     async with hub.connected(job) as (here, there):
         trainer = await here.register("policy", SPEC, replica="trainer")
+        trainer.mark_loaded()
         engine = await there.register("policy", SPEC, replica="rollout-0")
         with pytest.raises(VersionUnavailable):
             await engine.replicate(77, timeout_s=0.1)

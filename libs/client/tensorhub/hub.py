@@ -8,12 +8,12 @@ which waits for whatever comes; nothing here imports torch before the first `reg
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import zstandard
 
@@ -25,6 +25,7 @@ from tensorhub.registry import ASK_S, NatsAddress, Registry
 from tensorhub.resuming import OpenChoice, Resume
 from tensorhub.session import Session
 from tensorhub.shard import AsyncShard
+from tensorhub.threads import in_thread
 from tensorhub.watching import Watched
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tensorhub.fsdp import Gathered
     from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
+    from tensorhub.standing import Standing
     from tensorhub.tensors import Described, Tensors
 
 CONNECT_S: Final = 10.0
@@ -52,8 +54,6 @@ CLOSE_AWAY_S: Final = 3.0
 """How long `close` waits for an agent that is away; the shards stay with it then."""
 FREE_S: Final = 5.0
 ZSTD_LEVEL: Final = 3
-
-Result = TypeVar("Result")
 
 log = telemetry.logger(__name__)
 
@@ -114,7 +114,7 @@ class AsyncHub:
         how, choice = arguments.install(install), arguments.resume(resume)
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
-        described, layout = await _in_thread(lambda: _described(module_or_tensors, names))
+        described, layout = await in_thread(lambda: _described(module_or_tensors, names))
         place = Place(
             model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout, install=how
         )
@@ -126,7 +126,7 @@ class AsyncHub:
         """Let the tensors stand in the registered memory."""
         try:
             choice = await self._resumed(described, attachment, resume, deadline)
-            tensors, swaps = await _in_thread(lambda: _bound(described, attachment))
+            bound = await in_thread(lambda: _bound(described, attachment))
         except asyncio.CancelledError:
             attachment.claimed = False
             raise
@@ -136,7 +136,16 @@ class AsyncHub:
         attachment.close_fd()
         if not attachment.place.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
             self._session.loaded(attachment)
-        made = AsyncShard(self._session, attachment, described.layout, tensors, self._forget, swaps, choice)
+        made = AsyncShard(
+            self._session,
+            attachment,
+            described.layout,
+            bound.tensors,
+            self._forget,
+            bound.swaps,
+            standing=bound.standing,
+            choice=choice,
+        )
         self._shards[made] = None
         return made
 
@@ -147,7 +156,7 @@ class AsyncHub:
         version = attachment.found
         if version is None or resume == "memory" or not described.values:
             return None
-        differing = await _in_thread(lambda: _differing(described, attachment))
+        differing = await in_thread(lambda: _differing(described, attachment))
         if differing and resume == "values":
             await self._session.empty(attachment, deadline)
             return None
@@ -362,30 +371,40 @@ def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[
     return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
 
 
-def _bound(
-    described: "Described", attachment: Attachment
-) -> "tuple[dict[str, Any], Staged | Mapped | Gathered | None]":
+class _Bound(NamedTuple):
+    """The tensors of a shard in hub memory, how they swap to other memory, and what they are to lie in."""
+
+    tensors: dict[str, Any]
+    swaps: "Staged | Mapped | Gathered | None" = None
+    standing: "Standing | None" = None
+
+
+def _bound(described: "Described", attachment: Attachment) -> _Bound:
     """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
     from tensorhub.memory import map_segment  # noqa: PLC0415 (they import torch)
+    from tensorhub.standing import Standing  # noqa: PLC0415
     from tensorhub.tensors import bind  # noqa: PLC0415
 
+    has_values = attachment.found is not None
     if attachment.place.install == "staged":
         from tensorhub.staged import Staged  # noqa: PLC0415
 
         staged = Staged(described, attachment)
-        return staged.tensors, staged
+        return _Bound(staged.tensors, staged, Standing(described, staged.tensors, staged.home, has_values=has_values))
     if attachment.place.is_mapped:
         from tensorhub.mapped import Mapped  # noqa: PLC0415
 
         mapped = Mapped(described, attachment)
-        return mapped.tensors, mapped
+        return _Bound(mapped.tensors, mapped)
     memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
-    tensors = bind(described, memory, memory_wins=attachment.found is not None)
+    tensors = bind(described, memory, memory_wins=has_values)
+    home = {name: tensor.detach() for name, tensor in tensors.items()}
+    standing = Standing(described, tensors, lambda: home, has_values=has_values)
     if described.managed.parts:
         from tensorhub.fsdp import Gathered  # noqa: PLC0415
 
-        return tensors, Gathered(described.managed.parts, lambda: attachment.version)
-    return tensors, None
+        return _Bound(tensors, Gathered(described.managed.parts, lambda: attachment.version), standing)
+    return _Bound(tensors, None, standing)
 
 
 def _differing(described: "Described", attachment: Attachment) -> list[str]:
@@ -399,16 +418,6 @@ def _differing(described: "Described", attachment: Attachment) -> list[str]:
 def _gives_all(described: "Described") -> bool:
     """Tell whether values were given for every byte of the shard."""
     return all(entry.name in described.values for entry in described.layout.tensors if entry.nbytes)
-
-
-async def _in_thread(work: Callable[[], Result]) -> Result:
-    """Do what may take long in a thread. When cancelled, wait for its end all the same: it writes into memory."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 async def _next(events: AsyncGenerator[Watched, None]) -> Watched:

@@ -21,6 +21,7 @@ from tensorhub_common import telemetry
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.wire.worker import (
     CALLS_MAX,
+    REGISTERING_MAX,
     Attached,
     Call,
     Done,
@@ -63,6 +64,8 @@ class Session:
         self.tracing = Tracing(job, self._link.send)
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._turns = asyncio.Semaphore(REGISTERING_MAX)
+        """Of shards on their way in: the agent refuses more than so many at a time."""
 
     @property
     def is_connected(self) -> bool:
@@ -150,10 +153,29 @@ class Session:
         self._attachments.forget(attachment)
 
     async def _register(self, attachment: Attachment, timeout_s: float) -> None:
-        pending = _Pending(self._loop.create_future(), attachment)
-        await self._send(pending, lambda number: attachment.place.call(number, timeout_s), timeout_s)
+        epoch, deadline = self._link.epoch, self._loop.time() + timeout_s
+        await self._take_turn(attachment, deadline)
+        try:
+            if self._link.epoch != epoch:
+                raise Broken(self._link.reason)
+            left_s = max(0.0, deadline - self._loop.time())
+            pending = _Pending(self._loop.create_future(), attachment)
+            await self._send(pending, lambda number: attachment.place.call(number, left_s), left_s)
+        finally:
+            self._turns.release()
         if attachment.lost is not None:
             raise attachment.lost
+
+    async def _take_turn(self, attachment: Attachment, deadline: float) -> None:
+        """Wait until one of the turns is free. Raises `AgentUnavailable` at the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise AgentUnavailable(
+                f"the agent at {self._link.socket_path} was still busy with {REGISTERING_MAX} other shards of this "
+                f"process when the time for {attachment.place.where} was over: allow more"
+            ) from None
 
     # -------------------------------------------------------------------------------------------------- calling
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from tensorhub import arguments
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
-from tensorhub.resuming import OpenChoice
+from tensorhub.resuming import OpenChoice, listed
 from tensorhub.session import OnProgress, Session
+from tensorhub.threads import in_thread
+from tensorhub_common import telemetry
 from tensorhub_common.errors import NotPublished, ReplicaConflict
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.worker import ReadReport
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from tensorhub.fsdp import Gathered
     from tensorhub.mapped import Mapped
     from tensorhub.staged import Staged
+    from tensorhub.standing import Standing
+
+log = telemetry.logger(__name__)
 
 
 class AsyncShard:
@@ -42,6 +47,8 @@ class AsyncShard:
         tensors: "dict[str, torch.Tensor]",
         on_release: Callable[["AsyncShard"], None],
         swaps: "Staged | Mapped | Gathered | None" = None,
+        *,
+        standing: "Standing | None" = None,
         choice: OpenChoice | None = None,
     ) -> None:
         self.tensors = tensors
@@ -50,7 +57,9 @@ class AsyncShard:
         self._attachment = attachment
         self._on_release = on_release
         self._swaps = swaps
+        self._standing = standing
         self._choice = choice
+        self._told_of_left = False
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -102,11 +111,13 @@ class AsyncShard:
         self._check_chosen()
         # An unpublish that was interrupted may have gone on to its end, and swapped.
         self._show()
+        await self._check_standing()
         with self._session.tracing.call("publish", self._attachment) as call:
             done = await self._session.ask(self._attachment, Publish(wanted, call.traceparent), bound_s)
             assert done.version is not None
             call.version = done.version
-            return done.version
+        self._filled()
+        return done.version
 
     async def unpublish(self, *, timeout_s: float = 60) -> None:
         """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
@@ -186,7 +197,7 @@ class AsyncShard:
         """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
         self._session.check()
         if self._attachment.version is None:
-            self._choice = None
+            self._filled()
         self._session.loaded(self._attachment)
 
     def _check_writable(self) -> None:
@@ -202,6 +213,36 @@ class AsyncShard:
         """Refuse to publish or overwrite what `register` has found in place of the given values."""
         if self._choice is not None:
             raise self._choice.error(self._attachment.place.where)
+
+    async def _check_standing(self) -> None:
+        """Refuse to publish hub memory where the weights are elsewhere, or were never written."""
+        if self._standing is None:
+            return
+        left = self._standing.left()
+        if left:
+            raise self._standing.error(self._attachment.place.where, left)
+        if self._standing.is_blank:
+            standing, where = self._standing, self._attachment.place.where
+            await in_thread(lambda: standing.check_filled(where))
+
+    def _filled(self) -> None:
+        """Every tensor has the values that are to be published, whoever brought them."""
+        self._choice = None
+        if self._standing is not None:
+            self._standing.loaded()
+
+    def _tell_of_left(self) -> None:
+        """An engine whose module lies elsewhere goes on with its old weights: it may want that, so it is told once."""
+        if self._told_of_left or self._standing is None:
+            return
+        left = self._standing.left()
+        if left:
+            self._told_of_left = True
+            log.warning(
+                "a read has filled hub memory, in which tensors lie no longer: they show what they held before",
+                shard=self._attachment.place.where,
+                tensors=listed(left),
+            )
 
     @asynccontextmanager
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
@@ -245,7 +286,8 @@ class AsyncShard:
             done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
             call.version = done.version
         if done.version is not None:
-            self._choice = None
+            self._filled()
         if done.report is not None:
             self._last_read = done.report
+            self._tell_of_left()
         return done.version

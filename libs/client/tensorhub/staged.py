@@ -17,6 +17,10 @@ from tensorhub.memory import map_segment, populate, tensors_at
 from tensorhub.tensors import bind, stand
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
     from tensorhub.attachment import Attachment
     from tensorhub.tensors import Described
 
@@ -43,7 +47,12 @@ class Staged:
         self._described = described.without_values()
         other = second if attachment.live == first else first
         self._standing = {self.shown: tensors_at(layout, live), other: tensors_at(layout, spare)}
+        self._homes = {inode: self._described.shown(standing) for inode, standing in self._standing.items()}
         self._swapping = threading.Lock()
+
+    def home(self) -> "Mapping[str, torch.Tensor]":
+        """Return the tensors, by every name, as they lie in the memory that is shown."""
+        return self._homes[self.shown]
 
     @property
     def version(self) -> int | None:

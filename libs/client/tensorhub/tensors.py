@@ -9,6 +9,7 @@ aliased; what can't be moved byte for byte (sparse, quantised, partial sums) is 
 after values were copied in, so that equal weights in equal layouts are equal bytes.
 """
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,6 +50,8 @@ class Described:
     """What of the module FSDP2 manages."""
     rows: Mapping[str, int] = field(default_factory=dict)
     """By canonical name: how many rows are values, where FSDP2 has padding behind them."""
+    module: "weakref.ref[nn.Module] | None" = None
+    """Whose members these are."""
 
     def without_values(self) -> "Described":
         """Return what is needed to let the tensors stand in other memory later."""
@@ -172,6 +175,7 @@ def _describe_module(module: nn.Module, mapping: NameMapping | None) -> Describe
         tuple(member for member in members if member.name in entries),
         managed,
         rows,
+        weakref.ref(module),
     )
 
 

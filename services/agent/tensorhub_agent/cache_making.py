@@ -43,6 +43,7 @@ class CopyMaker:
         return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(place.table.nbytes))
 
     async def _make(self, wanted: MakeCopy, shelf: Shelf, layout: Layout, incarnation: int) -> ShelfPlace:
+        await self._shelves.files.idle()
         taken = self._shelves.copies()
         reasons = []
         for where in candidates(wanted.nbytes, self._limits, taken):

@@ -217,7 +217,10 @@ class CopyPool:
             chore = Chore(work, lambda: self._turns.qsize() > 0)
             self._turns.put(chore)
             self._chore = chore
-            await settled(chore.over, chore.stop)
+            try:
+                await settled(chore.over, chore.stop)
+            finally:
+                self._chore = None
 
     def close(self) -> None:
         """Stop the jobs under way and let the threads end."""

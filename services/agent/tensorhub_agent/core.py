@@ -63,6 +63,8 @@ class AgentCore:
         """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
         self.keeper = Keeper(agent)
+        self.aside: set[Key] = set()
+        """Shards whose memory stands here and could not be taken back."""
 
     # Standing in the log.
 
@@ -72,9 +74,27 @@ class AgentCore:
         return self._speech.incarnation
 
     def adopt(self, place: Place, held: Held) -> None:
-        """Take a shard that an earlier process of this agent left behind, before joining."""
+        """Take a shard that an earlier process of this agent left behind, before joining. Raises `MemoryExhausted`."""
+        self.check_room()
         self._add(place, held)
         self.keeper.found(place.key)
+
+    def set_aside(self, key: Key) -> None:
+        """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
+
+        The log is told of it as of an empty shard, so that it is known when a later process can take it back. What
+        the log knows nothing of is nothing that can be believed, and is freed.
+        """
+        if key not in self.shards and len(self.aside) < SHARDS_MAX:
+            self.aside.add(key)
+
+    def check_room(self) -> None:
+        """Raise `MemoryExhausted` when the agent has as many shards of this job as it may have."""
+        if len(self.shards) >= SHARDS_MAX:
+            raise MemoryExhausted(
+                f"agent {self.agent!r} has {SHARDS_MAX} shards of this job, which is the limit: release some, or "
+                "connect to another agent"
+            )
 
     def join(self, incarnation: int, host: str, site: str, now: float, *, rack: str = "") -> list[AnyEffect]:
         """Speak under a new incarnation, and state what stands ready here."""
@@ -86,6 +106,7 @@ class AgentCore:
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
+        holds += tuple(Holding(model=key.model, replica=key.replica, shard=key.shard) for key in sorted(self.aside))
         by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
         effects: list[AnyEffect] = [Say(joins)]
@@ -122,7 +143,7 @@ class AgentCore:
             core.on_event(event, now)
             effects += self._take(core)
         if isinstance(event, CopyPlaced) and self.joined:
-            effects += self.keeper.placed(event)
+            effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
             self.keeper.forget(Key(event.model, event.replica, event.shard))
         return effects + self._tend_copies(now)
@@ -138,6 +159,8 @@ class AgentCore:
         for core in list(self.shards.values()):
             core.doom(why, now)
             effects += self._take(core)
+        effects += [Free(key) for key in sorted(self.aside)]
+        self.aside.clear()
         return effects
 
     @property
@@ -145,17 +168,32 @@ class AgentCore:
         """Whether the job is deleted, and nothing of it is left here."""
         return self.deleted is not None and not self.shards
 
+    def _copies_placed(self, event: CopyPlaced) -> list[AnyEffect]:
+        """Make the copies that the log wants here, as many as there may be shards."""
+        effects: list[AnyEffect] = []
+        for wanted in self.keeper.placed(event):
+            coming = sum(key not in self.shards for key in self.keeper.copies)
+            full = len(self.shards) + coming > SHARDS_MAX
+            effects += self._copy_refused(wanted.key) if full else [wanted]
+        return effects
+
+    def _copy_refused(self, key: Key) -> list[AnyEffect]:
+        """Let the log know that there is no memory for a copy, so that it is placed elsewhere."""
+        release = Release(model=key.model, replica=key.replica, shard=key.shard)
+        wanted = self.keeper.copies.pop(key, None)
+        said = [] if wanted is None else [self._say_for(key, release)]
+        return [effect for effect in said if self.joined or not self._kept_back(effect)]
+
     def copy_made(self, made: CopyMade, now: float) -> list[AnyEffect]:
         """Take the memory that was made for a copy, or let the log know that there is none."""
         key = made.key
         if made.failure is not None:
-            release = Release(model=key.model, replica=key.replica, shard=key.shard)
-            wanted = self.keeper.copies.pop(key, None)
-            said = [] if wanted is None else [self._say_for(key, release)]
-            return [effect for effect in said if self.joined or not self._kept_back(effect)]
+            return self._copy_refused(key)
         if key not in self.keeper.copies:
             # The log has let it go while it was made.
             return [Free(key)]
+        if len(self.shards) >= SHARDS_MAX:
+            return [Free(key), *self._copy_refused(key)]
         self._add(Place(key, made.shards, spot=False, layout=made.layout, nbytes=made.nbytes), Held())
         return self._tend_copies(now)
 
@@ -216,6 +254,9 @@ class AgentCore:
                 self.keeper.forget(core.key)
                 core.dismiss(now)
                 effects += self._take(core)
+            elif (key := Key(holding.model, holding.replica, holding.shard)) in self.aside:
+                self.aside.discard(key)
+                effects.append(Free(key))
         for holding in event.kept:
             core = self._stated_core(holding)
             if core is not None:
@@ -248,12 +289,10 @@ class AgentCore:
         """Bring a new shard whose segment stands already."""
         if self.deleted is not None:
             return [Free(place.key), Raise(call.call, JobGone.__name__, self.deleted)]
-        if len(self.shards) >= SHARDS_MAX:
-            return [
-                Raise(
-                    call.call, MemoryExhausted.__name__, f"agent {self.agent!r} has {SHARDS_MAX} shards: release some"
-                )
-            ]
+        try:
+            self.check_room()
+        except MemoryExhausted as why:
+            return [Free(place.key), Raise(call.call, MemoryExhausted.__name__, str(why))]
         core = self._add(place, None)
         core.session = call.session
         core.called(call, now)

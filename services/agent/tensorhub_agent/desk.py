@@ -24,6 +24,7 @@ from tensorhub_common.names import check_name
 from tensorhub_common.telemetry import keep_foreign
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import (
+    REGISTERING_MAX,
     Attach,
     Attached,
     Done,
@@ -45,9 +46,6 @@ TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 
 HANDLES_MAX: Final = 1000
 """One connection has at most so many shards."""
-
-REGISTERING_MAX: Final = 64
-"""And so many of them may be on their way in."""
 
 OTHERWISE: Final = (
     "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
@@ -127,8 +125,9 @@ class Desk:
         session = self._sessions[worker.number]
         if isinstance(frame, RegisterCall):
             if len(session.registering) >= REGISTERING_MAX:
-                why = f"one connection registers at most {REGISTERING_MAX} shards at a time: wait for some of them"
-                worker.tell(Failed(call=frame.call, error=ReplicaConflict.__name__, message=why))
+                # An error that says to call again, so that a worker which brings its shards back loses none of them.
+                why = f"one connection registers at most {REGISTERING_MAX} shards at a time: call again"
+                worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=why))
                 return
             task = asyncio.create_task(self._register(session, frame))
             session.registering.add(task)
@@ -233,6 +232,8 @@ class Desk:
     async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
         """A new shard: its layout goes to where everybody finds it, its memory is made, the log is told."""
         job = session.job
+        # The core decides once the memory is there; no memory is made for what it would refuse.
+        job.core.check_room()
         digest = await job.keep_layout(data)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
         place = await job.shelf.make(

@@ -111,15 +111,7 @@ class JobAgent:
             is_making=around.limits.deltas > 0,
         )
         self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
-        self.sources = Sources(
-            job,
-            around.bus,
-            around.transports,
-            programs,
-            self._news,
-            deltas=self.deltas,
-            encodings=around.limits.encodings,
-        )
+        self.sources = Sources(job, around.bus, around.transports, programs, self._news, deltas=self.deltas)
         self.lending = Lending(
             self.core,
             self.shelf,
@@ -194,6 +186,8 @@ class JobAgent:
                 held.digests = manifest.digests or b""
             self.concern(key.replica)
             self.core.adopt(place, held)
+        for key in self.shelf.aside:
+            self.core.set_aside(key)
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""
@@ -347,7 +341,7 @@ class JobAgent:
 
     async def _settle(self, key: Key) -> None:
         try:
-            await asyncio.to_thread(self.shelf.settle, key)
+            await self.shelf.settle(key)
         except OSError as why:
             _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
             self.carry_out(self.core.copy_failed(key, self._loop.time()))

@@ -8,6 +8,8 @@ Always true of what `adopt` returns:
 - `whole` shards hold exactly the bytes of their manifest's root; every other comes back as empty, and as partial if
   something was written into it.
 - A segment without a manifest that fits it is gone, and so is everything else with a name of this agent's segments.
+- What has a manifest and can't be taken back now, because there are too many, or no memory or descriptor for it, is set
+  aside: it is left where it stands, so that a later run can take it back.
 """
 
 import contextlib
@@ -27,6 +29,7 @@ from tensorhub_agent.segments import (
     TEMPORARY_SUFFIX,
     ForeignSegment,
     Segment,
+    SegmentBusy,
     SegmentStore,
 )
 from tensorhub_common.digests import root_digest
@@ -81,6 +84,8 @@ class Foreign:
     """No manifest of ours, and why."""
 
     reason: str
+    passes: bool = False
+    """It could not be read now, and may be one of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,25 @@ class Adopted:
     layout: Layout
     whole: bool
     spare: Segment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A shard whose segments were left where they stand, and why they were not taken back."""
+
+    manifest: Manifest
+    reason: str
+
+
+class Room:
+    """How many shards that were left may be taken back: all, unless a kind of this says otherwise."""
+
+    def refusal(self, manifest: Manifest) -> str | None:  # noqa: ARG002 (for kinds of this)
+        """Say why this one may not be taken back now, or None."""
+        return None
+
+    def take(self, manifest: Manifest) -> None:
+        """Note that it was taken back."""
 
 
 def pack_layout(layout: Layout) -> bytes:
@@ -161,7 +185,7 @@ def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
             return Foreign(f"it is larger than {MANIFEST_BYTES_MAX} bytes")
         manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as why:
-        return Foreign(f"it can't be read: {why.strerror}")
+        return Foreign(f"it can't be read: {why.strerror}", passes=not isinstance(why, FileNotFoundError))
     except MALFORMED as why:
         return Foreign(f"it is no manifest: {why}"[:500])
     if manifest.manifest_version != MANIFEST_VERSION:
@@ -178,57 +202,134 @@ def remove(store: SegmentStore, manifest: Manifest, *segments: Segment) -> None:
         store.remove(segment)
 
 
-async def adopt(store: SegmentStore, pool: CopyPool) -> list[Adopted]:
+async def adopt(store: SegmentStore, pool: CopyPool, room: Room | None = None) -> tuple[list[Adopted], list[Aside]]:
     """Take back the segments that an earlier run left, and remove everything else that has a name of this agent's.
 
     What was ready is hashed again, about 0.03 s a GiB; bytes that are not those of the root are empty and partial.
+    What has no room is set aside. Shards that hold a version are taken first, and among equals those whose manifests
+    are older.
     """
-    adopted = []
-    # Spare segments have no manifest: they come last, when the shards that they belong to have taken them.
-    for name in sorted(store.left(), key=lambda name: (not manifest_path(store, name).exists(), name)):
+    room = room or Room()
+    adopted: list[Adopted] = []
+    aside: list[Aside] = []
+    unread = False
+    for name in _worth_most_first(store):
+        # Spare segments have no manifest: the shards that they belong to have taken them by then.
         if store.held(name):
             continue
-        found = _open(store, name)
-        if isinstance(found, Foreign):
+        found = await _adopt(store, name, pool, room)
+        if isinstance(found, Foreign) and found.passes:
+            unread = True
+            store.set_aside(name)
+            _log.error("segment %s is set aside, for its manifest can't be had: %s", name, found.reason)
+        elif isinstance(found, Foreign) and unread and not manifest_path(store, name).exists():
+            # It may be the spare segment of a shard whose manifest could not be read.
+            store.set_aside(name)
+        elif isinstance(found, Foreign):
             _log.warning("segment %s is removed, for its manifest does not serve: %s", name, found.reason)
-            continue
-        manifest, segment, spare, layout = found
-        whole = await _is_whole(manifest, segment, layout, pool)
-        if not whole:
-            touched = manifest.partial or manifest.state != "empty"
-            manifest = msgspec.structs.replace(
-                manifest, state="empty", partial=touched, version=None, root=None, digests=None
-            )
-            with contextlib.suppress(MemoryExhausted):
-                # Without room the old one stays, and the next run comes to the same end by hashing once more.
-                save(store, manifest)
-        adopted.append(Adopted(manifest, segment, layout, whole, spare))
+        elif isinstance(found, Aside):
+            aside.append(found)
+            _set_aside(store, found)
+        else:
+            adopted.append(found)
+            room.take(found.manifest)
     for name in store.stray():
         store.remove_stray(name)
-    return adopted
+    return adopted, aside
 
 
-def _open(store: SegmentStore, name: str) -> tuple[Manifest, Segment, Segment | None, Layout] | Foreign:
-    """Open the segment in which a shard stands, with its spare one if it has one, if all fit together."""
+def _worth_most_first(store: SegmentStore) -> list[str]:
+    """Return the names of what was left: what holds a version, then what was written into, then what is empty."""
+    ranks: dict[str, tuple[int, int, str]] = {}
+    for name in store.left():
+        manifest, saved_at = load(store, name), 0
+        with contextlib.suppress(OSError):
+            saved_at = manifest_path(store, name).stat().st_mtime_ns
+        if isinstance(manifest, Foreign):
+            # Behind a manifest that could not be read comes what has none, and may be its spare segment.
+            rank = 3 if manifest.passes else 4
+        elif manifest.state == "ready" and not manifest.partial:
+            rank = 0
+        else:
+            rank = 1 if manifest.partial or manifest.state != "empty" else 2
+        ranks[name] = (rank, saved_at, name)
+    return sorted(ranks, key=ranks.__getitem__)
+
+
+def _set_aside(store: SegmentStore, aside: Aside) -> None:
+    manifest = aside.manifest
+    for segment in (manifest.segment, manifest.spare):
+        if segment is not None:
+            store.set_aside(segment)
+    _log.error(
+        "shard %d of %s/%s of job %s is set aside: its memory stays in %s, and is taken back when the agent starts "
+        "again and can: %s",
+        manifest.shard,
+        manifest.model,
+        manifest.replica,
+        manifest.job,
+        manifest_path(store, manifest.segment).with_suffix(""),
+        aside.reason,
+    )
+
+
+def remove_aside(store: SegmentStore, aside: Aside) -> None:
+    """Remove what was set aside."""
+    manifest = aside.manifest
+    manifest_path(store, manifest.segment).unlink(missing_ok=True)
+    for segment in (manifest.segment, manifest.spare):
+        if segment is not None:
+            store.remove_aside(segment)
+
+
+async def _adopt(store: SegmentStore, name: str, pool: CopyPool, room: Room) -> Adopted | Aside | Foreign:
+    """Take back the segment in which a shard stands, with its spare one if it has one."""
     manifest = load(store, name)
     if isinstance(manifest, Foreign):
         return manifest
+    refusal = room.refusal(manifest)
+    if refusal is not None:
+        return Aside(manifest, refusal)
     opened: list[Segment] = []
     try:
-        layout = unpack_layout(manifest.layout)
-        if layout_digest(layout) != manifest.layout_digest:
-            return Foreign("its layout has another digest than it says")
-        for each in (name, manifest.spare):
-            if each is not None:
-                opened.append(store.open(each))
-                _check_size(opened[-1], manifest, layout)
-                store.check_head(opened[-1], layout)
-    except (LayoutMismatch, ForeignSegment, MemoryExhausted) as why:
+        layout = _open(store, manifest, opened)
+        live, spare = opened[0], opened[1] if len(opened) > 1 else None
+        if manifest.swapped and spare is not None:
+            live, spare = spare, live
+        whole = await _is_whole(manifest, live, layout, pool)
+    except (LayoutMismatch, ForeignSegment) as why:
         for segment in opened:
             store.remove(segment)
         return Foreign(str(why))
-    live, spare = opened[0], opened[1] if len(opened) > 1 else None
-    return (manifest, spare, live, layout) if manifest.swapped and spare else (manifest, live, spare, layout)
+    except Exception as why:  # noqa: BLE001 (one shard must not keep the agent from its others)
+        # Whatever it is, it is this shard's alone, and says nothing of what stands in its memory.
+        if not isinstance(why, MemoryExhausted | SegmentBusy):
+            _log.exception("segment %s can't be taken back", name)
+        for segment in opened:
+            store.let_go(segment)
+        return Aside(manifest, str(why) or type(why).__name__)
+    if not whole:
+        touched = manifest.partial or manifest.state != "empty"
+        manifest = msgspec.structs.replace(
+            manifest, state="empty", partial=touched, version=None, root=None, digests=None
+        )
+        with contextlib.suppress(MemoryExhausted):
+            # Without room the old one stays, and the next run comes to the same end by hashing once more.
+            save(store, manifest)
+    return Adopted(manifest, live, layout, whole, spare)
+
+
+def _open(store: SegmentStore, manifest: Manifest, opened: list[Segment]) -> Layout:
+    """Open a shard's segments, into `opened`, if they and its manifest fit together; return its layout."""
+    layout = unpack_layout(manifest.layout)
+    if layout_digest(layout) != manifest.layout_digest:
+        raise ForeignSegment("its layout has another digest than it says")
+    for each in (manifest.segment, manifest.spare):
+        if each is not None:
+            opened.append(store.open(each))
+            _check_size(opened[-1], manifest, layout)
+            store.check_head(opened[-1], layout)
+    return layout
 
 
 def _check_size(segment: Segment, manifest: Manifest, layout: Layout) -> None:

@@ -8,6 +8,7 @@ Always true:
 - A segment never shrinks. Removing it takes away its name only: whoever has it mapped keeps valid memory.
 - Who is lent a segment to map it holds a lock on it until the mapping is gone; what is lent must not be written.
 - A failed `create` leaves no file, no mapping and no byte on the account behind.
+- What was set aside counts on the account, and is removed by `remove_aside` alone.
 """
 
 import contextlib
@@ -50,6 +51,8 @@ _MEMINFO: Final = Path("/proc/meminfo")
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _NOT_SUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EPERM})
 _FULL: Final = frozenset({errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG})
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR, errno.EACCES})
+"""What keeps a file from being opened and says nothing of what stands in it."""
 
 # ctypes lets go of the GIL; `mmap` with MAP_POPULATE and `mmap.madvise` of CPython 3.11 do not, and so they would stop
 # the whole agent, its beat too, for about a second a GiB.
@@ -61,6 +64,10 @@ _madvise.restype = ctypes.c_int
 
 class ForeignSegment(TensorHubError):
     """A file that should be a segment is not one of ours."""
+
+
+class SegmentBusy(TensorHubError):
+    """A file that may well be a segment of ours can't be opened now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,8 @@ class SegmentStore:
         self.bytes_max = bytes_max
         self._ours = re.compile(re.escape(prefix) + rf"[0-9a-f]{{{2 * RANDOM_BYTES}}}" + re.escape(self.suffix))
         self._segments: dict[str, Segment] = {}
+        self._aside: dict[str, int] = {}
+        """The bytes of files that are left where they stand, by the segment's name."""
         self._total_bytes = 0
         self._lock = threading.Lock()
 
@@ -163,7 +172,7 @@ class SegmentStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all segments that were created or opened and not removed."""
+        """Bytes of all segments that were created, opened or set aside and not removed."""
         return self._total_bytes
 
     def head_of(self, layout: Layout) -> bytes:  # noqa: ARG002 (what a file on a disk begins with)
@@ -196,7 +205,8 @@ class SegmentStore:
         """Take over a segment that an earlier run of this agent left.
 
         It counts on the account but is not refused for the limit: what stands in it may be a version's last copy.
-        Raises `ForeignSegment` when the file is not a segment of this agent.
+        Raises `ForeignSegment` when the file is not a segment of this agent, and `SegmentBusy` or `MemoryExhausted`
+        when it may be one that can't be had now.
         """
         if self._ours.fullmatch(name) is None:
             raise ForeignSegment(f"{name!r} is not named like a segment of this agent; leave it to its owner")
@@ -209,6 +219,8 @@ class SegmentStore:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as why:
+            if why.errno in _PASSING:
+                raise SegmentBusy(f"segment {path} can't be opened just now ({why.strerror})") from why
             raise ForeignSegment(f"segment {path} can't be opened ({why.strerror}); remove it") from why
         with _closed_on_error(fd):
             about = os.fstat(fd)
@@ -237,16 +249,42 @@ class SegmentStore:
                 segment.path.with_name(segment.name + ending).unlink(missing_ok=True)
             os.close(segment.fd)
 
+    def let_go(self, segment: Segment) -> None:
+        """Close a segment's descriptor and leave its file where it stands."""
+        with self._lock:
+            if self._segments.pop(segment.name, None) is not None:
+                self._total_bytes -= segment.file_bytes
+                os.close(segment.fd)
+
+    def set_aside(self, name: str) -> None:
+        """Leave a segment's file that an earlier run left, with its manifest, where it stands."""
+        nbytes = 0
+        for ending in {"", self.unsettled}:
+            with contextlib.suppress(OSError):
+                nbytes = (self.shm_dir / f"{name}{ending}").stat().st_size
+        with self._lock:
+            if name not in self._aside:
+                self._aside[name] = nbytes
+                self._total_bytes += nbytes
+
+    def remove_aside(self, name: str) -> None:
+        """Remove the file of a segment that was set aside."""
+        with self._lock:
+            self._total_bytes -= self._aside.pop(name, 0)
+        for ending in {"", self.unsettled}:
+            (self.shm_dir / f"{name}{ending}").unlink(missing_ok=True)
+
     def close(self) -> None:
         """Close all descriptors and leave the segments where they stand, for the next run to adopt."""
         with self._lock:
             left, self._segments, self._total_bytes = self._segments, {}, 0
+            self._aside = {}
         for segment in left.values():
             os.close(segment.fd)
 
     def held(self, name: str) -> bool:
-        """Tell whether the segment was created or opened here and not removed."""
-        return name in self._segments
+        """Tell whether the segment was created, opened or set aside here and not removed."""
+        return name in self._segments or name in self._aside
 
     def stray(self) -> list[str]:
         """Return this agent's files that belong to no segment in use: segments, manifests and temporary files."""
@@ -256,7 +294,7 @@ class SegmentStore:
             names = sorted(entry.name for entry in entries if not entry.is_dir(follow_symlinks=False))
         for name in names:
             segment = next((name.removesuffix(end) for end in suffixes if name.endswith(end)), name)
-            if self._ours.fullmatch(segment) is not None and segment not in self._segments:
+            if self._ours.fullmatch(segment) is not None and not self.held(segment):
                 found.append(name)
         return found
 
@@ -300,7 +338,7 @@ class SegmentStore:
         """Reserve every byte; what is reserved already costs nothing."""
         missing = nbytes - os.fstat(fd).st_blocks * 512
         spare = _memory_spare(fd)
-        if spare is not None and missing > spare:
+        if spare is not None and missing > max(0, spare):
             raise self._exhausted(nbytes, f"the machine has {max(0, spare)} bytes of memory to spare")
         for at in range(0, nbytes, RESERVE_STEP_BYTES):
             os.posix_fallocate(fd, at, min(RESERVE_STEP_BYTES, nbytes - at))

@@ -99,7 +99,7 @@ class AgentService:
             stack.push_async_callback(around.transports.stop)
             stack.push_async_callback(self._stop_jobs)
             around.incarnation.next()
-            for job, adopted in (await shelves.adopt(pool)).items():
+            for job, adopted in (await shelves.adopt(pool, JOBS_MAX)).items():
                 self._open(job).adopt(adopted)
             for job_agent in self._jobs.values():
                 job_agent.start()
@@ -144,7 +144,6 @@ class AgentService:
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
-            encodings=settings.encodings,
             deltas=settings.deltas,
         )
 

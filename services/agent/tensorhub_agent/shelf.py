@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,11 +16,13 @@ from tensorhub_agent.cache_disk import DiskStore
 from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import Key, Save
-from tensorhub_agent.manifest import Adopted, Manifest, pack_layout
+from tensorhub_agent.manifest import Adopted, Aside, Manifest, pack_layout
 from tensorhub_agent.segments import Segment, SegmentStore
-from tensorhub_common.errors import MemoryExhausted
+from tensorhub_agent.speech import SHARDS_MAX
+from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.names import cached_version
+from tensorhub_common.supervision import Supervisor
 
 _log: Final = logging.getLogger(__name__)
 
@@ -49,11 +51,19 @@ class ShelfPlace:
     """Where a staged shard is filled."""
     borrowed: Borrowed | None = None
     """What a mapped shard has instead: `segment` is one page that nobody reads."""
+    writing: asyncio.Task[None] | None = None
+    """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
+    unwritten: bool = False
 
     @property
     def target(self) -> Segment:
         """Where reads write to."""
         return self.spare or self.segment
+
+    def remove(self) -> None:
+        """Remove its memory; whoever has it mapped keeps it. It is called from any thread."""
+        spare = [self.spare] if self.spare is not None else []
+        manifests.remove(self.store, self.manifest, self.segment, *spare)
 
     @property
     def inode(self) -> int:
@@ -61,13 +71,86 @@ class ShelfPlace:
         return os.fstat(self.segment.fd).st_ino
 
 
+class Files:
+    """Writes and removes files that an event loop must not wait for, and memory that came too late to be wanted.
+
+    Always true: a shard's manifest is written by one thread at a time, and by none once its removal has begun.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing to do."""
+        self.work = Supervisor("the agent's memory")
+        self._busy: set[asyncio.Task[None]] = set()
+
+    def write(self, place: ShelfPlace) -> None:
+        """Bring a manifest up to date; of several changes the last one counts."""
+        place.unwritten = True
+        if place.writing is None:
+            place.writing = self._begin(self._write(place), "writing a manifest to the disk")
+
+    async def _write(self, place: ShelfPlace) -> None:
+        while place.unwritten:
+            place.unwritten = False
+            await asyncio.to_thread(_save, place.store, place.manifest)
+        place.writing = None
+
+    def remove(self, place: ShelfPlace) -> None:
+        """Remove a shard's files."""
+        self._begin(self._remove(place), "removing a file from the disk")
+
+    async def _remove(self, place: ShelfPlace) -> None:
+        place.unwritten = False
+        if place.writing is not None:
+            await asyncio.wait({place.writing})
+        await asyncio.to_thread(place.remove)
+
+    def _begin(self, work: Coroutine[None, None, None], what: str) -> asyncio.Task[None]:
+        task = self.work.start(work, what)
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        return task
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or removed."""
+        return not self._busy
+
+    async def idle(self) -> None:
+        """Return once everything is written and removed that was to be, so that there is the room it leaves."""
+        while self._busy:
+            await asyncio.wait(set(self._busy))
+
+    def unwanted(self, making: "asyncio.Task[ShelfPlace]") -> None:
+        """Take memory that was made when its worker had gone: nobody else knows of it."""
+        if not making.cancelled() and making.exception() is None:
+            self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
+
+
+def _save(store: SegmentStore, manifest: Manifest) -> None:
+    try:
+        manifests.save(store, manifest)
+    except MemoryExhausted as why:
+        # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
+        # the next start, and never a wrong version.
+        _log.warning("%s", why)
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest.model, manifest.replica, manifest.shard)
+
+
 class Shelf:
     """The segments of one job's shards."""
 
-    def __init__(self, job: str, store: SegmentStore, disk: DiskStore | None = None) -> None:
+    def __init__(
+        self, job: str, store: SegmentStore, disk: DiskStore | None = None, files: Files | None = None
+    ) -> None:
         """Begin empty."""
+        self.files = files or Files()
         self.job = job
         self.places: dict[Key, ShelfPlace] = {}
+        self.aside: dict[Key, tuple[Aside, SegmentStore]] = {}
+        """What stands here and could not be taken back."""
         self._memory, self._disk = store, disk
 
     async def make(
@@ -82,7 +165,18 @@ class Shelf:
         install: str = "in-place",
         on_disk: bool = False,
     ) -> ShelfPlace:
-        """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`."""
+        """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
+
+        What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
+        memory of this shard was set aside.
+        """
+        if key in self.aside:
+            aside, _ = self.aside[key]
+            raise AgentUnavailable(
+                f"the memory of shard {key.shard} of {key.model}/{key.replica} stands on this agent, which could not "
+                f"take it back when it started ({aside.reason}): start the agent again when it can, or remove "
+                f"{aside.manifest.segment} and its manifest"
+            )
         staged, mapped = install == "staged", install == "mapped"
         nbytes = 0 if mapped else segment_bytes(layout)
         store = self._disk if on_disk and self._disk is not None else self._memory
@@ -91,39 +185,48 @@ class Shelf:
         table = await asyncio.to_thread(pieces, layout)
         packed = await asyncio.to_thread(pack_layout, layout)
         head = await asyncio.to_thread(store.head_of, layout)
-        segment = await asyncio.to_thread(store.create, nbytes, head)
-        spare = None
-        if staged:
-            with _undone_by(lambda: store.remove(segment)):
-                spare = await asyncio.to_thread(store.create, nbytes)
-        manifest = Manifest(
-            incarnation=incarnation,
-            job=self.job,
-            model=key.model,
-            replica=key.replica,
-            shard=key.shard,
-            shards=shards,
-            spot=spot,
-            layout=packed,
-            layout_digest=digest,
-            segment=segment.name,
-            nbytes=segment.nbytes,
-            state="empty",
-            partial=False,
-            spare=None if spare is None else spare.name,
-        )
-        borrowed = Borrowed() if mapped else None
-        if borrowed is None:
-            # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
-            with _undone_by(lambda: manifests.remove(store, manifest, segment, *([spare] if spare else []))):
-                manifests.save(store, manifest)
-        place = self.places[key] = ShelfPlace(segment, layout, table, digest, manifest, store, spare, borrowed)
+
+        def create() -> ShelfPlace:
+            segment = store.create(nbytes, head)
+            spare = None
+            if staged:
+                with _undone_by(lambda: store.remove(segment)):
+                    spare = store.create(nbytes)
+            manifest = Manifest(
+                incarnation=incarnation,
+                job=self.job,
+                model=key.model,
+                replica=key.replica,
+                shard=key.shard,
+                shards=shards,
+                spot=spot,
+                layout=packed,
+                layout_digest=digest,
+                segment=segment.name,
+                nbytes=segment.nbytes,
+                state="empty",
+                partial=False,
+                spare=None if spare is None else spare.name,
+            )
+            place = ShelfPlace(segment, layout, table, digest, manifest, store, spare, Borrowed() if mapped else None)
+            if not mapped:
+                # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
+                with _undone_by(place.remove):
+                    manifests.save(store, manifest)
+            return place
+
+        making = self.files.work.start(asyncio.to_thread(create), "making memory for a shard", awaited=True)
+        try:
+            place = self.places[key] = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self.files.unwanted)
+            raise
         return place
 
     def adopt(self, adopted: Adopted, store: SegmentStore) -> ShelfPlace:
         """Take back what an earlier process left."""
         manifest = adopted.manifest
-        key = Key(manifest.model, manifest.replica, manifest.shard)
+        key = _key(manifest)
         table = pieces(adopted.layout)
         digest = manifest.layout_digest
         place = ShelfPlace(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
@@ -148,23 +251,23 @@ class Shelf:
             digests=effect.digests or None,
             swapped=place.manifest.swapped != effect.swap,
         )
-        try:
-            manifests.save(place.store, place.manifest)
-        except MemoryExhausted as why:
-            # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
-            # the next start, and never a wrong version.
-            _log.warning("%s", why)
+        if place.store is self._disk:
+            self.files.write(place)
+        else:
+            _save(place.store, place.manifest)
 
     def is_kept_on_disk(self, key: Key) -> bool:
         """Tell whether a whole copy stands in a file, which `settle` is owed."""
         place = self.places.get(key)
         return place is not None and place.store is self._disk and place.manifest.state == "ready"
 
-    def settle(self, key: Key) -> None:
-        """Bring a copy's file to the disk. Raises `OSError`; may take long."""
+    async def settle(self, key: Key) -> None:
+        """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
         place = self.places.get(key)
         if place is not None and self._disk is not None:
-            self._disk.settle(place.segment)
+            if place.writing is not None:
+                await asyncio.wait({place.writing})
+            await asyncio.to_thread(self._disk.settle, place.segment)
 
     def copies(self) -> CacheRoom:
         """Return how many bytes the copies of retained versions take."""
@@ -179,13 +282,18 @@ class Shelf:
             place.borrowed.let_go()
 
     def free(self, key: Key) -> None:
-        """Remove a shard's memory; whoever has it mapped keeps it."""
+        """Remove a shard's memory, and what was set aside of one; whoever has it mapped keeps it."""
         place = self.places.pop(key, None)
         if place is not None:
             if place.borrowed is not None:
                 place.borrowed.close()
-            spare = [place.spare] if place.spare is not None else []
-            manifests.remove(place.store, place.manifest, place.segment, *spare)
+            if place.store is self._disk:
+                self.files.remove(place)
+            else:
+                place.remove()
+        elif key in self.aside:
+            aside, store = self.aside.pop(key)
+            manifests.remove_aside(store, aside)
 
 
 @contextlib.contextmanager
@@ -197,27 +305,54 @@ def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
+class _LimitedRoom(manifests.Room):
+    """Room for as many jobs, and as many shards of each, as an agent serves; and for one memory of each shard."""
+
+    def __init__(self, jobs_max: int) -> None:
+        self._jobs_max = jobs_max
+        self._taken: dict[str, set[Key]] = {}
+
+    def refusal(self, manifest: Manifest) -> str | None:
+        job = manifest.job
+        if job not in self._taken and len(self._taken) >= self._jobs_max:
+            return f"this agent serves {self._jobs_max} jobs, which is the limit"
+        keys = self._taken.get(job, set())
+        if _key(manifest) in keys:
+            return "other memory of the same shard was taken back"
+        if len(keys) >= SHARDS_MAX:
+            return f"this agent has {SHARDS_MAX} shards of job {job}, which is the limit"
+        return None
+
+    def take(self, manifest: Manifest) -> None:
+        self._taken.setdefault(manifest.job, set()).add(_key(manifest))
+
+
 class Shelves:
     """The shelves of all jobs."""
 
     def __init__(self, store: SegmentStore, disk: DiskStore | None = None) -> None:
         """Begin empty; copies may stand on the disk, if there is one for them."""
         self.store, self.disk = store, disk
+        self.files = Files()
         self._shelves: dict[str, Shelf] = {}
 
     def of(self, job: str) -> Shelf:
         """Return a job's shelf."""
         if job not in self._shelves:
-            self._shelves[job] = Shelf(job, self.store, self.disk)
+            self._shelves[job] = Shelf(job, self.store, self.disk, self.files)
         return self._shelves[job]
 
-    async def adopt(self, pool: CopyPool) -> dict[str, list[Adopted]]:
-        """Take back what an earlier process of this agent left, by job."""
+    async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[Adopted]]:
+        """Take back what an earlier process of this agent left, by job; a job or shard too many is set aside."""
         found: dict[str, list[Adopted]] = {}
+        room = _LimitedRoom(jobs_max)
         for store in self._stores():
-            for adopted in await manifests.adopt(store, pool):
-                self.of(adopted.manifest.job).adopt(adopted, store)
-                found.setdefault(adopted.manifest.job, []).append(adopted)
+            adopted, aside = await manifests.adopt(store, pool, room)
+            for each in adopted:
+                self.of(each.manifest.job).adopt(each, store)
+                found.setdefault(each.manifest.job, []).append(each)
+            for left in aside:
+                self.of(left.manifest.job).aside[_key(left.manifest)] = left, store
         return found
 
     def copies(self) -> CacheRoom:

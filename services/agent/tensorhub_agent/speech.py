@@ -14,6 +14,8 @@ from tensorhub_common.wire.events.any_event import AnyEvent
 SHARDS_MAX: Final = 1000
 """An agent holds at most so many shards of one job; each has a lane of its own in the log."""
 
+OWN_LANE: Final = 0
+
 
 class Speech:
     """One agent's lanes in one job."""
@@ -34,10 +36,16 @@ class Speech:
         self._heard.clear()
 
     def lane_of(self, key: Key, present: Container[Key]) -> int:
-        """Return a shard's lane; of the shards that are not `present` the one gone for longest may lose its own."""
+        """Return a shard's lane; of the shards that are not `present` the one gone for longest may lose its own.
+
+        A shard that is not present has the agent's own lane where the present ones have all others.
+        """
         lane = self.lanes.pop(key, None)
         if lane is None and len(self.lanes) >= SHARDS_MAX:
-            lane = self.lanes.pop(next(old for old in self.lanes if old not in present))
+            gone = next((old for old in self.lanes if old not in present), None)
+            if gone is None:
+                return OWN_LANE
+            lane = self.lanes.pop(gone)
         if lane is None:
             lane = len(self.lanes) + 1
         self.lanes[key] = lane

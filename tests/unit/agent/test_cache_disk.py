@@ -68,12 +68,13 @@ async def filled(shelf: Shelf, place: ShelfPlace, pool: CopyPool) -> None:
     digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
     root = root_digest(digests)
     shelf.save(Save(key=KEY, state="ready", partial=False, version=12, root=root, digests=digests, swap=False))
+    await shelf.files.idle()
 
 
 async def found(tmp_path: Path, store: DiskStore, pool: CopyPool) -> list[Adopted]:
     """Take back what the run that had this store left."""
     store.close()
-    return await adopt(disk(tmp_path), pool)
+    return (await adopt(disk(tmp_path), pool))[0]
 
 
 def files(store: DiskStore) -> list[str]:
@@ -84,7 +85,7 @@ async def test_the_file_is_one_that_any_library_reads(tmp_path: Path, pool: Copy
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     await filled(shelf, place, pool)
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
     tensors = load_file(place.segment.path)
     for each, begin in zip(LAYOUT.tensors, placements(LAYOUT), strict=True):
         name = {"__metadata__": "__metadata___"}.get(each.name, each.name)
@@ -103,10 +104,11 @@ async def test_it_has_its_name_once_it_is_whole_and_on_the_disk(tmp_path: Path, 
     assert not shelf.is_kept_on_disk(KEY)
     await filled(shelf, place, pool)
     assert shelf.is_kept_on_disk(KEY)
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
     assert files(store) == [name, f"{name}.json"]
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
     shelf.free(KEY)
+    await shelf.files.idle()
     assert (files(store), store.total_bytes) == ([], 0)
     store.settle(place.segment)
     assert files(store) == []
@@ -118,7 +120,7 @@ async def test_a_whole_file_is_found_again(tmp_path: Path, pool: CopyPool, settl
     shelf, place = await made(tmp_path, store)
     await filled(shelf, place, pool)
     if settled:
-        shelf.settle(KEY)
+        await shelf.settle(KEY)
     held = bytes(place.segment.view)
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
@@ -130,6 +132,7 @@ async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, poo
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     shelf.save(Save(key=KEY, state="filling", partial=True, version=None, root=None, digests=b"", swap=False))
+    await shelf.files.idle()
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.state, again.manifest.partial) == (False, "empty", True)
     assert again.segment.name == place.segment.name
@@ -147,7 +150,7 @@ async def test_one_wrong_bit_and_it_is_not_believed(tmp_path: Path, pool: CopyPo
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     await filled(shelf, place, pool)
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
     flip(place.segment.path, place.segment.origin + placements(LAYOUT)[3] + 1000)
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.root) == (False, None)
@@ -158,7 +161,7 @@ async def test_a_file_whose_head_is_damaged_is_gone(tmp_path: Path, pool: CopyPo
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     await filled(shelf, place, pool)
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
     flip(place.segment.path, at)
     assert await found(tmp_path, store, pool) == []
     assert files(store) == []
@@ -181,7 +184,7 @@ async def test_a_file_that_the_disk_cannot_read_is_gone(
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     await filled(shelf, place, pool)
-    shelf.settle(KEY)
+    await shelf.settle(KEY)
 
     def broken(*_: object) -> int:
         raise OSError(5, "Input/output error")

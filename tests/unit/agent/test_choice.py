@@ -6,7 +6,6 @@ from tensorhub_agent.encodings.choice import (
     PACK_RATE,
     PATCH_RATE,
     RATE_GUESSED,
-    SLOW_BATCHES_MIN,
     TOUCH_RATE,
     Line,
     awaits_patches,
@@ -57,9 +56,8 @@ def test_patches_are_waited_for_where_that_takes_less_time(rate: float | None, f
 
 def line(rate: float) -> Line:
     known = Line()
-    for number in range(SLOW_BATCHES_MIN):
-        known.asked(10.0 + number)
-        known.came(int(rate), 11.0 + number)
+    known.asked(10.0)
+    known.came(int(rate), 11.0)
     return known
 
 

@@ -1,7 +1,9 @@
 """Chores: done in the pool's threads, only when no job has a turn there, and never left before their end."""
 
 import asyncio
+import functools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Final
 
@@ -29,6 +31,21 @@ async def test_a_chore_is_done_in_a_thread_of_the_pool(pool: CopyPool) -> None:
     names: list[str] = []
     await pool.background(lambda: names.append(threading.current_thread().name))
     assert names == ["copy-0"]
+
+
+async def test_nothing_of_a_chore_that_is_over_is_kept(pool: CopyPool) -> None:
+    """What a chore has read is a publication's memory, which may have been released since."""
+
+    class Publication(list[int]):
+        pass
+
+    publication = Publication()
+    kept = weakref.ref(publication)
+    await pool.background(functools.partial(publication.append, 1))
+    del publication
+    async with asyncio.timeout(GIVE_UP_S):
+        while kept() is not None:  # noqa: ASYNC110 (the thread is about to leave its frame)
+            await asyncio.sleep(0.005)
 
 
 async def test_a_failure_is_heard(pool: CopyPool) -> None:

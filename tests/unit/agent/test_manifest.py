@@ -161,7 +161,7 @@ def test_what_is_no_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_was_ready_and_is_whole_comes_back_ready(store: SegmentStore, pool: CopyPool) -> None:
     manifest = await left_ready(store, pool)
     again = next_run(store)
-    (adopted,) = await adopt(again, pool)
+    (adopted,), _ = await adopt(again, pool)
     assert adopted.whole
     assert (adopted.manifest, adopted.layout) == (manifest, LAYOUT)
     assert again.held(manifest.segment)
@@ -178,7 +178,7 @@ async def test_a_changed_byte_makes_it_empty_and_partial(store: SegmentStore, po
     data[pieces(LAYOUT).at[piece]] ^= 1
     path.write_bytes(data)
     again = next_run(store)
-    (adopted,) = await adopt(again, pool)
+    (adopted,), _ = await adopt(again, pool)
     assert not adopted.whole
     left = adopted.manifest
     assert (left.state, left.partial, left.version, left.root, left.digests) == ("empty", True, None, None, None)
@@ -195,7 +195,7 @@ async def test_what_its_own_manifest_does_not_vouch_for_is_not_whole(
     manifest = await left_ready(store, pool)
     save(store, msgspec.structs.replace(manifest, **change))
     again = next_run(store)
-    (adopted,) = await adopt(again, pool)
+    (adopted,), _ = await adopt(again, pool)
     assert (adopted.whole, adopted.manifest.state, adopted.manifest.partial) == (False, "empty", True)
     again.close()
 
@@ -218,7 +218,7 @@ async def test_what_was_not_ready_comes_back_empty(
     save(store, manifest_of(store.create(segment_bytes(LAYOUT)), **change))
     store.close()
     again = next_run(store)
-    (adopted,) = await adopt(again, pool)
+    (adopted,), _ = await adopt(again, pool)
     assert (adopted.whole, adopted.manifest.state, adopted.manifest.partial) == (False, "empty", then)
     again.close()
 
@@ -229,7 +229,7 @@ async def test_a_layout_of_no_bytes_is_whole(store: SegmentStore, pool: CopyPool
     save(store, manifest)
     store.close()
     again = next_run(store)
-    (adopted,) = await adopt(again, pool)
+    (adopted,), _ = await adopt(again, pool)
     assert adopted.whole
     again.close()
 
@@ -247,8 +247,8 @@ async def test_everything_without_a_good_manifest_is_removed(store: SegmentStore
     (store.shm_dir / f"{PREFIX}00000000.seg.json.tmp").write_bytes(b"{}")
     (store.shm_dir / "somebody.else").touch()
     again = next_run(store)
-    assert [adopted.manifest for adopted in await adopt(again, pool)] == [kept]
+    assert [adopted.manifest for adopted in (await adopt(again, pool))[0]] == [kept]
     assert names(store.shm_dir) == ["somebody.else", kept.segment, kept.segment + ".json"]
     assert again.total_bytes == kept.nbytes
-    assert await adopt(again, pool) == [], "what is in use was adopted again"
+    assert await adopt(again, pool) == ([], []), "what is in use was adopted again"
     again.close()

@@ -63,7 +63,7 @@ def left(tmp_path: Path) -> list[Path]:
 async def adopted(tmp_path: Path) -> list[manifests.Adopted]:
     pool = CopyPool(1)
     try:
-        return await manifests.adopt(store(tmp_path), pool)
+        return (await manifests.adopt(store(tmp_path), pool))[0]
     finally:
         await asyncio.to_thread(pool.close)
 

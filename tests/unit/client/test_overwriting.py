@@ -83,6 +83,7 @@ async def test_the_twin_without_a_loop(agent: FakeAgent) -> None:
     def train() -> None:
         with tensorhub.connect("job", agent=agent.path) as hub:
             shard = hub.register("policy", {"w": tensorhub.TensorSpec((4,), "float32")}, replica="trainer")
+            shard.mark_loaded()
             shard.publish(1)
             with shard.overwriting(publish=True) as tensors:
                 tensors["w"].fill_(3)

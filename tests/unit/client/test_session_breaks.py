@@ -222,3 +222,32 @@ async def test_no_descriptor_stays_open(agent: FakeAgent, hub: AsyncHub) -> None
         await until(lambda count=count: agent.attached == count)  # type: ignore[misc]
         assert await shard.publish(1) == 1
     await until(lambda: open_descriptors() <= before)
+
+
+async def test_a_crowd_of_shards_comes_in_by_turns_and_is_brought_back_whole(agent: FakeAgent, hub: AsyncHub) -> None:
+    """An agent takes so many shards of a connection at a time, at first and whenever it was away."""
+    count = 2 * w.REGISTERING_MAX + 22
+    shards = await asyncio.gather(
+        *(hub.register(f"m{number}", {"w": torch.ones(1)}, replica="r", timeout_s=WAIT_S) for number in range(count))
+    )
+    held = Held(agent, w.RegisterCall)
+    agent.drop()
+    await until(lambda: len(held.frames) >= w.REGISTERING_MAX)
+    # All of them begin in the same turn of the loop, so what would be sent too much is sent by now.
+    await asyncio.sleep(0.05)
+    assert len(held.frames) == w.REGISTERING_MAX
+    held.let_go()
+    assert await asyncio.gather(*(shard.publish(1, timeout_s=WAIT_S) for shard in shards)) == [1] * count
+
+
+async def test_a_turn_that_does_not_come_within_the_bound_is_said(agent: FakeAgent, hub: AsyncHub) -> None:
+    registers = Held(agent, w.RegisterCall)
+    first = [
+        asyncio.create_task(hub.register(f"m{number}", {"w": torch.ones(1)}, replica="r", timeout_s=WAIT_S))
+        for number in range(w.REGISTERING_MAX)
+    ]
+    await until(lambda: len(registers.frames) == w.REGISTERING_MAX)
+    with pytest.raises(AgentUnavailable, match="allow more"):
+        await hub.register("late", {"w": torch.ones(1)}, replica="r", timeout_s=0.1)
+    registers.let_go()
+    assert len(await asyncio.gather(*first)) == w.REGISTERING_MAX

@@ -116,7 +116,9 @@ def test_a_publication_that_can_not_be(world: World) -> None:
     assert said(12) == f"{taken}, and with other bytes than these (version 12 is taken): publish 13 or higher"
     world.publish("trainer", VERSION_MAX)
     world.empty("trainer")
-    assert said(None) == f"no version above {VERSION_MAX} is possible: publish 'policy' under another name"
+    full = f"no version above {VERSION_MAX} is possible: publish 'policy' under another name"
+    assert said(None) == full
+    assert said(14).endswith(f"the last published one, {VERSION_MAX}: {full}")
 
 
 def test_why_a_replica_can_not_join_the_holders_of_the_last_version(world: World) -> None:

@@ -142,11 +142,9 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
     last = model.last
     if last is None or (version is not None and version > last):
         return None
+    full = f"no version above {last} is possible: publish {model.name!r} under another name"
     if version is None:
-        name = model.name
-        return (
-            None if last < VERSION_MAX else f"no version above {last} is possible: publish {name!r} under another name"
-        )
+        return None if last < VERSION_MAX else full
     same = ""
     if version == last:
         if root is None or _equal_bytes(model, replica, shard, version, root):
@@ -154,7 +152,7 @@ def _not_newer(model: Model, replica: Replica, shard: Shard, version: int | None
         same = f", and {_taken(model, replica, shard, version, root)} (version {version} is taken)"
     return (
         f"version {version} of model {model.name!r} is not newer than the last published one, {last}{same}: "
-        f"publish {last + 1} or higher"
+        f"{full if last >= VERSION_MAX else f'publish {last + 1} or higher'}"
     )
 
 
@@ -223,7 +221,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
         shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
-    rounds.wake(catalog, model, out)
+    rounds.wake(model, out)
     superseding.overtake(model, version, out)
 
 

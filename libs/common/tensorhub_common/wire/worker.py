@@ -19,6 +19,10 @@ CALLS_MAX: Final = 4096
 """A connection has at most so many calls under way."""
 
 
+REGISTERING_MAX: Final = 64
+"""A connection has so many shards on their way in at a time: the SDK lets further ones wait for their turn."""
+
+
 class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"):
     """The part common to all frames."""
 
@@ -157,8 +161,6 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """So many bytes of pieces stand there by it."""
     wire_bytes: int
     """So many came for them."""
-    why: str = ""
-    """The rate of the line by which this way was expected to be sooner there, when it was last taken."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,252 @@
+"""Many of one thing at once, at one agent of a real hub, which is killed in the middle: all are served or told why not.
+
+    python -m tests.chaos.crowds shards [--shards 1000] [--refused 3]
+    python -m tests.chaos.crowds calls [--calls 1000]
+
+`shards`: one agent holds as many shards as it may, each with a version, and is asked for more. It is killed, and
+restarted: every shard and version is found again, and nothing of what was refused.
+
+`calls`: one connection has that many calls under way when the agent is killed: each returns or raises an error that
+says what to do, and afterwards every shard is there and serves.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import torch
+
+import tensorhub
+from tensorhub import AsyncShard
+from tensorhub.up.hub_file import AgentEntry
+from tensorhub.up.up import Up
+from tensorhub_agent.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
+from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.pings import ping
+from tensorhub_common.segment_names import segment_beginning
+
+JOB: Final = "crowd"
+ELEMENTS: Final = 16
+CALL_S: Final = 120.0
+"""The bound of each call: a crowd waits for its turn."""
+
+BACK_S: Final = 60.0
+"""A killed agent answers again within this."""
+
+AGAIN_S: Final = 0.05
+SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Crowd:
+    """What a crowd has met with, and how long each part took."""
+
+    took_s: dict[str, float] = field(default_factory=dict)
+    raised: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    async def timed(self, part: str, work: Awaitable[T]) -> T:
+        """Note how long a part took."""
+        began = time.monotonic()
+        try:
+            return await work
+        finally:
+            self.took_s[part] = time.monotonic() - began
+
+    def ended(self, ends: Iterable[object]) -> int:
+        """Count how calls ended; returns how many returned."""
+        returned = 0
+        for end in ends:
+            if isinstance(end, tensorhub.TensorHubError):
+                self.raised[type(end).__name__] += 1
+            elif isinstance(end, BaseException):
+                self.wrong.append(f"{type(end).__name__}: {end}")
+            else:
+                returned += 1
+        return returned
+
+    def check(self, holds: bool, otherwise: str) -> None:  # noqa: FBT001 (what is checked)
+        """Note what is wrong."""
+        if not holds:
+            self.wrong.append(otherwise)
+
+    @property
+    def table(self) -> str:
+        """Say it for people."""
+        lines = [f"  {part:<44} {took_s:8.2f} s" for part, took_s in self.took_s.items()]
+        lines += [f"  {count} calls raised {error}" for error, count in self.raised.items()]
+        lines += [f"  WRONG: {each}" for each in self.wrong[:20]]
+        return "\n".join([*lines, f"  {len(self.wrong)} wrong"])
+
+
+class Place:
+    """A hub with one agent, which may be killed."""
+
+    def __init__(self, up: Up, directory: Path) -> None:
+        self._up, self._directory = up, directory
+
+    @property
+    def agent(self) -> AgentEntry:
+        """Return the agent as it is now."""
+        return self._up.hub.agents[0]
+
+    async def connect(self) -> tensorhub.AsyncHub:
+        """Return a new connection to the agent."""
+        return await tensorhub.connect_async(JOB, agent=self.agent.socket, nats=self._up.hub.nats_all)
+
+    def kill(self) -> int:
+        """Kill the agent; returns its process id."""
+        pid = self.agent.pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    async def is_back(self, old: int) -> None:
+        """Return once another process than `old` answers as the agent."""
+        async with (
+            asyncio.timeout(BACK_S),
+            await connect(self._up.hub.nats, name="crowd", credentials=self._up.hub.credentials) as bus,
+        ):
+            while (pong := await ping(bus, self.agent.id)) is None or pong.pid == old:  # noqa: ASYNC110 (only asking tells)
+                await asyncio.sleep(AGAIN_S)
+
+    @property
+    def files(self) -> tuple[int, int]:
+        """Return how many manifests and segments of the agent stand in shared memory."""
+        beginning = segment_beginning(self._directory)
+        manifests, segments = (len(list(SHM.glob(f"{beginning}*{end}"))) for end in (MANIFEST_SUFFIX, SEGMENT_SUFFIX))
+        return manifests, segments
+
+
+def values(number: int) -> torch.Tensor:
+    """Return what shard `number` holds."""
+    return torch.full((ELEMENTS,), float(number))
+
+
+async def every(numbers: Iterable[int], work: Callable[[int], Awaitable[T]]) -> list[T | BaseException]:
+    """Do the work for each number, all at once."""
+    return await asyncio.gather(*(work(number) for number in numbers), return_exceptions=True)
+
+
+async def registered(crowd: Crowd, hub: tensorhub.AsyncHub, count: int) -> dict[int, AsyncShard]:
+    """Register so many shards at once, each of a model of its own."""
+
+    async def register(number: int) -> AsyncShard:
+        return await hub.register(f"m{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
+
+    ends = await crowd.timed(f"{count} shards registered", every(range(count), register))
+    made = {number: each for number, each in enumerate(ends) if isinstance(each, AsyncShard)}
+    returned = crowd.ended(ends)
+    crowd.check(returned == count, f"{returned} of {count} shards were registered: {first(ends)}")
+    return made
+
+
+async def all_do(
+    crowd: Crowd, what: str, made: dict[int, AsyncShard], work: Callable[[AsyncShard], Awaitable[T]]
+) -> None:
+    """Let each shard do something at once; every one of them must."""
+    ends: list[object] = [
+        *await crowd.timed(f"{len(made)} shards {what}", every(made, lambda number: work(made[number])))
+    ]
+    returned = crowd.ended(ends)
+    crowd.check(returned == len(made), f"{returned} of {len(made)} shards were {what}: {first(ends)}")
+
+
+def hold_their_values(crowd: Crowd, made: dict[int, AsyncShard]) -> None:
+    """Compare what each shard holds with what was written into it."""
+    for number, shard in made.items():
+        crowd.check(bool(torch.equal(shard.tensors["w"], values(number))), f"shard {number} has other values")
+
+
+async def shards(directory: Path, count: int, refused: int) -> Crowd:
+    """Fill an agent with shards, ask for more, kill it, and look for all of them."""
+    crowd = Crowd()
+    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+        place = Place(up, directory)
+        hub, strangers = await place.connect(), await place.connect()
+        async with hub, strangers:
+            made = await registered(crowd, hub, count)
+            await all_do(crowd, "published", made, lambda shard: shard.publish(1, timeout_s=CALL_S))
+
+            async def too_many(number: int) -> AsyncShard:
+                return await strangers.register(f"x{number}", {"w": values(number)}, replica="r", timeout_s=CALL_S)
+
+            if refused:
+                errors = await crowd.timed(f"{refused} more refused", every(range(refused), too_many))
+                crowd.ended(errors)
+                kinds = {type(each).__name__ for each in errors}
+                crowd.check(kinds == {"MemoryExhausted"}, f"more shards than it may have met with {kinds}")
+            crowd.check(place.files == (count, count), f"{place.files} manifests and segments for {count} shards")
+            old = place.kill()
+            await crowd.timed("killed, until it answers again", place.is_back(old))
+            await all_do(crowd, "unpublished", made, lambda shard: shard.unpublish(timeout_s=CALL_S))
+            hold_their_values(crowd, made)
+            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
+            crowd.check(place.files == (0, 0), f"{place.files} manifests and segments are left")
+    return crowd
+
+
+async def calls(directory: Path, count: int) -> Crowd:
+    """Kill an agent while one connection has many calls under way."""
+    crowd = Crowd()
+    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+        place = Place(up, directory)
+        async with await place.connect() as hub:
+            made = await registered(crowd, hub, count)
+            calls = asyncio.ensure_future(every(made, lambda number: made[number].publish(1, timeout_s=CALL_S)))
+            while not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (a shard tells nobody)
+                await asyncio.sleep(0)
+            old = place.kill()
+            crowd.check(not all(shard.version for shard in made.values()), "the agent was killed after the last call")
+            crowd.ended(await crowd.timed(f"{count} calls, the agent killed meanwhile", calls))
+            await place.is_back(old)
+            await all_do(crowd, "published anew", made, _anew)
+            hold_their_values(crowd, made)
+            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
+    return crowd
+
+
+async def _anew(shard: AsyncShard) -> int:
+    """Publish the next version, whatever became of the one before."""
+    if shard.version is not None:
+        await shard.unpublish(timeout_s=CALL_S)
+    return await shard.publish(timeout_s=CALL_S)
+
+
+def first(ends: Iterable[object]) -> str:
+    """Return the first error among the ends of calls."""
+    return next((str(each) for each in ends if isinstance(each, BaseException)), "no error")
+
+
+def main() -> None:
+    """Run one crowd; the exit code is 1 where something was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.crowds", description=__doc__)
+    parts = parser.add_subparsers(dest="part", required=True)
+    of_shards = parts.add_parser("shards")
+    of_shards.add_argument("--shards", type=int, default=1000)
+    of_shards.add_argument("--refused", type=int, default=3)
+    of_calls = parts.add_parser("calls")
+    of_calls.add_argument("--calls", type=int, default=1000)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="crowds-") as folder:
+        match chosen.part:
+            case "shards":
+                crowd = asyncio.run(shards(Path(folder), chosen.shards, chosen.refused))
+            case _:
+                crowd = asyncio.run(calls(Path(folder), chosen.calls))
+    print(f"crowds {chosen.part}:\n{crowd.table}", flush=True)
+    sys.exit(1 if crowd.wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
