@@ -4,7 +4,7 @@ from typing import Final
 
 from tensorhub_agent.trust import Trust
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.wire.transfer import Refusal
+from tensorhub_common.wire.transfer import PlanAnswer, Refusal
 
 PLAN_S_MAX: Final = 1.0
 """A planner that has not answered within this is asked again."""
@@ -27,7 +27,9 @@ class Asking:
         self.at: float | None = now
         self.waiting = False
         self.count = 0
-        self._sent = now
+        self.unanswered: str | None = None
+        """Why the last question had no answer; None where it had one."""
+        self.sent = now
         self._dry_since: float | None = None
 
     def want(self, now: float) -> bool:
@@ -43,12 +45,18 @@ class Asking:
 
     def asked(self, now: float) -> None:
         """The question goes out."""
-        self.at, self._sent, self.waiting = None, now, True
+        self.at, self.sent, self.waiting = None, now, True
         self.count += 1
+
+    def answered(self, answer: PlanAnswer) -> None:
+        """The answer came, or what stands for none."""
+        self.waiting = False
+        is_none = isinstance(answer, Refusal) and answer.error == NO_ANSWER
+        self.unanswered = answer.reason if is_none and isinstance(answer, Refusal) else None
 
     def is_silent(self, now: float) -> bool:
         """Tell whether the answer is overdue."""
-        return self.waiting and now >= self._sent + PLAN_S_MAX
+        return self.waiting and now >= self.sent + PLAN_S_MAX
 
     def planned(self) -> None:
         """There are sources."""
@@ -68,4 +76,4 @@ class Asking:
 
     def deadline(self) -> float | None:
         """Say when time matters."""
-        return self._sent + PLAN_S_MAX if self.waiting else self.at
+        return self.sent + PLAN_S_MAX if self.waiting else self.at

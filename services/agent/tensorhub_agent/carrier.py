@@ -106,7 +106,10 @@ class Carrier:
         What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
         """
         core, held = self._core, self._core.held
-        if not core.limits.digests or core.place.mapped or held.memory is not Memory.READY or held.version is None:
+        limits = core.limits
+        if not limits.digests or not limits.encodings or core.place.mapped:
+            return None
+        if held.memory is not Memory.READY or held.version is None:
             return None
         if held.root in (None, NO_ROOT) or root in (None, NO_ROOT):
             return None

@@ -140,6 +140,11 @@ class Chronicle:
                 if isinstance(note, PublishNote) and event.by == note.said_by:
                     self._wish_ended(note, None, error, at)
 
+    def trace_of(self, call: int) -> str | None:
+        """Return the trace of a call that is under way."""
+        note = self._calls.get(call)
+        return None if note is None else note.place.trace_id
+
     # Publications.
 
     def _digest(self, key: Key, at: int) -> None:

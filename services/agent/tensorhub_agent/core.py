@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from tensorhub_agent.cache import Keeper
+from tensorhub_agent.deadlines import Deadlines
 from tensorhub_agent.early_asks import is_published, may_be_decided
 from tensorhub_agent.effects import (
     Answer,
@@ -54,6 +55,10 @@ class AgentCore:
         self.joined = False
         self.table = LeaseTable()
         self.shards: dict[Key, ShardCore] = {}
+        self._replicas: dict[tuple[str, str], dict[Key, ShardCore]] = {}
+        """The same, by model and replica: an event is about one replica, and an agent may have a thousand."""
+        self._deadlines: Deadlines[Key] = Deadlines()
+        """When each shard wants `tick`. It changes only where the shard's effects are taken."""
         self._speech = Speech(agent)
         self._stated: dict[Key, ShardCore] = {}
         """What the present incarnation has stated that it has."""
@@ -237,10 +242,12 @@ class AgentCore:
         """Join anew if it is this one that the log has lost; else let reads know, which may wait for what it brings."""
         if event.agent == self.agent:
             return [Rejoin()] if event.incarnation == self.incarnation else []
-        for core in self.shards.values():
+        effects: list[AnyEffect] = []
+        for core in list(self.shards.values()):
             if isinstance(core.operation, ReadOperation):
                 core.operation.lose_agent(event.agent, event.incarnation)
-        return []
+                effects += self._take(core)
+        return effects
 
     def _on_joined(self, event: AgentJoined, now: float) -> list[AnyEffect]:
         if event.incarnation != self.incarnation:
@@ -273,14 +280,14 @@ class AgentCore:
 
     def _concerned(self, event: AnyEvent) -> list[ShardCore]:
         model, replica = getattr(event, "model", None), getattr(event, "replica", None)
+        speaker = []
         if event.by is not None and event.by.process == self.agent and "/" in event.by.lane:
-            lane = int(event.by.lane.partition("/")[2])
-            speaker = [core for key, core in self.shards.items() if self._speech.lanes[key] == lane]
-        else:
-            speaker = []
+            key = self._speech.shard_of(int(event.by.lane.partition("/")[2]))
+            core = self.shards.get(key) if key is not None else None
+            speaker = [core] if core is not None else []
         if replica is None:
             return speaker
-        group = [core for key, core in self.shards.items() if (key.model, key.replica) == (model, replica)]
+        group = list(self._replicas.get((str(model), replica), {}).values())
         return group + [core for core in speaker if core not in group]
 
     # Shards and calls.
@@ -379,9 +386,9 @@ class AgentCore:
         effects: list[AnyEffect] = []
         for lease in self.table.expire(now):
             effects += self._lease_expired(lease, now)
-        for core in list(self.shards.values()):
-            when = core.deadline()
-            if when is not None and when <= now:
+        for key in self._deadlines.due(now):
+            core = self.shards.get(key)
+            if core is not None:
                 core.tick(now)
                 effects += self._take(core)
         return effects + self._tend_copies(now)
@@ -396,17 +403,20 @@ class AgentCore:
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
-        times = [when for core in self.shards.values() if (when := core.deadline()) is not None]
-        lease = self.table.deadline()
         again = self.keeper.deadline() if self.joined else None
-        times += [each for each in (lease, again) if each is not None]
-        return min(times, default=None)
+        times = (self._deadlines.earliest(), self.table.deadline(), again)
+        return min((each for each in times if each is not None), default=None)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant does not hold."""
         self.table.check()
-        for core in self.shards.values():
+        for key, core in self.shards.items():
             core.check()
+            wanted, noted = core.deadline(), self._deadlines.of(key)
+            assert wanted is None or (noted is not None and noted <= wanted), (
+                f"{core.where} would be looked at too late"
+            )
+            assert self._replicas[key.model, key.replica][key] is core
 
     # How.
 
@@ -415,14 +425,27 @@ class AgentCore:
         sender: Callable[[], Sender] = lambda: self._speech.sender(lane)  # noqa: E731 (one line says it)
         core = ShardCore(place, self.table, self.limits, sender, begin, held, self.measured)
         self.shards[place.key] = core
+        self._replicas.setdefault((place.key.model, place.key.replica), {})[place.key] = core
+        self._deadlines.note(place.key, core.deadline())
         return core
+
+    def _forget(self, key: Key) -> None:
+        del self.shards[key]
+        self._deadlines.forget(key)
+        group = self._replicas[key.model, key.replica]
+        del group[key]
+        if not group:
+            del self._replicas[key.model, key.replica]
 
     def _take(self, core: ShardCore) -> list[AnyEffect]:
         """Take a core's effects, and forget the core if it is gone."""
         out = [each for each in core.out if not (isinstance(each, Answer | Raise) and self.keeper.ended(each))]
         core.out = []
-        if core.gone and self.shards.get(core.key) is core:
-            del self.shards[core.key]
+        if self.shards.get(core.key) is core:
+            if core.gone:
+                self._forget(core.key)
+            else:
+                self._deadlines.note(core.key, core.deadline())
         if self.deleted is not None:
             return [effect for effect in out if not isinstance(effect, Say)]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]

@@ -57,6 +57,7 @@ from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
+from tensorhub_agent.under_way import reads_under_way
 from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
@@ -66,6 +67,7 @@ from tensorhub_common.folds import folds_of
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import events_of
 from tensorhub_common.tracecontext import TraceContext, headers_of
+from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.hub import AgentJoined
 from tensorhub_common.wire.events.shards import Sibling
@@ -75,6 +77,9 @@ JOIN_S_MAX: Final = 10.0
 """How long a worker's first call waits for the agent to have joined the job."""
 
 FOLLOW_AGAIN_S: Final = 0.2
+
+REPLICA: Final = b'"replica":"'
+"""Behind this an event names the replica that it is about."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -94,7 +99,7 @@ class JobAgent:
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         programs = Programs(job, around.blobs)
-        self._questions = Questions(job, around.bus, around.blobs, programs)
+        self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job)
         self.callers = Callers(self.core.shards, self.shelf)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
@@ -111,7 +116,15 @@ class JobAgent:
             is_making=around.limits.deltas > 0,
         )
         self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
-        self.sources = Sources(job, around.bus, around.transports, programs, self._news, deltas=self.deltas)
+        self.sources = Sources(
+            job,
+            around.bus,
+            around.transports,
+            programs,
+            self._news,
+            deltas=self.deltas,
+            encodings=around.limits.encodings,
+        )
         self.lending = Lending(
             self.core,
             self.shelf,
@@ -122,11 +135,16 @@ class JobAgent:
             self.carry_out,
             deltas=self.deltas,
         )
-        # What must stand in an event for it to matter here: this agent's name, or that of a replica it has shards of.
-        # Names can't hold a quotation mark, so the JSON of one is its text.
-        # And that all of it is over, or that somebody is lost for whom a read here may wait.
-        own = {f'"{around.agent}"'.encode(), f'"{around.agent}/'.encode()}
-        self._concerns = {*own, b'"job.deleted"', b'"agent.lost"'}
+        # An event matters here if it names this agent, or says that the job is deleted or that an agent is lost, for
+        # whom a read here may wait. Names can't hold a quotation mark, so the JSON of one is its text.
+        self._concerns = (
+            f'"{around.agent}"'.encode(),
+            f'"{around.agent}/'.encode(),
+            b'"job.deleted"',
+            b'"agent.lost"',
+        )
+        self._replicas: set[bytes] = set()
+        """And if it is about a replica of one of these names."""
 
     # Standing in the log.
 
@@ -228,14 +246,20 @@ class JobAgent:
 
     def _is_concerned(self, data: bytes) -> bool:
         # Most events of a busy job are about other agents' shards; not to read them is a third of this process's work.
-        for word in self._concerns:  # noqa: SIM110 (a generator costs as much as the search)
+        for word in self._concerns:
             if word in data:
                 return True
+        at = data.find(REPLICA)
+        while at >= 0:
+            begin = at + len(REPLICA)
+            if data[begin : data.find(b'"', begin)] in self._replicas:
+                return True
+            at = data.find(REPLICA, begin)
         return False
 
     def concern(self, replica: str) -> None:
         """Read the events about replicas of this name from now on."""
-        self._concerns.add(f'"replica":"{replica}"'.encode())
+        self._replicas.add(replica.encode())
 
     # Effects.
 
@@ -361,6 +385,10 @@ class JobAgent:
     async def keep_layout(self, data: bytes) -> str:
         """Put a layout where everybody of the job finds it by its digest, which is returned."""
         return await self._around.blobs.put(self.job, data)
+
+    def reads_under_way(self) -> tuple[tuple[ReadUnderWay, ...], int]:
+        """Return what is being read just now, and how many more reads there are."""
+        return reads_under_way(self.core.shards.values(), self._loop.time(), self._tracing.trace_of)
 
     # Workers.
 

@@ -28,9 +28,20 @@ class Absent:
         return tuple(each for each in missing if self._never and each in self._never) or missing
 
 
-def not_in_time(key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: bool) -> tuple[str, str]:
-    """Return the error and its message; `missing` are the shards that never joined."""
+def not_in_time(
+    key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: bool, unplanned: str | None = None
+) -> tuple[str, str]:
+    """Return the error and its message; `missing` are the shards that never joined.
+
+    `unplanned` says why the planner's last answer did not come, if it did not.
+    """
     where = f"shard {key.shard} of {key.model}/{key.replica}"
+    if not is_joining and unplanned is not None:
+        message = (
+            f"{key.model}/{key.replica} could not be filled within the bound, for the planner does not answer "
+            f"({unplanned}): see that tensorhub-planner runs ('tensorhub doctor'), then call again"
+        )
+        return RoundTimeout.__name__, message
     if not is_joining:
         # The fold says before it which shard it is: it fails the round for all of them.
         message = f"{key.model}/{key.replica} could not be filled within the bound: allow more time"

@@ -14,5 +14,7 @@ class Limits:
     refill_drain_s: float = 0.0
     cache_bytes: int = 0
     """So many bytes of copies of retained versions this agent takes in."""
+    encodings: bool = True
+    """Reads here take patches and packed pieces where these come sooner."""
     deltas: int = 0
     """For so many versions back deltas of what is published here are kept; 0: none are made."""

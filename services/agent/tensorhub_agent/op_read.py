@@ -66,7 +66,7 @@ class ReadOperation:
         self._replan_at: float | None = None
         self._dry_since: float | None = None
         self._fills_since = 0.0
-        self._began = 0.0
+        self.began = 0.0
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
         self._decision: RoundDecided | None = None
@@ -97,7 +97,7 @@ class ReadOperation:
     def start(self, now: float) -> None:
         """Join the replica's round."""
         core, call = self.core, self.call
-        self._began = now
+        self.began = now
         if core.held.memory not in (Memory.EMPTY, Memory.READY):
             core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: call unpublish again and wait for its end")
             return
@@ -212,7 +212,7 @@ class ReadOperation:
             self._end("", "", now)
             return
         if self._report is not None and self.transfer is not None:
-            stages = stages_of(self.transfer, self._began, now)
+            stages = stages_of(self.transfer, self.began, now)
             self._report = msgspec.structs.replace(self._report, stages=stages)
         self.core.finish(version=event.version, report=self._report)
 
@@ -300,7 +300,7 @@ class ReadOperation:
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
-        self._report = report_of(transfer, self.core.place.nbytes, now - self._began)
+        self._report = report_of(transfer, self.core.place.nbytes, now - self.began)
         by_pieces = transfer.root is not None and self._carrier.program is None
         if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
             self._filled(transfer.root)
@@ -347,7 +347,9 @@ class ReadOperation:
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
         absent = self._absent.of(missing)
-        return not_in_time(self.core.key, self.call.want, absent, is_joining=self.stage is Stage.JOINING)
+        unplanned = None if self.transfer is None else self.transfer.asking.unanswered
+        is_joining = self.stage is Stage.JOINING
+        return not_in_time(self.core.key, self.call.want, absent, is_joining=is_joining, unplanned=unplanned)
 
     def _end(self, error: str, message: str, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Answer the call as soon as nothing can be written any more. An empty error means None."""

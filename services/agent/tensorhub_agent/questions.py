@@ -15,6 +15,8 @@ from tensorhub_agent.programs import Programs
 from tensorhub_agent.units import Completion
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NoBus
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import Layout, PieceTable, shared_mismatch
@@ -51,9 +53,10 @@ class Planned(NamedTuple):
 class Questions:
     """One job's questions."""
 
-    def __init__(self, job: str, bus: Bus, blobs: Blobs, programs: Programs) -> None:
-        """Ask nothing yet."""
+    def __init__(self, job: str, bus: Bus, blobs: Blobs, programs: Programs, planner: Counterpart) -> None:
+        """Ask nothing yet. `planner` is told whether planners answer this agent."""
         self._job, self._bus, self._blobs, self._programs = job, bus, blobs, programs
+        self._planner = planner
 
     async def open_job(self) -> None:
         """Have a registry make the job's log if there is none. Raises `JobGone`."""
@@ -81,8 +84,13 @@ class Questions:
         try:
             body = await self._bus.request(ask(self._job, "plan"), question, PLAN_ASK_S, headers)
             answer = _plans.decode(unpacked(body))
+        except NoBus as why:
+            # That says nothing of the planner; the bus itself says that NATS is away.
+            return Refusal(error=NO_ANSWER, reason=str(why))
         except (TensorHubError, *MALFORMED) as why:
-            return Refusal(error=NO_ANSWER, reason=f"no planner answered: {why}")
+            self._planner.is_silent(str(why))
+            return Refusal(error=NO_ANSWER, reason=str(why))
+        self._planner.answers()
         if isinstance(answer, Error):
             return Refusal(error=answer.error, reason=answer.message)
         return answer

@@ -75,8 +75,8 @@ class Reading(Portion):
     got_pieces: int = 0
     wasted_bytes: int = 0
     """What was asked of it and did not count in the end."""
-    encoded: dict[How, tuple[int, int]] = field(default_factory=dict)
-    """What came otherwise than as it is: the bytes that stand there by it, and those that came for them."""
+    encoded: dict[How, Encoded] = field(default_factory=dict)
+    """What came otherwise than as it is."""
     retried: int = 0
     """Of its pieces so many were asked for again, here or elsewhere."""
     lost: str = ""
@@ -338,8 +338,8 @@ class Reading(Portion):
         if encoded:
             self.meter.forget(now)
         for each in encoded:
-            nbytes, wire_bytes = self.encoded.get(each.how, (0, 0))
-            self.encoded[each.how] = nbytes + each.nbytes, wire_bytes + each.wire_bytes
+            before = self.encoded.get(each.how)
+            self.encoded[each.how] = each if before is None else _sum(before, each)
 
     def got(self, pieces: int, nbytes: int) -> None:
         """Count what counts."""
@@ -381,3 +381,13 @@ class Reading(Portion):
         self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
         self.checking = self.owed = 0
         return ranges
+
+
+def _sum(before: Encoded, more: Encoded) -> Encoded:
+    """Return both as one; the later reason stands for both."""
+    return Encoded(
+        how=more.how,
+        nbytes=before.nbytes + more.nbytes,
+        wire_bytes=before.wire_bytes + more.wire_bytes,
+        why=more.why,
+    )

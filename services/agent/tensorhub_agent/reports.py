@@ -29,10 +29,7 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
 
 def encoded_of(reading: Reading) -> tuple[Encoded, ...]:
     """Return what came of a source otherwise than as it is."""
-    return tuple(
-        Encoded(how=how, nbytes=nbytes, wire_bytes=wire_bytes)
-        for how, (nbytes, wire_bytes) in sorted(reading.encoded.items())
-    )
+    return tuple(each for _, each in sorted(reading.encoded.items()))
 
 
 def _source(reading: Reading) -> SourceReport:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from tensorhub_agent import metrics
 from tensorhub_agent.address import own_address
@@ -36,17 +37,19 @@ from tensorhub_agent.transport_ucxx import UcxxTransport
 from tensorhub_agent.transports import Transports
 from tensorhub_agent.ucxx_serving import Book
 from tensorhub_agent.workers import WorkerServer
+from tensorhub_common.bus.activity import answer_activity
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.bus.traces import answer_traces
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_asks
-from tensorhub_common.wire.asks import Serving
+from tensorhub_common.wire.asks import Activity, Serving
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.wire.worker import Attached
@@ -111,6 +114,7 @@ class AgentService:
             metrics.watch(self._jobs, shelves.store, shelves.disk, workers, around.transports, around.deltas)
             beat.start()
             await answer_traces(bus, self.agent)
+            await answer_activity(bus, self.agent, "agent", self.activity)
             await answer_pings(bus, self.agent, "agent")
             _log.info("agent %s serves workers at %s", self.agent, settings.socket)
             async with serving(f"agent {self.agent} serves workers at {settings.socket}"):
@@ -144,6 +148,7 @@ class AgentService:
             sources_lost_s=settings.sources_lost_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
+            encodings=settings.encodings,
             deltas=settings.deltas,
         )
 
@@ -166,6 +171,7 @@ class AgentService:
             shelves=shelves,
             deltas=DeltaBook(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
             copies=CopyMaker(shelves, blobs, room),
+            planner=Counterpart("the planner"),
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,
@@ -295,6 +301,13 @@ class AgentService:
                 patches_coming=is_coming,
             )
         return msgspec.msgpack.encode(page)
+
+    def activity(self, job: str, about: Activity) -> Activity:
+        """Add what this agent reads in a job."""
+        found = self._jobs.get(job)
+        reads, left_out = ((), 0) if found is None else found.reads_under_way()
+        silent_s = self._around.planner.silent_s
+        return structs.replace(about, reads=reads, reads_left_out=left_out, planner_silent_s=silent_s)
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         """Take a ticket that a reader showed to the transport."""

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from tensorhub_agent.deadlines import Deadlines
 from tensorhub_agent.effects import Key
 from tensorhub_agent.encodings.deltas import Offer
 from tensorhub_agent.granting import bars_another, bars_reading, bars_waiting, is_asked_for
@@ -69,6 +70,8 @@ class LeaseTable:
         """Shards that are being filled."""
         self._leases: dict[str, Lease] = {}
         self._tickets: dict[str, Lease] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        """Of each lease under way, its deadline or an earlier one: renewing one costs nothing here."""
 
     def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
         """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
@@ -256,6 +259,7 @@ class LeaseTable:
         lease = Lease(name, key, reader, ticket, now + ticket_s, offered, served(ask), is_told=filling)
         lease.is_mapped, lease.transport = ask.mapped, ask.transport
         offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
+        self._deadlines.note(name, lease.deadline)
         return _grant_of(lease, endpoint, ticket_s)
 
     def page(self, name: str, first: int) -> bytes:
@@ -311,6 +315,7 @@ class LeaseTable:
         del self._tickets[ticket]
         lease.state = LEASE_MOVES[lease.state, LeaseMove.REDEEMED]
         lease.deadline = now + SILENCE_S_MAX
+        self._deadlines.note(lease.name, lease.deadline)
         return lease
 
     def states(self) -> list[str]:
@@ -364,14 +369,19 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[Lease]:
         """End the leases whose time is over; returns them."""
-        late = [lease for lease in self._leases.values() if now >= lease.deadline]
-        for lease in late:
-            self._end(lease, LeaseMove.EXPIRED)
+        late = []
+        for name in self._deadlines.due(now):
+            lease = self._leases[name]
+            if now >= lease.deadline:
+                self._end(lease, LeaseMove.EXPIRED)
+                late.append(lease)
+            else:
+                self._deadlines.note(name, lease.deadline)
         return late
 
     def deadline(self) -> float | None:
-        """Say when `expire` has something to do."""
-        return min((lease.deadline for lease in self._leases.values()), default=None)
+        """Say when `expire` is wanted; leases that were renewed since it was called may leave it nothing to do."""
+        return self._deadlines.earliest()
 
     def check(self) -> None:
         """Raise AssertionError when the indexes disagree."""
@@ -380,10 +390,14 @@ class LeaseTable:
             assert lease.offered in (self.offers.get(lease.key), self.coming.get(lease.key))
             assert lease.offered.leases[name] is lease
             assert (lease.ticket in self._tickets) == (lease.state is LeaseState.GRANTED)
+            due = self._deadlines.of(name)
+            assert due is not None, f"lease {name} never ends"
+            assert due <= lease.deadline, f"lease {name} would outlive its deadline"
 
     def _end(self, lease: Lease, how: LeaseMove) -> None:
         lease.state = LEASE_MOVES[lease.state, how]
         self._tickets.pop(lease.ticket, None)
+        self._deadlines.forget(lease.name)
         del self._leases[lease.name]
         del lease.offered.leases[lease.name]
 

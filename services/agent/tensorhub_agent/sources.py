@@ -85,9 +85,21 @@ class Sources:
     """All sources that one job's reads on this agent have open, by (shard, number)."""
 
     def __init__(
-        self, job: str, bus: Bus, transports: Transports, programs: Programs, tell: News, *, deltas: JobDeltas
+        self,
+        job: str,
+        bus: Bus,
+        transports: Transports,
+        programs: Programs,
+        tell: News,
+        *,
+        deltas: JobDeltas,
+        encodings: bool = True,
     ) -> None:
-        """Report what comes of everything to `tell`; keep in `deltas` what was applied."""
+        """Report what comes of everything to `tell`; keep in `deltas` what was applied.
+
+        Without `encodings` every piece comes as it is.
+        """
+        self._encodings = encodings
         self._programs, self._deltas = programs, deltas
         self._leasing, self._transports, self._tell = Leasing(job, bus), transports, tell
         self._open: dict[tuple[Key, int], Source] = {}
@@ -127,7 +139,7 @@ class Sources:
             await session.close()
             return
         source.session = session
-        if digests and effect.root is not None and isinstance(session, EncodingSession):
+        if self._encodings and digests and effect.root is not None and isinstance(session, EncodingSession):
             source.reader = BatchReader(
                 session, digests, sizes if effect.base is not None else b"", Line(known=effect.rate)
             )

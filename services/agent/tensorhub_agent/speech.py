@@ -25,6 +25,8 @@ class Speech:
         self._agent = agent
         self.incarnation = 0
         self.lanes: dict[Key, int] = {}
+        self._shards: dict[int, Key] = {}
+        """Whose lane each is."""
         self._said: dict[int, int] = {}
         self._heard: dict[str, tuple[int, int]] = {}
         """By lane the last answered command: its number, and where it stood in the log."""
@@ -49,7 +51,12 @@ class Speech:
         if lane is None:
             lane = len(self.lanes) + 1
         self.lanes[key] = lane
+        self._shards[lane] = key
         return lane
+
+    def shard_of(self, lane: int) -> Key | None:
+        """Return the shard whose lane this is."""
+        return self._shards.get(lane)
 
     def sender(self, lane: int) -> Sender:
         """Return what the next command on a lane is signed with."""

@@ -173,9 +173,10 @@ def _encoded(source: SourceNote, reading: Reading | None) -> dict[str, Value]:
     """Say what came otherwise than as it is, if anything did."""
     if reading is None or not reading.encoded:
         return {}
-    saved = sum(nbytes - wire_bytes for nbytes, wire_bytes in reading.encoded.values())
+    saved = sum(each.nbytes - each.wire_bytes for each in reading.encoded.values())
     attributes: dict[str, Value] = {
         "tensorhub.encodings": tuple(sorted(reading.encoded)),
+        "tensorhub.encodings_why": "; ".join(f"{how}: {each.why}" for how, each in sorted(reading.encoded.items())),
         "tensorhub.wire_bytes": reading.got_bytes + reading.wasted_bytes - saved,
     }
     if "delta" in reading.encoded and source.base is not None:

@@ -14,6 +14,7 @@ from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.counterpart import Counterpart
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Surroundings:
     shelves: Shelves
     deltas: DeltaBook
     copies: CopyMaker
+    planner: Counterpart
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""
     tell_holds: Callable[[int, str, Key, int | None], None]

@@ -62,6 +62,10 @@ class Tracing:
             if chronicle.finished:
                 self._finished(chronicle)
 
+    def trace_of(self, call: int) -> str | None:
+        """Return the id of the trace that a call under way belongs to; None with telemetry off."""
+        return None if self._chronicle is None else self._chronicle.trace_of(call)
+
     def _finished(self, chronicle: Chronicle) -> None:
         finished, chronicle.finished = chronicle.finished, []
         assert self._later is not None

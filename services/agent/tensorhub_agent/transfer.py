@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from tensorhub_agent.asking import NO_ANSWER, PLANS_MAX, Asking
+from tensorhub_agent.asking import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, Asking
 from tensorhub_agent.ceding import CEDE_PAUSE_S
 from tensorhub_agent.effects import Base
 from tensorhub_agent.patience import FOREVER
@@ -104,7 +104,7 @@ class Transfer:
         """Take the planner's answer."""
         if not self.asking.waiting or self._ending:
             return
-        self.asking.waiting = False
+        self.asking.answered(answer)
         if isinstance(answer, Refusal):
             self._no_plan(answer, now)
         elif self.readings.spread(answer, now):
@@ -287,7 +287,7 @@ class Transfer:
         for source in self.readings.despairing():
             self.readings.mates.doubted(source, source.despair(now))
         if self.asking.is_silent(now):
-            self.planned(Refusal(error=NO_ANSWER, reason="no planner answered"), now)
+            self.planned(Refusal(error=NO_ANSWER, reason=f"no answer within {PLAN_S_MAX:g} s"), now)
         self._advance(now)
         if self.phase is Phase.RUNNING and self.is_counted_on and now >= self._cedes_from:
             self.readings.cede(self.started, now)

@@ -2,15 +2,23 @@
 
 A job is followed soon after its log came to stand, at the latest from its first question on; from its newest snapshot,
 also where the log was trimmed beyond what is folded here. While NATS is away a catalog stands still, and goes on where
-it was. Always true: whoever asks for a job gets a catalog that is folded up to
-the number named, or an error within `FOLD_S_MAX`.
+it was.
+
+Always true:
+- A question for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
+- A job whose log can't be folded, for whatever reason, concerns no other: it is set aside with one line in the log, its
+  questions are refused with the reason, and the first question after a while has it folded anew from its newest
+  snapshot. That while begins at `ASIDE_S`, doubles with each failure up to `ASIDE_S_MAX`, and is forgotten once the
+  fold has got further than where it failed.
 """
 
 import asyncio
 import heapq
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from tensorhub_common import restoring
 from tensorhub_common.bus import joblog
@@ -29,7 +37,9 @@ from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.levels import LevelUnknown
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.telemetry import logger
+from tensorhub_common.wire.asks import JobHealth, JobState
 from tensorhub_common.wire.events.event import Event
 from tensorhub_planner.fold import Fold
 
@@ -43,10 +53,13 @@ JOBS_MAX: Final = 256
 """A planner follows at most so many jobs."""
 LOAD_AGAIN_S: Final = 0.2
 """The pause after NATS gave no answer to who asked for a snapshot."""
-STOPPED_S: Final = 5.0
-"""A log that could not be folded is tried again by the first question after this."""
+ASIDE_S: Final = 5.0
+"""The first question after this tries a job again that was set aside; after twice as long where it fails again."""
+ASIDE_S_MAX: Final = 60.0
 FOLD_BURST: Final = 32
 """After so many entries folded at a stretch, questions have their turn: about a millisecond."""
+ASIDE_MAX: Final = 1024
+"""Of at most this many jobs it is remembered that they were set aside."""
 WAITING_MAX: Final = 4096
 """So many questions wait for one job's log at most."""
 
@@ -80,6 +93,8 @@ class _Followed:
         self._on_event = on_event
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticket = 0
+        self.tried = 0
+        """The number of the entry that was taken last, whether or not it could be folded."""
 
     async def run(self) -> None:
         """Fold the log for ever. Ends only by an error that no waiting can mend."""
@@ -97,7 +112,7 @@ class _Followed:
         snapshot = await self._load(self.job, self.fold.position)
         if snapshot is None:
             return False
-        _log.info("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
+        _log.debug("restored from a snapshot", job=self.job, seq=snapshot.seq, after=self.fold.position)
         self.fold = Fold(snapshot.catalog, snapshot.seq)
         self._tell()
         return True
@@ -120,7 +135,10 @@ class _Followed:
                 f"after {timeout_s:g} s: ask again"
             ) from None
         finally:
-            if not reached.done() or reached.cancelled():
+            if reached.done() and not reached.cancelled():
+                # A bound that ends in the same turn leaves an error that nobody fetches.
+                reached.exception()
+            else:
                 self._waiting = [each for each in self._waiting if each[2] is not reached]
                 heapq.heapify(self._waiting)
 
@@ -136,6 +154,7 @@ class _Followed:
             async for entry in entries:
                 if entry.seq % FOLD_BURST == 0:
                     await asyncio.sleep(0)
+                self.tried = entry.seq
                 for event in self.fold.take(entry):
                     self._on_event(self.job, entry.seq, event)
                 self._tell()
@@ -148,22 +167,30 @@ class _Followed:
                 reached.set_result(None)
 
 
+class _Aside(NamedTuple):
+    """A job that is set aside."""
+
+    since: float
+    until: float
+    wait_s: float
+    folded: int
+    tried: int
+    error: RegistryUnavailable
+
+
 class Catalogs:
     """The catalogs of all jobs that this planner follows."""
 
-    def __init__(self, bus: Bus, on_event: OnEvent, on_end: OnEnd) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, on_event: OnEvent, on_end: OnEnd, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bus, self._clock = bus, clock
         self._on_event, self._on_end = on_event, on_end
+        self._work = Supervisor("the planner's catalogs")
         self._jobs: dict[str, _Followed] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._stopped: dict[str, tuple[float, RegistryUnavailable]] = {}
-        self._discovering: asyncio.Task[None] | None = None
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises once something failed that can't fail: the process must end."""
+        self._aside: dict[str, _Aside] = {}
 
     def start(self) -> None:
         """Follow all jobs that have a log, now and later."""
-        self._discovering = asyncio.create_task(self._discover(), name="discover jobs")
+        self._work.start(self._discover(), "looking for jobs", on_fault=self._discover_again)
 
     async def at(self, job: str, seq: int, timeout_s: float = FOLD_S_MAX) -> Fold:
         """Return the job's fold, which has taken the log up to `seq` at least.
@@ -180,12 +207,30 @@ class Catalogs:
         followed = self._jobs.get(job)
         return None if followed is None else followed.fold.catalog
 
+    def health(self, job: str) -> JobHealth:
+        """Return how this planner gets on with a job; one that it has never heard of is well, and not folded."""
+        followed, aside = self._jobs.get(job), self._aside.get(job)
+        if followed is not None or aside is None:
+            return JobHealth(job=job, state=JobState.WELL, seq=0 if followed is None else followed.fold.position)
+        now = time.time() - self._clock()
+        return JobHealth(
+            job=job,
+            state=JobState.SET_ASIDE,
+            why=str(aside.error),
+            advice="its reads wait for another planner, or for this one's next try: see this planner's log",
+            seq=aside.folded,
+            since=now + aside.since,
+            again_at=now + aside.until,
+        )
+
+    @property
+    def ailing(self) -> list[str]:
+        """The jobs that are set aside."""
+        return [job for job in self._aside if job not in self._jobs]
+
     async def stop(self) -> None:
         """Follow nothing any more."""
-        tasks = [*self._tasks.values(), *([] if self._discovering is None else [self._discovering])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.close()
         for followed in self._jobs.values():
             followed.fail(RegistryUnavailable("the planner is ending: ask another one"))
 
@@ -193,28 +238,35 @@ class Catalogs:
         while True:
             try:
                 for job in (await joblog.jobs(self._bus))[:JOBS_MAX]:
-                    if job not in self._stopped:
+                    if job not in self._aside:
                         self._followed(job)
                 await asyncio.sleep(DISCOVER_S)
             except TensorHubError as why:
                 _log.debug("jobs could not be looked for", why=str(why))
                 await asyncio.sleep(DISCOVER_AGAIN_S)
 
+    def _discover_again(self, _: Fault) -> None:
+        self._work.call_later(DISCOVER_S, self.start, what="looking for jobs again")
+
     def _followed(self, job: str) -> _Followed:
         followed = self._jobs.get(job)
         if followed is None:
-            self._check_not_stopped(job)
+            self._check_not_aside(job)
             if len(self._jobs) >= JOBS_MAX:
                 raise PlannerBehind(f"this planner follows {JOBS_MAX} jobs already, which is its limit: start another")
             followed = self._jobs[job] = _Followed(job, self._follow, self._load, self._on_event)
-            self._tasks[job] = asyncio.create_task(self._run(followed), name=f"follow {job}")
+            self._work.start(
+                self._run(followed),
+                f"following the log of job {job!r}",
+                # Whatever it is, it is this job's alone.
+                on_fault=partial(self._set_aside_after, followed),
+            )
         return followed
 
-    def _check_not_stopped(self, job: str) -> None:
-        until, error = self._stopped.get(job, (0.0, None))
-        if error is not None and asyncio.get_running_loop().time() < until:
-            raise error
-        self._stopped.pop(job, None)
+    def _check_not_aside(self, job: str) -> None:
+        aside = self._aside.get(job)
+        if aside is not None and self._clock() < aside.until:
+            raise aside.error
 
     def _follow(self, job: str, seq: int) -> AsyncGenerator[Entry, None]:
         return joblog.JobLog(self._bus, job).follow(seq)
@@ -233,18 +285,32 @@ class Catalogs:
             await followed.run()
         except LogMissing:
             followed.fail(JobUnknown(f"job {job!r} has no log: a registry must open the job first"))
-        except (LogGap, LogShorter, LevelUnknown) as error:
-            # This log can't be folded now. Others can; and this one may be opened anew, so it is tried again later.
-            _log.error("the job's log can't be folded", job=job, why=str(error))
-            stopped = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {error}")
-            self._stopped[job] = (asyncio.get_running_loop().time() + STOPPED_S, stopped)
-            followed.fail(stopped)
-        except Exception as error:  # noqa: BLE001 (whatever it is, `broken` raises it where the service runs)
-            followed.fail(RegistryUnavailable(f"the planner can't follow the log of job {job!r} any more: {error}"))
-            if not self.broken.done():
-                self.broken.set_exception(error)
-                # Whoever runs the service looks at it; nobody else has to.
-                self.broken.exception()
-        self._on_end(job)
-        self._jobs.pop(job, None)
-        self._tasks.pop(job, None)
+            self._aside.pop(job, None)
+            self._end(followed)
+        except (LogGap, LogShorter, LevelUnknown) as why:
+            # This log can't be folded now. Others can; and this one may be opened anew, or this process be upgraded.
+            self._set_aside(followed, str(why))
+
+    def _set_aside_after(self, followed: _Followed, fault: Fault) -> None:
+        why = f"entry {followed.tried} can't be folded: {fault.error!r}"
+        self._set_aside(followed, f"{why}. This is a fault of TensorHub: report it with the planner's log")
+
+    def _set_aside(self, followed: _Followed, why: str) -> None:
+        """Refuse the job's questions for a while; the first one after that tries again."""
+        job, before = followed.job, self._aside.pop(followed.job, None)
+        wait_s = ASIDE_S
+        if before is not None and followed.tried <= before.tried:
+            wait_s = min(2 * before.wait_s, ASIDE_S_MAX)
+        error = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {why}")
+        now = self._clock()
+        since = now if before is None or wait_s == ASIDE_S else before.since
+        self._aside[job] = _Aside(since, now + wait_s, wait_s, followed.fold.position, followed.tried, error)
+        while len(self._aside) > ASIDE_MAX:
+            del self._aside[next(iter(self._aside))]
+        _log.error("the job is set aside", job=job, why=why, again_s=wait_s)
+        followed.fail(error)
+        self._end(followed)
+
+    def _end(self, followed: _Followed) -> None:
+        del self._jobs[followed.job]
+        self._on_end(followed.job)

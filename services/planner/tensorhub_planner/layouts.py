@@ -12,6 +12,7 @@ from typing import Final
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import PIECE_BYTES_MAX, Layout, payload_bytes, pieces
+from tensorhub_common.supervision import Supervisor, result_of
 from tensorhub_planner.entries import Entries
 from tensorhub_planner.ranges import Sizes
 
@@ -27,8 +28,8 @@ hand each to a thread would take longer."""
 class Layouts:
     """Layouts by digest, out of the blob store."""
 
-    def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+    def __init__(self, blobs: Blobs, work: Supervisor) -> None:
+        self._blobs, self._work = blobs, work
         self._entries = Entries()
         self._sizes: OrderedDict[str, Sizes] = OrderedDict()
         self._pieces = 0
@@ -49,9 +50,10 @@ class Layouts:
         # All shards of a replica ask at once: the first one reads for all.
         reading = self._reading.get(digest)
         if reading is None:
-            reading = self._reading[digest] = asyncio.create_task(self._read(job, digest))
+            reading = self._work.start(self._read(job, digest), f"reading layout {digest[:12]}", awaited=True)
+            self._reading[digest] = reading
             reading.add_done_callback(lambda _: self._reading.pop(digest, None))
-        return await asyncio.shield(reading)
+        return await result_of(reading)
 
     async def layout(self, job: str, digest: str) -> Layout:
         """Return a layout itself. Raises what `Blobs.get` raises, or `LayoutMismatch`."""

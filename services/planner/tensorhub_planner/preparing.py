@@ -13,6 +13,7 @@ from typing import Final
 from tensorhub_common.bus.together import each
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor, handled
 from tensorhub_common.telemetry import logger
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.rounds import RoundJoined
@@ -32,9 +33,9 @@ _log: Final = logger(__name__)
 class Preparing:
     """Looks at the catalogs of jobs in which somebody has joined."""
 
-    def __init__(self, programs: Programs, catalog: Callable[[str], Catalog | None]) -> None:
+    def __init__(self, programs: Programs, catalog: Callable[[str], Catalog | None], work: Supervisor) -> None:
         """Prepare with these programs; `catalog` returns what is folded of a job, or None."""
-        self._programs, self._catalog = programs, catalog
+        self._programs, self._catalog, self._work = programs, catalog, work
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._tried: OrderedDict[tuple[str, Expected], None] = OrderedDict()
@@ -46,17 +47,13 @@ class Preparing:
         if job in self._looks:
             self._again.add(job)
             return
-        self._looks[job] = asyncio.create_task(self._look(job), name=f"prepare programs of {job}")
+        # A fault is left at that: the read has its program compiled when it asks.
+        self._looks[job] = self._work.start(self._look(job), f"preparing programs of job {job!r}", on_fault=handled)
 
     @property
     def looks(self) -> list[asyncio.Task[None]]:
         """Those that are under way."""
         return list(self._looks.values())
-
-    def close(self) -> None:
-        """Prepare nothing more."""
-        for look in self._looks.values():
-            look.cancel()
 
     async def _look(self, job: str) -> None:
         try:
@@ -86,4 +83,4 @@ class Preparing:
         while len(self._tried) > TRIED_MAX:
             self._tried.popitem(last=False)
         if wanted:
-            _log.info("programs are compiled ahead", job=job, programs=len(wanted))
+            _log.debug("programs are compiled ahead", job=job, programs=len(wanted))

@@ -7,7 +7,7 @@ anybody is told of it; one that is being compiled is waited for.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 from tensorhub_common.bus.blobs import Blobs, digest_of
@@ -15,6 +15,7 @@ from tensorhub_common.bus.together import each
 from tensorhub_common.execution import Execution, Patterns
 from tensorhub_common.layout import Layout
 from tensorhub_common.program import Program, decoded, encoded
+from tensorhub_common.supervision import Supervisor, result_of
 from tensorhub_planner.answering import Compiled
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
@@ -32,18 +33,19 @@ INDEXES_MAX: Final = 8
 
 
 _Key = tuple[str, str, SourceSet]
+_Make = Callable[[str, str, SourceSet], Coroutine[None, None, Compiled]]
 
 
 class Programs:
     """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
 
-    def __init__(self, blobs: Blobs, layouts: Layouts) -> None:
-        self._blobs, self._layouts = blobs, layouts
+    def __init__(self, blobs: Blobs, layouts: Layouts, work: Supervisor) -> None:
+        self._blobs, self._layouts, self._work = blobs, layouts, work
         self._made: OrderedDict[_Key, Compiled] = OrderedDict()
         self._by_digest: dict[str, Compiled] = {}
         self._places = 0
         self._compiling = asyncio.Lock()
-        self._making: dict[_Key, asyncio.Future[Compiled]] = {}
+        self._making: dict[_Key, asyncio.Task[Compiled]] = {}
         self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
 
     async def compiled(self, job: str, layout: str, sources: SourceSet) -> Compiled:
@@ -67,13 +69,13 @@ class Programs:
         for key in [key for key in self._made if key[0] == job]:
             self._drop(key)
 
-    async def _once(self, key: _Key, make: Callable[[str, str, SourceSet], Awaitable[Compiled]]) -> Compiled:
+    async def _once(self, key: _Key, make: _Make) -> Compiled:
         """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
         making = self._making.get(key)
         if making is None:
-            making = self._making[key] = asyncio.ensure_future(make(*key))
+            making = self._making[key] = self._work.start(make(*key), "making a transfer program", awaited=True)
             making.add_done_callback(lambda _: self._making.pop(key, None))
-        return await asyncio.shield(making)
+        return await result_of(making)
 
     async def _read(self, job: str, digest: str, sources: SourceSet) -> Compiled:
         program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
@@ -95,11 +97,12 @@ class Programs:
         key = (job, sources)
         task = self._indexes.get(key)
         if task is None or (task.done() and task.exception() is not None):
-            task = self._indexes[key] = asyncio.create_task(self._indexed(job, sources))
+            task = self._work.start(self._indexed(job, sources), "reading the sources' layouts", awaited=True)
+            self._indexes[key] = task
         self._indexes.move_to_end(key)
         while len(self._indexes) > INDEXES_MAX:
             self._indexes.popitem(last=False)
-        return await asyncio.shield(task)
+        return await result_of(task)
 
     async def _indexed(self, job: str, sources: SourceSet) -> SourceIndex:
         layouts: dict[str, Layout] = {}

@@ -4,6 +4,8 @@ Several planners may run: each follows all logs and any of them answers a questi
 that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
 """
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Collection
 from typing import Final
@@ -13,14 +15,16 @@ import msgspec
 from tensorhub_common import telemetry
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.failures import NotPermitted
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.pings import answer_pings
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.plan_packing import packed
 from tensorhub_common.service_manager import serving
-from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, parse
-from tensorhub_common.wire.asks import Error
+from tensorhub_common.subjects import AskSubject, asks_of_all_jobs, hub_ask, parse
+from tensorhub_common.supervision import Supervisor, handled
+from tensorhub_common.wire.asks import HEALTH_JOBS_MAX, Error, Health
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
@@ -60,15 +64,16 @@ class Planner:
         self.ledger = Ledger(limits)
         self._kept = Kept()
         self._tracing = Tracing()
+        self._work = Supervisor("the planner", on_fault=handled)
         blobs = Blobs(bus)
-        self._layouts = Layouts(blobs)
-        self._programs = Programs(blobs, self._layouts)
+        self._layouts = Layouts(blobs, self._work)
+        self._programs = Programs(blobs, self._layouts, self._work)
         self._hearing = Hearing(bus, self.ledger)
         self._catalogs = Catalogs(bus, self._see, self._forget)
-        self._preparing = Preparing(self._programs, self._catalogs.folded)
+        self._preparing = Preparing(self._programs, self._catalogs.folded, self._work)
 
     async def run(self) -> None:
-        """Follow the logs, answer questions, say that we live, and go on. Raises what makes going on impossible."""
+        """Follow the logs, answer questions, say that we live, and go on until cancelled."""
         self._catalogs.start()
         # Before the first question: what is under way was planned by others, or by this planner before it was killed.
         await self._hearing.start()
@@ -80,16 +85,29 @@ class Planner:
             pending_max=ASKS_PENDING_MAX,
             age_s_max=PLAN_ASK_S,
         )
+        for subject in (asks_of_all_jobs("health.planner"), hub_ask("health.planner")):
+            # Users of NATS that an earlier release made do not let it answer; the bus has logged what to do.
+            with contextlib.suppress(NotPermitted):
+                await self._bus.serve(subject, self._on_health_ask, queue=QUEUE)
         await answer_pings(self._bus, self._name, ROLE)
         _log.info("ready")
         async with serving(f"planner {self._name} answers"):
-            await self._catalogs.broken
+            await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Follow nothing any more; the questions end with the connection."""
-        self._preparing.close()
+        await self._work.close()
         await self._catalogs.stop()
         self._tracing.close()
+
+    async def _on_health_ask(self, question: Message) -> bytes:
+        """Say how this planner gets on with one job, or with all that are not well."""
+        subject = parse(question.subject)
+        ailing = self._catalogs.ailing
+        asked = subject.job if isinstance(subject, AskSubject) else None
+        jobs = ailing[:HEALTH_JOBS_MAX] if asked is None else [asked]
+        told = tuple(self._catalogs.health(job) for job in jobs)
+        return msgspec.json.encode(Health(id=self._name, role=ROLE, ailing=len(ailing), jobs=told))
 
     def _see(self, job: str, seq: int, event: Event) -> None:
         self.ledger.see(job, seq, event)

@@ -56,8 +56,10 @@ def digests_of(text: str) -> bytes:
 class OneAgent:
     """One agent of one job. `log()` lets the log take what was said, and the agent read what it answers."""
 
-    def __init__(self, name: str = "agent-0", *, digests: bool = True, catalog: Catalog | None = None) -> None:
-        self.core = AgentCore(name, Limits(digests=digests))
+    def __init__(
+        self, name: str = "agent-0", *, digests: bool = True, encodings: bool = True, catalog: Catalog | None = None
+    ) -> None:
+        self.core = AgentCore(name, Limits(digests=digests, encodings=encodings))
         self.catalog = catalog or Catalog("run-7")
         self.now = 0.0
         self.unsaid: list[AnyCommand] = []

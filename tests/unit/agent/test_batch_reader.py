@@ -9,7 +9,7 @@ import xxhash
 
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.encodings import reading
-from tensorhub_agent.encodings.choice import Line
+from tensorhub_agent.encodings.choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, Line
 from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE
 from tensorhub_agent.encodings.packing import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
@@ -39,6 +39,14 @@ class Session:
     stiff: set[int] = field(default_factory=set)
     """Where pieces stand that don't shrink."""
     fails: bool = False
+    rate: float = 1e10
+    """Bytes of pieces as they are that come in a second of its own time."""
+    now: float = 100.0
+
+    def clock(self) -> float:
+        """Return a later time at each call, as clocks do."""
+        self.now += 1e-9
+        return self.now
 
     async def read(
         self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
@@ -46,6 +54,7 @@ class Session:
         assert digests
         progress(0)
         self.read_spans.append(list(spans.to))
+        self.now += sum(spans.nbytes) / self.rate
         for at, nbytes in zip(spans.to, spans.nbytes, strict=True):
             destination[at : at + nbytes] = self.new[at : at + nbytes]
         return b"".join(digest(destination[at : at + n]) for at, n in zip(spans.to, spans.nbytes, strict=True))
@@ -109,11 +118,18 @@ def scene(*, without: tuple[int, ...] = (), rate_bytes: int = 0) -> Scene:
         sizes += SIZE.pack(NO_PATCH if number in without else len(patch))
         digests += digest(views[1][at : at + nbytes])
     session = Session(new.tobytes(), patches)
-    reader = BatchReader(session, digests, sizes)
-    if rate_bytes:
-        reader.line.asked(0.0)
-        reader.line.came(rate_bytes, 1.0)
+    reader = BatchReader(session, digests, sizes, clock=session.clock)
+    for number in range(SLOW_BATCHES_MIN if rate_bytes else 0):
+        reader.line.asked(float(number))
+        reader.line.came(rate_bytes, number + 1.0)
     return Scene(old.tobytes(), new.tobytes(), session, reader)
+
+
+def make_whole(it: Scene, number: int) -> bytes:
+    """Return a patch that overwrites much of a piece."""
+    patch = make(memoryview(it.old)[TABLE.at[number] :][: TABLE.nbytes[number]], memoryview(it.bytes_of(number)), 2)
+    assert patch is not None
+    return patch
 
 
 def whole(memory: bytearray, new: bytes) -> bool:
@@ -211,6 +227,41 @@ async def test_over_a_slow_line_pieces_come_packed_and_those_that_do_not_shrink_
     (encoded,) = brought.encoded
     assert (encoded.how, encoded.nbytes) == ("zstd", (ROWS - 1) * 10_000)
     assert encoded.wire_bytes < 0.8 * encoded.nbytes
+
+
+async def test_a_line_that_seemed_slow_is_measured_again_and_then_pieces_come_as_they_are() -> None:
+    """It was slow because the machine paused, and the session gives its bytes at the speed of memory."""
+    it = slow(without=tuple(range(ROWS)))
+    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    ways = []
+    for _ in range(LOOK_AFTER_MIN + 3):
+        brought = await it.reader.read(where, ((0, ROWS),), silent)
+        ways.append(tuple(each.how for each in brought.encoded))
+    assert ways == [("zstd",)] * LOOK_AFTER_MIN + [()] * 3
+
+
+async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against_now_and_then() -> None:
+    it = scene(rate_bytes=10**7)
+    it.reader.sizes = SIZE.pack(8_000) * ROWS
+    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
+    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    for _ in range(LOOK_AFTER_MIN + 3):
+        brought = await it.reader.read(where, ((0, ROWS),), silent)
+    assert len(it.session.overwritten) == LOOK_AFTER_MIN
+    assert brought.encoded == ()
+
+
+async def test_what_comes_otherwise_says_by_which_rate() -> None:
+    it = slow(without=tuple(range(ROWS)))
+    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert [each.why for each in brought.encoded] == ["10 MB/s in this read"]
+    it = scene()
+    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert [each.why for each in brought.encoded] == ["1000 MB/s guessed"]
+    it = scene()
+    it.reader.line = Line(known=5e7)
+    brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)
+    assert [each.why for each in brought.encoded] == ["50 MB/s in earlier reads"]
 
 
 async def test_what_does_not_shrink_is_not_asked_for_packed_again() -> None:

@@ -6,6 +6,7 @@ from tensorhub_agent.encodings.choice import (
     PACK_RATE,
     PATCH_RATE,
     RATE_GUESSED,
+    SLOW_BATCHES_MIN,
     TOUCH_RATE,
     Line,
     awaits_patches,
@@ -56,8 +57,9 @@ def test_patches_are_waited_for_where_that_takes_less_time(rate: float | None, f
 
 def line(rate: float) -> Line:
     known = Line()
-    known.asked(10.0)
-    known.came(int(rate), 11.0)
+    for number in range(SLOW_BATCHES_MIN):
+        known.asked(10.0 + number)
+        known.came(int(rate), 11.0 + number)
     return known
 
 

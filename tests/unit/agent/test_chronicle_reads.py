@@ -58,11 +58,12 @@ def test_a_read_says_what_came_as_a_delta() -> None:
     agent.log()
     post = agent.last(Post)
     assert post is not None
-    encoded = (Encoded(how="delta", nbytes=8, wire_bytes=1),)
+    encoded = (Encoded(how="delta", nbytes=8, wire_bytes=1, why="25 MB/s in this read"),)
     agent.hear(BatchDone(key, post.source, post.batch, digests_of("a"), encoded))
     agent.log()
     read = one(agent.spans(), "read").attributes
     assert (read["tensorhub.encodings"], read["tensorhub.wire_bytes"]) == (("delta",), 5)
+    assert read["tensorhub.encodings_why"] == "delta: 25 MB/s in this read"
 
 
 def shared_plan(agent: ToldAgent, key: Key, *sources: tuple[str, tuple[tuple[int, int], ...]]) -> None:

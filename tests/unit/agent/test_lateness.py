@@ -29,6 +29,16 @@ def test_where_all_have_joined_the_version_is_missing() -> None:
     )
 
 
+def test_a_planner_that_does_not_answer_is_named() -> None:
+    """And not the bound, of which there may have been enough."""
+    error, message = not_in_time(KEY, 12, (), is_joining=False, unplanned="no answer within 1 s")
+    assert error == RoundTimeout.__name__
+    assert message == (
+        "policy/engine could not be filled within the bound, for the planner does not answer (no answer within 1 s): "
+        "see that tensorhub-planner runs ('tensorhub doctor'), then call again"
+    )
+
+
 def test_it_was_waited_for_those_who_never_came() -> None:
     absent = Absent()
     assert absent.of((0, 2)) == (0, 2), "nobody has said anything yet"

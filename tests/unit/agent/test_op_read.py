@@ -103,6 +103,22 @@ def test_a_planner_that_is_silent_is_asked_again_as_long_as_the_call_may_last() 
     assert any(isinstance(command, Granted) for command in reader.unsaid)
 
 
+def test_a_read_that_ends_for_want_of_a_planner_says_so() -> None:
+    _, reader = pair()
+    key = reader.key("rollout")
+    call = reader.read(key)
+    reader.log()
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    refusal = Refusal(error=NO_ANSWER, reason="no planner listens")
+    reader.do(reader.core.on_news(PlanCame(key, asked.number, refusal), reader.now))
+    reader.tick(10.0)
+    reader.log()
+    end = reader.end_of(call)
+    assert isinstance(end, Raise)
+    assert "the planner does not answer (no " in end.message
+
+
 def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:
     _, reader = pair()
     key = reader.key("rollout")

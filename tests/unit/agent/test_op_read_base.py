@@ -11,11 +11,13 @@ from tensorhub_common.wire.commands import Unpublish
 from tensorhub_common.wire.worker import Encoded
 
 
-def pair(*, staged: bool = False, mapped: bool = False, digests: bool = True) -> tuple[OneAgent, OneAgent, Key]:
+def pair(
+    *, staged: bool = False, mapped: bool = False, digests: bool = True, encodings: bool = True
+) -> tuple[OneAgent, OneAgent, Key]:
     trainer = OneAgent("elsewhere", digests=digests)
     trainer.join()
     trainer.register("trainer")
-    reader = OneAgent("agent-1", catalog=trainer.catalog, digests=digests)
+    reader = OneAgent("agent-1", catalog=trainer.catalog, digests=digests, encodings=encodings)
     reader.join()
     publish(trainer, "a")
     return trainer, reader, reader.register("rollout", staged=staged, mapped=mapped)
@@ -101,6 +103,13 @@ def test_without_digests_nothing_would_judge_a_patch() -> None:
     reader.confirmed(key)
     reader.log()
     assert reader.memory(key) is Memory.READY
+    publish(trainer, "b")
+    assert asked(reader, key).base is None
+
+
+def test_without_encodings_no_patch_is_asked_for() -> None:
+    trainer, reader, key = pair(encodings=False)
+    read(reader, key, "a")
     publish(trainer, "b")
     assert asked(reader, key).base is None
 

@@ -7,6 +7,8 @@ import pytest
 
 from tensorhub_agent.asking import NO_ANSWER
 from tensorhub_agent.questions import Questions, Target
+from tensorhub_common.bus.failures import NoAnswer, NoBus
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import TensorEntry, layout_of, pieces
@@ -39,10 +41,10 @@ class Programs:
         return self.execution
 
 
-def questions(programs: Programs) -> Questions:
+def questions(programs: Programs, planner: Counterpart | None = None) -> Questions:
     bus: Any = Bus()
     known: Any = programs
-    return Questions("job", bus, bus, known)
+    return Questions("job", bus, bus, known, planner or Counterpart("the planner"))
 
 
 async def test_a_read_that_turns_to_a_program_gets_what_its_units_complete() -> None:
@@ -82,3 +84,33 @@ async def test_a_program_that_can_not_be_carried_out_is_as_good_as_no_answer() -
     assert found.answer.error == NO_ANSWER
     assert "lies in no tensor" in found.answer.reason
     assert found.program is None
+
+
+async def test_a_planner_that_does_not_answer_is_told_once_and_so_is_its_return(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many reads ask it. That NATS is away says nothing of the planner, and is the bus's to tell."""
+    planner = Counterpart("the planner")
+    asking = questions(Programs(), planner)
+    answered = Bus.request
+
+    async def fails(why: Exception) -> None:
+        async def request(*_: object) -> bytes:
+            raise why
+
+        monkeypatch.setattr(Bus, "request", request)
+        for _ in range(2):
+            refusal = (await asking.plan(DEMAND, {}, MINE)).answer
+            assert isinstance(refusal, Refusal)
+            assert refusal.error == NO_ANSWER
+
+    await fails(NoBus("there is no connection to NATS"))
+    assert caplog.records == []
+    await fails(NoAnswer("no answer on plan within 1 s"))
+    monkeypatch.setattr(Bus, "request", answered)
+    await asking.plan(DEMAND, {}, MINE)
+    assert planner.silent_s is None
+    assert [record.getMessage().partition(":")[0][:26] for record in caplog.records] == [
+        "the planner does not answe",
+        "the planner answers again ",
+    ]

@@ -1,4 +1,4 @@
-"""Boxes from a source that nobody can bring: the read hears of it at once, and looks for another source."""
+"""What one read gets from its sources: boxes that can't be brought are a source lost, and encodings may be off."""
 
 import asyncio
 from types import SimpleNamespace
@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from tensorhub_agent.boxes import BadForm
-from tensorhub_agent.effects import Key, OpenSource, Post, ShardNews, SourceLost, SourceOpened
+from tensorhub_agent.copying import Spans
+from tensorhub_agent.effects import Base, BatchDone, Key, OpenSource, Post, ShardNews, SourceLost, SourceOpened
+from tensorhub_agent.encodings.deltas import SIZE
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.transport import TransportLost
 from tensorhub_common.execution import Execution
@@ -29,6 +31,16 @@ class Bus:
         return msgspec.msgpack.encode(grant)
 
 
+class Offering:
+    """Grants every lease on a piece of which there is a patch in which nothing has changed."""
+
+    async def request(self, *_: object) -> bytes:
+        grant = LeaseGrant(
+            lease="l", ticket="t", ticket_s=1.0, endpoint="e", pieces=1, digests=bytes(16), patch_sizes=SIZE.pack(0)
+        )
+        return msgspec.msgpack.encode(grant)
+
+
 class Session:
     """Brings nothing, for one reason."""
 
@@ -43,10 +55,10 @@ class Session:
 
 
 class Transports:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Any) -> None:
         self.session = session
 
-    async def open(self, *_: object, **__: object) -> Session:
+    async def open(self, *_: object, **__: object) -> Any:
         return self.session
 
 
@@ -70,4 +82,54 @@ async def test_boxes_that_can_not_be_brought_are_a_source_lost(why: Exception) -
         lost = await said.get()
     assert isinstance(lost, SourceLost)
     assert (lost.source, lost.reason) == (7, str(why))
+    await sources.stop()
+
+
+class Encoding:
+    """Says how it was asked to bring pieces."""
+
+    def __init__(self) -> None:
+        self.ways: list[str] = []
+
+    async def read(self, destination: memoryview, spans: Spans, **_: object) -> bytes:
+        self.ways.append("as they are")
+        return bytes(16 * len(spans.to))
+
+    async def overwrite(self, *_: object) -> tuple[bytes, list[bytes]]:
+        self.ways.append("delta")
+        return bytes(16), [b""]
+
+    async def unpack(self, *_: object) -> tuple[bytes, int]:
+        self.ways.append("zstd")
+        return bytes(16), 0
+
+    async def gather(self, *_: object, **__: object) -> None:
+        raise AssertionError("these are pieces")
+
+    async def still_holds(self) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("encodings", "way"), [(True, "delta"), (False, "as they are")])
+async def test_with_encodings_off_every_piece_comes_as_it_is(encodings: bool, way: str) -> None:  # noqa: FBT001
+    said: asyncio.Queue[ShardNews] = asyncio.Queue()
+    session = Encoding()
+    transports: Any = Transports(session)
+    given: Any = SimpleNamespace(bus=Offering(), programs=None, deltas=SimpleNamespace(applied=lambda *_: None))
+    sources = Sources(
+        "job", given.bus, transports, given.programs, said.put_nowait, deltas=given.deltas, encodings=encodings
+    )
+    share = Share(source=THEIRS, transport="ucxx", pieces=((0, 1),), nbytes=4, why="")
+    effect = OpenSource(KEY, 7, share, 1, "root", base=Base(1, "before"))
+    sources.open(effect, SourceId("here", 1, "engine", 0))
+    async with asyncio.timeout(HEARD_S):
+        assert isinstance(await said.get(), SourceOpened)
+        table = pieces(layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))]))
+        segment: Any = SimpleNamespace(view=memoryview(bytearray(256)))
+        sources.post(Post(KEY, 7, 8, ((0, 1),)), segment, None, table, digests=True)
+        assert isinstance(await said.get(), BatchDone)
+    assert session.ways[0] == way
     await sources.stop()

@@ -8,9 +8,11 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import LANES_MAX, REPLICAS_MAX, Catalog
+from tensorhub_common.levels import NEWEST, Level
 from tensorhub_common.wire.commands import AnyCommand, Drained, Filled, Join, Ready, Register, Sender, Unpublish, Want
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.replicas import ReplicaReady
+from tensorhub_common.wire.events.rounds import RoundDecided
 
 
 def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:
@@ -110,8 +112,8 @@ def test_who_moves_bytes_waits_for_the_start(staged: bool, mapped: bool) -> None
 class Crowd:
     """As many mapped replicas as a model may have beside their publisher, folded without a check after each word."""
 
-    def __init__(self) -> None:
-        self.catalog = Catalog("run-7")
+    def __init__(self, level: Level) -> None:
+        self.catalog = Catalog("run-7", level=level)
         self.replicas = [f"rollout-{number}" for number in range(REPLICAS_MAX - 1)]
         self._numbers = count(1)
         for agent in range(-(-REPLICAS_MAX // LANES_MAX)):
@@ -132,9 +134,10 @@ class Crowd:
         return apply(self.catalog, self.catalog.seq + 1, float(self.catalog.seq), command)
 
 
-def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command() -> None:
+@pytest.mark.parametrize("level", [Level.FIRST, NEWEST])
+def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command(level: Level) -> None:
     """Each of them is ready at once and lets the next go on; a call for each would be deeper than Python's stack."""
-    crowd = Crowd()
+    crowd = Crowd(level)
     crowd.of("trainer", Ready, version=1, root="r")
     for replica in crowd.replicas:
         crowd.of(replica, Want, want="latest", staged=True)
@@ -148,3 +151,28 @@ def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_comm
     ready = [event.replica for event in events if isinstance(event, ReplicaReady)]
     assert ready == ["trainer", *crowd.replicas]
     check(crowd.catalog)
+
+
+@pytest.mark.parametrize(("level", "decisions"), [(Level.TOLERANT, 4), (NEWEST, 1)])
+def test_one_that_reads_is_decided_once_beside_those_that_are_ready_at_once(level: Level, decisions: int) -> None:
+    """Below the level it was decided again for each of the others, and so used up its attempts."""
+    world = World(level=level)
+    world.replica_of("trainer", "a")
+    world.join("c")
+    shown = ["rollout-0", "rollout-1", "rollout-2"]
+    for replica in shown:
+        world.register("c", replica, mapped=True)
+    world.publish("trainer", 12)
+    for replica in shown:
+        world.want(replica, "latest", staged=True)
+        world.filled(replica, 12, attempt=1)
+    world.empty("trainer")
+    world.register("c", "reader")
+    for replica in (*shown, "reader"):
+        world.want(replica, "latest", staged=True)
+    events = world.publish("trainer", 12)
+    ready = [event.replica for event in events if isinstance(event, ReplicaReady)]
+    assert ready == ["trainer", *shown]
+    decided = [event for event in events if isinstance(event, RoundDecided)]
+    assert [event.replica for event in decided] == ["reader"] * decisions
+    assert world.attempt("reader") == decisions

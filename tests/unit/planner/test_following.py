@@ -1,12 +1,12 @@
 """Following logs, with a log that the test writes: waiting, gaps, and logs that can't be trusted."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import cast
 
 import pytest
 
-from tensorhub_common import subjects
+from tensorhub_common import subjects, supervision
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
@@ -14,6 +14,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.supervision import Fault
 from tensorhub_common.wire import codec
 from tensorhub_common.wire.commands import Join, Sender
 from tensorhub_common.wire.events.event import Event
@@ -33,10 +34,11 @@ class FakeLog:
         self.snapshots: dict[int, Snapshot | None] = {}
         """What there is after an entry."""
         self.more = asyncio.Condition()
+        self.others: dict[str, FakeLog] = {}
+        """The logs of other jobs."""
 
     async def newest(self, bus: object, job: str, beyond: int) -> tuple[Snapshot | None, None]:
-        assert job == JOB
-        return self.snapshots.get(beyond), None
+        return self.snapshots.get(beyond) if job == JOB else None, None
 
     async def add(self, *steps: Step) -> None:
         async with self.more:
@@ -78,10 +80,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
 
     class JobLog:
         def __init__(self, bus: object, job: str) -> None:
-            assert job == JOB
+            self.log = made if job == JOB else made.others[job]
 
         def follow(self, seq: int) -> AsyncGenerator[Entry, None]:
-            return made.follow(seq)
+            return self.log.follow(seq)
 
     monkeypatch.setattr("tensorhub_planner.following.joblog.JobLog", JobLog)
     monkeypatch.setattr("tensorhub_planner.following.restoring.newest", made.newest)
@@ -100,8 +102,32 @@ def over() -> list[str]:
 
 
 @pytest.fixture
-async def catalogs(log: FakeLog, seen: list[Seen], over: list[str]) -> AsyncIterator[Catalogs]:
-    made = Catalogs(cast("Bus", None), lambda job, seq, event: seen.append((job, seq, event)), over.append)
+def ended() -> Iterator[list[Fault]]:
+    """Return the faults that would have ended the planner."""
+    found: list[Fault] = []
+    supervision.set_last_resort(found.append)
+    yield found
+    supervision.set_last_resort(None)
+
+
+class Clock:
+    """The time that counts for when a job is tried again."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def catalogs(log: FakeLog, seen: list[Seen], over: list[str], clock: Clock) -> AsyncIterator[Catalogs]:
+    made = Catalogs(cast("Bus", None), lambda job, seq, event: seen.append((job, seq, event)), over.append, clock)
     yield made
     await made.stop()
 
@@ -156,47 +182,51 @@ async def test_it_begins_with_a_snapshot(log: FakeLog, catalogs: Catalogs, seen:
     assert [seq for _, seq, _ in seen] == [41]
 
 
-async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs) -> None:
+async def test_a_gap_is_bridged_by_a_snapshot(log: FakeLog, catalogs: Catalogs, ended: list[Fault]) -> None:
     """The log was trimmed beyond what is folded here; who waits for what the snapshot holds is answered."""
     log.snapshots = {2: snapshot(5)}
     log.reads = [[entry(1), entry(2), LogGap("entry 3 is gone")], []]
     assert set(catalog_of(await catalogs.at(JOB, 4, 5)).agents) == {f"agent-{n}" for n in range(1, 6)}
     assert log.starts == [1, 6]
-    assert not catalogs.broken.done()
+    assert not ended
 
 
 @pytest.mark.parametrize("steps", [[entry(1), LogGap("entry 2 is gone")], [LogGap("entry 1 is gone")]])
-async def test_a_gap_that_stays_stops_that_job_alone(log: FakeLog, catalogs: Catalogs, steps: list[Step]) -> None:
+async def test_a_gap_that_stays_stops_that_job_alone(
+    log: FakeLog, catalogs: Catalogs, steps: list[Step], ended: list[Fault]
+) -> None:
     """Without a snapshot to go on from. For a while every question about it is refused at once; others never notice."""
     log.reads = [steps]
     for _ in range(2):
         with pytest.raises(RegistryUnavailable, match="is gone"):
             await catalogs.at(JOB, 5, 5)
     assert len(log.starts) <= 2
-    assert not catalogs.broken.done()
+    assert not ended
 
 
 async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
-    log: FakeLog, catalogs: Catalogs, over: list[str], monkeypatch: pytest.MonkeyPatch
+    log: FakeLog, catalogs: Catalogs, over: list[str], monkeypatch: pytest.MonkeyPatch, ended: list[Fault]
 ) -> None:
     """The planner knows nothing of its own that a new log could contradict, or is told to forget it."""
-    monkeypatch.setattr(following, "STOPPED_S", 0.0)
+    monkeypatch.setattr(following, "ASIDE_S", 0.0)
     log.reads = [[entry(1), LogShorter("it is not the log that it was")], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="not the log that it was"):
         await catalogs.at(JOB, 5, 5)
     assert over == [JOB]
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
-    assert not catalogs.broken.done()
+    assert not ended
 
 
-async def test_a_job_without_a_log_is_asked_for_anew(log: FakeLog, catalogs: Catalogs, over: list[str]) -> None:
+async def test_a_job_without_a_log_is_asked_for_anew(
+    log: FakeLog, catalogs: Catalogs, over: list[str], ended: list[Fault]
+) -> None:
     """It may be opened in the meantime; the planner goes on."""
     log.reads = [[LogMissing("no log")], [entry(1)]]
     with pytest.raises(JobUnknown, match="must open the job first"):
         await catalogs.at(JOB, 1, 5)
     assert over == [JOB]
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
-    assert not catalogs.broken.done()
+    assert not ended
 
 
 async def test_only_so_many_jobs(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +242,56 @@ async def test_who_waits_is_told_of_the_end(log: FakeLog, catalogs: Catalogs) ->
     await catalogs.stop()
     with pytest.raises(RegistryUnavailable, match="is ending"):
         await asking
+
+
+async def test_a_fold_that_raises_sets_its_job_aside_and_no_other(
+    log: FakeLog, catalogs: Catalogs, over: list[str], ended: list[Fault]
+) -> None:
+    """Whatever it raises. The planner goes on, says which job and why, and refuses the job's questions with that."""
+    log.reads = [[entry(1), entry(3)]]
+    log.others["run-8"] = other = FakeLog()
+    other.reads = [[entry(1)]]
+    await catalogs.at("run-8", 1, 5)
+    with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded: ValueError"):
+        await catalogs.at(JOB, 3, 5)
+    assert over == [JOB]
+    aside = catalogs.health(JOB)
+    assert (aside.state, aside.seq, catalogs.ailing) == ("set-aside", 1, [JOB])
+    assert "entry 3 can't be folded" in aside.why
+    assert aside.again_at - aside.since == pytest.approx(following.ASIDE_S)
+    await other.add(entry(2))
+    assert (await catalogs.at("run-8", 2, 5)).catalog.seq == 2
+    assert (catalogs.health("run-8").state, catalogs.health("run-8").seq) == ("well", 2)
+    assert not ended
+
+
+async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
+    log: FakeLog, catalogs: Catalogs, clock: Clock
+) -> None:
+    """From its snapshot, by the first question after 5 s, then 10 s and so on; 5 s again once it has got further."""
+    log.reads = [[entry(1), entry(3)], [entry(1), entry(3)], [entry(1), entry(2), entry(4)], [entry(1), entry(2)]]
+    for seq, wait_s in ((3, following.ASIDE_S), (3, 2 * following.ASIDE_S), (4, following.ASIDE_S)):
+        starts = len(log.starts)
+        for _ in range(2):
+            with pytest.raises(RegistryUnavailable, match=f"entry {seq} can't be folded"):
+                await catalogs.at(JOB, 4, 5)
+            clock.now += 0.9 * wait_s / 2
+        assert len(log.starts) == starts + 1, "between the tries nothing is read"
+        clock.now += wait_s
+    assert (await catalogs.at(JOB, 2, 5)).catalog.seq == 2
+    assert (catalogs.health(JOB).state, catalogs.ailing) == ("well", [])
+
+
+async def test_what_sees_the_events_can_end_no_planner(
+    log: FakeLog, catalogs: Catalogs, seen: list[Seen], ended: list[Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner's own ledgers are told of each event while it is folded."""
+
+    def see(job: str, *_: object) -> None:
+        raise KeyError(job)
+
+    monkeypatch.setattr(catalogs, "_on_event", see)
+    log.reads = [[entry(1)]]
+    with pytest.raises(RegistryUnavailable, match="entry 1 can't be folded: KeyError"):
+        await catalogs.at(JOB, 1, 5)
+    assert not ended

@@ -12,6 +12,7 @@ from tensorhub_common.bus.blobs import Blobs, digest_of
 from tensorhub_common.bus.failures import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, pieces
+from tensorhub_common.supervision import Supervisor
 from tensorhub_planner import layouts
 from tensorhub_planner.layouts import Layouts, most_pieces
 
@@ -49,7 +50,7 @@ def blobs() -> FakeBlobs:
 
 @pytest.fixture
 def known(blobs: FakeBlobs) -> Layouts:
-    return Layouts(cast("Blobs", blobs))
+    return Layouts(cast("Blobs", blobs), Supervisor("the planner of a test"))
 
 
 async def test_sizes_are_those_of_the_pieces(blobs: FakeBlobs, known: Layouts) -> None:

@@ -8,6 +8,7 @@ from tests.unit.common.catalog_world import MODEL, World
 from tests.unit.planner.test_ahead import given, wait
 
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.events.rounds import RoundJoined
 from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_planner import preparing
@@ -44,7 +45,8 @@ async def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
 
 
 def preparing_in(world: World, programs: Any) -> Preparing:
-    return Preparing(cast("Programs", programs), lambda job: world.catalog if job == JOB else None)
+    work = Supervisor("the planner of a test")
+    return Preparing(cast("Programs", programs), lambda job: world.catalog if job == JOB else None, work)
 
 
 async def looked(one: Preparing) -> None:
@@ -104,16 +106,3 @@ async def test_other_events_and_unknown_jobs_are_nothing_to_it(world: World, pro
     one.see("other", JOINED)
     await looked(one)
     assert not programs.asked
-
-
-async def test_closing_ends_a_look(world: World, programs: FakePrograms) -> None:
-    one = preparing_in(world, programs)
-    programs.gate.clear()
-    one.see(JOB, JOINED)
-    async with asyncio.timeout(WAIT_S):
-        await programs.came.get()
-    looks = one.looks
-    one.close()
-    assert all(
-        isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*looks, return_exceptions=True)
-    )

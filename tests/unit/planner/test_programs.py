@@ -10,6 +10,7 @@ from tensorhub_common.bus.failures import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
 from tensorhub_common.program import decoded
+from tensorhub_common.supervision import Supervisor
 from tensorhub_planner import programs as module
 from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
@@ -66,7 +67,8 @@ async def sources(blobs: FakeBlobs) -> SourceSet:
 @pytest.fixture
 async def programs(blobs: FakeBlobs) -> Programs:
     faked = cast("Blobs", blobs)
-    return Programs(faked, Layouts(faked))
+    work = Supervisor("the planner of a test")
+    return Programs(faked, Layouts(faked, work), work)
 
 
 @pytest.fixture
@@ -182,7 +184,8 @@ async def test_a_program_of_another_planner_is_read_once(
     blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str]
 ) -> None:
     faked = cast("Blobs", blobs)
-    made = await Programs(faked, Layouts(faked)).compiled(JOB, blobs.add(rows(1, 8)), sources)
+    work = Supervisor("another planner of a test")
+    made = await Programs(faked, Layouts(faked, work), work).compiled(JOB, blobs.add(rows(1, 8)), sources)
     compiled.clear()
     known = await asyncio.gather(*(programs.known(JOB, made.digest) for _ in range(3)))
     assert {each.digest for each in known} == {made.digest}

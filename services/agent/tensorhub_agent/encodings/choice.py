@@ -46,15 +46,39 @@ def awaits_patches(rate: float | None, *, far: bool) -> bool:
     return far if rate is None else rate < MAKE_RATE
 
 
+SLOW_BATCHES_MIN: Final = 4
+"""So many batches in a row, as they are, have to find a line slow before pieces come packed over it: of a machine that
+paused one or two do."""
+
+LOOK_AFTER_MIN: Final = 2
+"""After so many batches that came otherwise, because the line seemed slow, one comes as it is and measures it again,"""
+
+LOOK_AFTER_MAX: Final = 32
+"""... each time after twice as many, and at last after so many: a line that is slow pays 3 % for being looked at."""
+
+
 @dataclass(slots=True)
 class Line:
-    """What is known of the line to one source, from the pieces that came as they are, and of how pieces shrink."""
+    """What is known of the line to one source, from the pieces that came as they are, and of how pieces shrink.
+
+    Always true: a line over which pieces come packed, or patched because it seems slow, is measured again and again. So
+    a pause that made it seem slow costs some batches and never the rest of the read.
+    """
 
     known: float | None = None
     """Bytes in a second that came over its link in other reads."""
     _pace: Pace = field(default_factory=lambda: Pace("ucxx"))
     _flying: int = 0
     _since: float = 0.0
+    _busy_since: float = 0.0
+    """When the first of those under way as they are was asked for,"""
+    _busy_bytes: int = 0
+    """... and what has come since."""
+    _slow: int = 0
+    """So many batches in a row have found it slow."""
+    _unseen: int = 0
+    """So many have come otherwise since it was measured."""
+    _look_after: int = LOOK_AFTER_MIN
     _plain_bytes: int = 0
     _packed_bytes: int = 0
 
@@ -71,7 +95,8 @@ class Line:
     def asked(self, now: float) -> None:
         """Pieces are under way as they are."""
         if not self._flying:
-            self._since = now
+            self._since = self._busy_since = now
+            self._busy_bytes = 0
         self._flying += 1
 
     def came(self, nbytes: int, now: float) -> None:
@@ -79,7 +104,24 @@ class Line:
         self._flying -= 1
         if nbytes:
             self._pace.came(nbytes, now - self._since)
+            self._busy_bytes += nbytes
+            self._see(now - self._busy_since)
         self._since = now
+
+    def _see(self, busy_s: float) -> None:
+        """Judge the line by what has just come.
+
+        What was asked for and came since nothing was under way is the least that the line gives, whatever it gave
+        before: a rate that a pause has lowered is forgotten.
+        """
+        rate = self._pace.rate
+        if rate is not None and self._busy_bytes > rate * busy_s:
+            self._pace = Pace("ucxx")
+            self._pace.came(self._busy_bytes, busy_s)
+        if self._is_slow:
+            self._slow += 1
+        else:
+            self._slow, self._look_after = 0, LOOK_AFTER_MIN
 
     def packed(self, nbytes: int, packed_bytes: int) -> None:
         """So many bytes of pieces have become so many."""
@@ -89,9 +131,37 @@ class Line:
     @property
     def takes_packed(self) -> bool:
         """Whether packed pieces come sooner. Each read sees for itself first: packed ones tell of no line."""
+        return self._slow >= SLOW_BATCHES_MIN and self._is_slow
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether packed pieces would come sooner at the rate that was measured."""
         if self.rate is None:
             return False
         # What other reads got over the link counts as well: a batch that met a busy machine must not make it busier.
         rate = max(self.rate, self.known or 0.0)
         ratio = self._packed_bytes / self._plain_bytes if self._plain_bytes else RATIO_GUESSED
         return max(ratio / rate, 1 / PACK_RATE) < PACK_GAIN / rate
+
+    def patches_for_slowness(self, nbytes: int, patch_bytes: int) -> bool:
+        """Tell whether patches are taken only because this read found the line slow."""
+        if self.rate is None or not takes_patches(nbytes, patch_bytes, self.rate):
+            return False
+        return not takes_patches(nbytes, patch_bytes, max(self.rate, self.known or RATE_GUESSED))
+
+    def looks_again(self) -> bool:
+        """Tell of a batch that would come otherwise, since the line seems slow, whether it comes as it is instead."""
+        if self._unseen < self._look_after:
+            self._unseen += 1
+            return False
+        self._unseen, self._look_after = 0, min(2 * self._look_after, LOOK_AFTER_MAX)
+        return True
+
+    @property
+    def why(self) -> str:
+        """Say by which rate pieces come as they do."""
+        if self.rate is not None:
+            return f"{self.rate / 1e6:.4g} MB/s in this read"
+        if self.known is not None:
+            return f"{self.known / 1e6:.4g} MB/s in earlier reads"
+        return f"{RATE_GUESSED / 1e6:.4g} MB/s guessed"

@@ -4,6 +4,7 @@ Always true:
 - A piece that doesn't hash to what the source's digests say after it was decoded is read as it is, from the same
   source, before anything is said of it. So a wrong patch, or one for other bytes than stand here, costs time, and
   nobody is blamed for it.
+- A batch that would come otherwise because its line seems slow comes as it is now and then, which measures the line.
 - A batch ends when nothing of it can be written any more, however it ends.
 """
 
@@ -64,10 +65,11 @@ class BatchReader:
     line: Line = field(default_factory=Line)
     more: Callable[[int], Awaitable[tuple[bytes, bool]]] | None = None
     """While patches are being made: asks for the page of sizes that begins at a piece, and whether more will come."""
+    clock: Callable[[], float] = time.monotonic
 
     async def _await_patches(self, pieces: Sequence[Range]) -> None:
         """Wait for patches of these pieces while they are being made, but not for long, and in vain only once."""
-        until, known = time.monotonic() + PATCHES_S, self.sizes
+        until, known = self.clock() + PATCHES_S, self.sizes
         for first, count in pieces:
             for page in range(first // PAGE * PAGE, first + count, PAGE):
                 inside = range(max(first, page), min(first + count, page + PAGE))
@@ -78,7 +80,7 @@ class BatchReader:
                         self.sizes = self.sizes[:at] + sizes + self.sizes[end:]
                     if not is_coming:
                         self.more = None
-                    elif time.monotonic() > until:
+                    elif self.clock() > until:
                         if self.sizes == known:
                             # Its maker has no turn. A batch after the other would wait for it, longer than for pieces.
                             self.more = None
@@ -90,13 +92,16 @@ class BatchReader:
         """Bring a batch. Raises `TransportLost`."""
         if self.more is not None:
             await self._await_patches(pieces)
-        if not self.sizes and not self.line.takes_packed:
+        packs = self.line.takes_packed
+        if not self.sizes and not packs:
             spans = Spans.of(where.table, pieces)
             return Brought(await self._timed(where, spans, progress))
         numbers = [number for first, count in pieces for number in range(first, first + count)]
         patched = self._patched(numbers, where.table)
+        if (packs or self._only_slow(patched, where.table)) and self.line.looks_again():
+            packs, patched = False, _unchanged(patched)
         others = [number for number in numbers if number not in patched]
-        packed, plain = (others, []) if self.line.takes_packed else ([], others)
+        packed, plain = (others, []) if packs else ([], others)
         batch = _Batch(self, where)
         await batch.bring(patched, packed, plain, progress)
         await batch.bring({}, [], [number for number in numbers if number not in batch.right], progress)
@@ -105,13 +110,13 @@ class BatchReader:
 
     async def _timed(self, where: Where, spans: Spans, progress: Callable[[int], None]) -> bytes:
         """Read pieces as they are, and measure."""
-        self.line.asked(time.monotonic())
+        self.line.asked(self.clock())
         came = 0
         try:
             digests = await self.session.read(where.destination, spans, digests=True, progress=progress)
             came = sum(spans.nbytes)
         finally:
-            self.line.came(came, time.monotonic())
+            self.line.came(came, self.clock())
         return digests
 
     def _patched(self, numbers: Sequence[int], table: PieceTable) -> dict[int, int]:
@@ -120,8 +125,12 @@ class BatchReader:
         nbytes = sum(table.nbytes[number] for number, size in sizes.items() if size)
         if takes_patches(nbytes, sum(sizes.values()), self.line.believed):
             return sizes
-        # What has not changed costs no more than to be hashed, as everything is.
-        return {number: size for number, size in sizes.items() if not size}
+        return _unchanged(sizes)
+
+    def _only_slow(self, patched: dict[int, int], table: PieceTable) -> bool:
+        """Tell whether patches were chosen only because this read found the line slow."""
+        nbytes = sum(table.nbytes[number] for number, size in patched.items() if size)
+        return bool(nbytes) and self.line.patches_for_slowness(nbytes, sum(patched.values()))
 
     def _size(self, number: int) -> int:
         if len(self.sizes) < (number + 1) * SIZE.size:
@@ -164,7 +173,8 @@ class _Batch:
         digests, patches = await self.reader.session.overwrite(where.destination, where.base, wanted)
         nbytes = self._judge(patched, digests)
         self.patches = {number: patch for number, patch in zip(patched, patches, strict=True) if number in self.right}
-        self.encoded.append(Encoded(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values())))
+        why = self.reader.line.why
+        self.encoded.append(Encoded(how="delta", nbytes=nbytes, wire_bytes=sum(patched.values()), why=why))
 
     async def _unpack(self, packed: Sequence[int]) -> None:
         if not packed:
@@ -175,7 +185,7 @@ class _Batch:
         nbytes = self._judge(packed, digests)
         self.reader.line.packed(sum(spans.nbytes), sum(spans.nbytes) - nbytes + came)
         if came:
-            self.encoded.append(Encoded(how="zstd", nbytes=nbytes, wire_bytes=came))
+            self.encoded.append(Encoded(how="zstd", nbytes=nbytes, wire_bytes=came, why=self.reader.line.why))
 
     async def _read(self, plain: Sequence[int], progress: Callable[[int], None]) -> None:
         """Read pieces as they are: whatever they hash to then is for the transfer to judge."""
@@ -197,6 +207,11 @@ class _Batch:
     def _units(self, numbers: Iterable[int]) -> list[int]:
         table = self.where.table
         return [unit_of(table.layout.tensors[table.tensor[number]].itemsize) for number in numbers]
+
+
+def _unchanged(sizes: dict[int, int]) -> dict[int, int]:
+    """Return the pieces in which nothing has changed: they cost no more than to be hashed, as everything is."""
+    return {number: size for number, size in sizes.items() if not size}
 
 
 def _spans(table: PieceTable, numbers: Iterable[int]) -> Spans:
