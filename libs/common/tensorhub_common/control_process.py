@@ -17,14 +17,13 @@ from typing import Final, NoReturn, Protocol
 import uvloop
 
 from tensorhub_common import telemetry
-from tensorhub_common.bus.activity import answer_activity
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
-from tensorhub_common.supervision import Fault, Supervisor, set_last_resort, watch_loop
+from tensorhub_common.supervision import Fault, set_last_resort, watch_loop
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -65,7 +64,7 @@ def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settin
     telemetry.start(program, name, settings, settings.dir / "state" / name)
     code = 0
     try:
-        uvloop.run(_until_ended(_serve(settings, settings.nats, kind, name, make)))
+        uvloop.run(_until_signalled(_serve(settings, settings.nats, kind, name, make)))
     except TensorHubError as why:
         code = _told(program, str(why), FAILED)
     except Exception as why:  # noqa: BLE001 (whatever ends a process, its last line says so)
@@ -80,19 +79,18 @@ def _told(program: str, why: str, code: int) -> int:
     return code
 
 
-async def _until_ended(work: Coroutine[None, None, None]) -> None:
-    """Do the work until a signal ends it, or a fault that no owner can end for itself. Raises `Faulted` then."""
+async def _until_signalled(work: Coroutine[None, None, None]) -> None:
+    """Run until a signal comes, or an error escapes that no owner handles. Raises `Faulted` then."""
+    working = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
     faults: list[Fault] = []
 
     def end(fault: Fault) -> None:
         faults.append(fault)
         working.cancel()
 
-    process = Supervisor("the process")
-    set_last_resort(end)
-    loop = asyncio.get_running_loop()
     watch_loop(loop)
-    working = process.start(work, "serving", awaited=True)
+    set_last_resort(end)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, working.cancel)
     try:
@@ -102,9 +100,10 @@ async def _until_ended(work: Coroutine[None, None, None]) -> None:
         set_last_resort(None)
     if faults:
         error = faults[0].error
-        # What the hub's own errors say is a sentence that says what to do.
-        is_said = isinstance(error, TensorHubError)
-        raise Faulted(str(error) if is_said else f"{faults[0]}. This is a fault of TensorHub: report it")
+        why = (
+            str(error) if isinstance(error, TensorHubError) else f"{faults[0]}. This is a fault of TensorHub: report it"
+        )
+        raise Faulted(why)
 
 
 async def _serve(settings: Settings, url: str, kind: str, name: str, make: Callable[[Bus, Settings], Service]) -> None:
@@ -112,7 +111,6 @@ async def _serve(settings: Settings, url: str, kind: str, name: str, make: Calla
     service = make(bus, settings)
     try:
         await answer_traces(bus, name)
-        await answer_activity(bus, name, kind)
         await service.run()
     finally:
         try:

@@ -229,9 +229,7 @@ def _encoded(span: Span, nbytes: float) -> str:
         return ""
     base = get("tensorhub.base")
     ways = [f"delta from {base}" if way == "delta" and base is not None else str(way) for way in encodings]
-    why = get("tensorhub.encodings_why")
-    reason = f" ({why})" if why else ""
-    return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes{reason}"
+    return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes"
 
 
 def trouble(span: Span) -> str:
