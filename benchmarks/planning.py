@@ -42,6 +42,7 @@ from tensorhub_common.catalog.table import AgentState, ShardState
 from tensorhub_common.execution import Execution, Patterns
 from tensorhub_common.layout import Layout, encoded, layout_digest
 from tensorhub_common.program import Program
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.transfer import Demand, Plan, Turn
 from tensorhub_planner.again import Kept
 from tensorhub_planner.answering import Compiled
@@ -245,7 +246,8 @@ class Planner:
 async def cached(folder: Folder, chosen: SourceSet, watch: "Stopwatch") -> None:
     """Ask for all programs again that a planner has compiled."""
     blobs = cast("Blobs", folder)
-    known = Programs(blobs, Layouts(blobs))
+    work = Supervisor("the planner of a benchmark")
+    known = Programs(blobs, Layouts(blobs, work), work)
 
     async def all_programs() -> list[Compiled]:
         return [await known.compiled("job", each, chosen) for each in folder.readers]

@@ -106,7 +106,7 @@ def ready_before_all() -> list["Replacement"]:
                     availability.shift(shard, ShardMove.FILLED, command.version, root)
                 else:
                     current.staged[index] = root
-        rounds.complete(model, replica, current, command.version, out)
+        rounds.complete(catalog, model, replica, current, command.version, out)
 
     handlers = {**apply._HANDLERS, Filled: filled}  # noqa: SLF001
     return [(apply, "_HANDLERS", handlers)]

@@ -17,13 +17,14 @@ from typing import Final, NoReturn, Protocol
 import uvloop
 
 from tensorhub_common import telemetry
+from tensorhub_common.bus.activity import answer_activity
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings, load
-from tensorhub_common.supervision import Fault, set_last_resort, watch_loop
+from tensorhub_common.supervision import Fault, Supervisor, set_last_resort, watch_loop
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
@@ -81,7 +82,7 @@ def _told(program: str, why: str, code: int) -> int:
 
 async def _until_signalled(work: Coroutine[None, None, None]) -> None:
     """Run until a signal comes, or an error escapes that no owner handles. Raises `Faulted` then."""
-    working = asyncio.create_task(work)
+    working = Supervisor("the process").start(work, "serving", awaited=True)
     loop = asyncio.get_running_loop()
     faults: list[Fault] = []
 
@@ -111,6 +112,7 @@ async def _serve(settings: Settings, url: str, kind: str, name: str, make: Calla
     service = make(bus, settings)
     try:
         await answer_traces(bus, name)
+        await answer_activity(bus, name, kind)
         await service.run()
     finally:
         try:

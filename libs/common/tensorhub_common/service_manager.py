@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
+from tensorhub_common.supervision import Supervisor
+
 US_PER_S: Final = 1e6
 SIGNS_PER_WINDOW: Final = 2
 """So often within the manager's window a sign of life is given, as its manual asks for."""
@@ -53,13 +55,14 @@ async def serving(status: str, environ: Mapping[str, str] = os.environ) -> Async
     """
     manager = ServiceManager(environ)
     manager.tell("READY=1", f"STATUS={status}")
-    signs = asyncio.create_task(manager.give_signs(), name="signs of life")
+    # Without its signs the manager would take the process for stuck, so a fault here ends it.
+    work = Supervisor("the service manager's watchdog")
+    work.start(manager.give_signs(), "giving signs of life")
     try:
         yield
     finally:
         manager.tell("STOPPING=1", "STATUS=stopping")
-        signs.cancel()
-        await asyncio.wait({signs})
+        await work.close()
 
 
 def _window_s(environ: Mapping[str, str]) -> float | None:

@@ -193,6 +193,14 @@ class Settings:
         example="500GiB",
         meaning="How many bytes of them it keeps beyond that in files, in `copies` of its state folder. 0: none.",
     )
+    encodings: bool = _variable(
+        values.switch,
+        "on",
+        unit="on, off",
+        example="off",
+        meaning="Whether the reads of this agent take deltas and packed pieces where these should come sooner"
+        " (docs/encodings.md). Off: every piece comes as it is.",
+    )
     deltas: int = _variable(
         values.count,
         "0",

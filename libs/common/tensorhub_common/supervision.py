@@ -47,6 +47,10 @@ class Fault(NamedTuple):
 OnFault = Callable[[Fault], None]
 
 
+def handled(_: Fault) -> None:
+    """End a fault where it is: the work is given up, and all else goes on. The fault is logged and counted."""
+
+
 class _Process:
     """What all supervisors of a process share."""
 
@@ -93,6 +97,16 @@ def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
         _process.report(Fault("event loop", str(context.get("message", "a callback")), error))
 
     loop.set_exception_handler(escaped)
+
+
+async def result_of(task: asyncio.Task[T]) -> T:
+    """Wait for a task that others may wait for too, and return or raise what it has; being cancelled ends the waiting.
+
+    `asyncio.shield` does the same with a future of its own, whose error is lost, and reported by asyncio as such, where
+    the one who waits is cancelled in the turn in which the task fails.
+    """
+    await asyncio.wait((task,))
+    return task.result()
 
 
 class Supervisor:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +14,14 @@ from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
+from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import TensorEntry, layout_of
-from tensorhub_common.wire.asks import Error
+from tensorhub_common.subjects import ask, hub_ask
+from tensorhub_common.wire.asks import Error, Health
 from tensorhub_common.wire.commands import Register, Unpublish
+from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.service import Planner
@@ -203,3 +208,41 @@ async def test_a_blob_store_that_holds_other_bytes(planner: Planner, world: Job)
     assert isinstance(answer, Refusal)
     assert answer.error == "LayoutMismatch"
     assert "is no layout" in answer.reason
+
+
+async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
+    planner: Planner, world: Job, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner says so to whoever reads in that job, and to whoever asks how it gets on."""
+    broken = Job(bus, f"{world.name}-broken")
+
+    def apply_or_fail(catalog: Catalog, seq: int, *rest: Any) -> tuple[Event, ...]:
+        if catalog.job == broken.name:
+            raise KeyError("a fault of ours")
+        return apply(catalog, seq, *rest)
+
+    monkeypatch.setattr("tensorhub_planner.fold.apply", apply_or_fail)
+    await broken.open()
+    await broken.register("rollout")
+    refusal = await broken.ask(broken.demand("rollout"))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.error, "can't be folded: KeyError('a fault of ours')" in refusal.reason) == (
+        "RegistryUnavailable",
+        True,
+    )
+    assert (await world.plan("rollout")).version == 1
+
+    async def health(subject: str) -> Health:
+        return msgspec.json.decode(await bus.request(subject), type=Health)
+
+    of_hub = await health(hub_ask("health.planner"))
+    assert (of_hub.id, of_hub.role, of_hub.ailing, [each.job for each in of_hub.jobs]) == (
+        "planner-0",
+        "planner",
+        1,
+        [broken.name],
+    )
+    (aside,) = (await health(ask(broken.name, "health.planner"))).jobs
+    (well,) = (await health(ask(world.name, "health.planner"))).jobs
+    assert (aside.state, well.state) == ("set-aside", "well")
+    assert aside.again_at > aside.since > 0

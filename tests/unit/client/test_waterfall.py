@@ -102,9 +102,10 @@ def test_a_read_that_took_a_delta_says_from_where_and_how_much_of_the_bytes_came
         "encodings": ("delta",),
         "wire_bytes": 18_000,
         "base": 11,
+        "encodings_why": "delta: 25 MB/s in this read",
     }
     story.add(17, 16, "read", "agent agent-1", 1, 5, about=about)
-    assert "delta from 11, 1.8 % of the bytes" in picture(story.spans, WANTED, 200)
+    assert "delta from 11, 1.8 % of the bytes (delta: 25 MB/s in this read)" in picture(story.spans, WANTED, 200)
 
 
 # ------------------------------------------------------------------------------------------------------------- tree

@@ -229,7 +229,9 @@ def _encoded(span: Span, nbytes: float) -> str:
         return ""
     base = get("tensorhub.base")
     ways = [f"delta from {base}" if way == "delta" and base is not None else str(way) for way in encodings]
-    return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes"
+    why = get("tensorhub.encodings_why")
+    reason = f" ({why})" if why else ""
+    return f", {' and '.join(ways)}, {100 * number(get('tensorhub.wire_bytes')) / nbytes:.1f} % of the bytes{reason}"
 
 
 def trouble(span: Span) -> str:

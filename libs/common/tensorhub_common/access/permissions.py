@@ -24,7 +24,7 @@ ASKS_OF_REGISTRY: Final = ("open", "versions", "replicas", "status", "outcome", 
 ASKS_OF_PLANNER: Final = ("health.planner",)
 """The same, of the planner."""
 ASKS_OF_AGENTS: Final = ("open", "plan")
-ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans")
+ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans", "activity")
 """What every process answers for itself."""
 ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
 

@@ -94,6 +94,11 @@ class Bus:
         """Since when (`time.monotonic`) the connection has stood without a pause; None while there is none."""
         return self._presence.since
 
+    @property
+    def lost_count(self) -> int:
+        """How many times the connection was lost."""
+        return self._presence.lost_count
+
     def watch(self, watcher: Watcher) -> Callable[[], None]:
         """Call `watcher(connected)` at each change from now on, and return what ends that. It must not raise."""
         return self._presence.watch(watcher)

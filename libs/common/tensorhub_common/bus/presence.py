@@ -17,6 +17,8 @@ class Presence:
         """Begin without a connection."""
         self.since: float | None = None
         """Since when (`time.monotonic`) it has stood without a pause; None while it does not."""
+        self.lost_count = 0
+        """How many times it was lost."""
         self._there = asyncio.Event()
         self._watchers: list[Watcher] = []
 
@@ -34,6 +36,7 @@ class Presence:
             self._there.set()
         else:
             self.since = None
+            self.lost_count += 1
             self._there.clear()
         for watcher in list(self._watchers):
             watcher(connected)

@@ -12,7 +12,8 @@ from typing import Final
 import msgspec
 
 from tensorhub_common import telemetry
-from tensorhub_common.bus.connection import NO_RESPONDERS, Bus
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.gathering import GATHER_S_MAX, gather_answers
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
@@ -28,14 +29,6 @@ SPANS: Final = "spans"
 QUESTIONS_PENDING_MAX: Final = 16
 SPANS_MAX: Final = 10_000
 """One process answers with at most so many spans; the bytes of an answer are bounded besides."""
-
-GATHER_S_MAX: Final = 3.0
-"""A process that has not answered within this is left out."""
-
-QUIET_S: Final = 0.4
-"""After so long without an answer nobody is waited for, except who is known to live."""
-
-ANSWERS_MAX: Final = 10_000
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,63 +110,12 @@ async def gather(
 
     Raises the error of a process that refuses the question, and `NoBus` without a connection.
     """
-    inbox = bus.new_inbox()
-    gathering = _Gathering(set(known))
-    subscription = await bus.subscribe(inbox, gathering.take)
-    try:
-        what = TRANSFERS if isinstance(question, TransfersAsk) else SPANS
-        await bus.publish(ask(job, what), msgspec.json.encode(question), reply=inbox)
-        await gathering.wait(timeout_s)
-    finally:
-        await subscription.close()
-    return gathering.result()
-
-
-class _Gathering:
-    """The answers to one question, as they come in."""
-
-    def __init__(self, known: set[str]) -> None:
-        self._missing = known
-        self._answers: list[Spans] = []
-        self._refusal: Error | None = None
-        self._nobody = False
-        self._came = asyncio.Event()
-
-    def take(self, message: Message) -> None:
-        """Take one answer; what can't be read is of another version of this program, and is left out."""
-        if message.status == NO_RESPONDERS:
-            self._nobody = True
-        elif len(self._answers) < ANSWERS_MAX:
-            try:
-                answer = msgspec.json.decode(message.data, type=Spans | Error)
-            except MALFORMED:
-                return
-            if isinstance(answer, Error):
-                self._refusal = answer
-            else:
-                self._answers.append(answer)
-                self._missing.discard(answer.process)
-        self._came.set()
-
-    async def wait(self, timeout_s: float) -> None:
-        """Return once nobody is missing and it is quiet, at the bound, or when nobody is there."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._nobody and (left_s := deadline - asyncio.get_running_loop().time()) > 0:
-            self._came.clear()
-            try:
-                awaited = self._missing or not self._answers
-                async with asyncio.timeout(left_s if awaited else min(QUIET_S, left_s)):
-                    await self._came.wait()
-            except TimeoutError:
-                return
-
-    def result(self) -> Gathered:
-        """Put the answers together; a span that two processes keep counts once."""
-        if not self._answers and self._refusal is not None:
-            raise BadCommand(self._refusal.message)
-        spans = {(span.trace, span.span): span for answer in self._answers for span in answer.spans}
-        return Gathered(
-            spans=tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.end_ns))),
-            processes=frozenset(answer.process for answer in self._answers),
-            left_out=sum(answer.left_out for answer in self._answers),
-        )
+    what = TRANSFERS if isinstance(question, TransfersAsk) else SPANS
+    came = await gather_answers(bus, ask(job, what), msgspec.json.encode(question), Spans, known, timeout_s)
+    # A span that two processes keep counts once.
+    spans = {(span.trace, span.span): span for answer in came for span in answer.spans}
+    return Gathered(
+        spans=tuple(sorted(spans.values(), key=lambda span: (span.start_ns, span.end_ns))),
+        processes=frozenset(answer.process for answer in came),
+        left_out=sum(answer.left_out for answer in came),
+    )

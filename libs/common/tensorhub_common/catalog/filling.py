@@ -38,10 +38,10 @@ def begin(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
     """
     if current.state is RoundState.STARTED:
         assert current.version is not None
-        rounds.complete(model, replica, current, current.version, out)
+        rounds.complete(catalog, model, replica, current, current.version, out)
     elif is_overtaken(model, current):
         current.superseded += 1
-        rounds.again(model, replica, current, out)
+        rounds.again(catalog, model, replica, current, out)
     elif retention.must_stay(catalog, model, replica):
         _hold_back(catalog, model, replica, current, out)
     else:
@@ -116,7 +116,7 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
     current.filled.add(shard.index)
     if at_once:
         # The round ends here, so that the replica is ready says all of it.
-        rounds.complete(model, replica, current, command.version, out)
+        rounds.complete(catalog, model, replica, current, command.version, out)
         return
     out.append(
         ShardFilled(
@@ -134,7 +134,7 @@ def filled(catalog: Catalog, command: Filled, out: Out) -> None:
         # When the round began another copy counted, and a crash has taken it meanwhile.
         _hold_back(catalog, model, replica, current, out)
     else:
-        rounds.complete(model, replica, current, command.version, out)
+        rounds.complete(catalog, model, replica, current, command.version, out)
 
 
 def _is_at_once(replica: Replica, current: Round, shard: Shard, command: Filled) -> bool:

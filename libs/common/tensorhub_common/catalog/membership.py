@@ -123,7 +123,7 @@ def _restate(
     for model_name, replica_name in touched:
         model = catalog.models[model_name]
         _tell_change(model, model.replicas[replica_name], agent.name, out)
-        _settle(model, replica_name, "lost", out)
+        _settle(catalog, model, replica_name, "lost", out)
 
 
 def _tell_change(model: Model, replica: Replica, agent: str, out: Out) -> None:
@@ -146,13 +146,13 @@ def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holdi
     return known == holding.root and not is_retired(model, holding.version)
 
 
-def _settle(model: Model, replica_name: str, reason: str, out: Out) -> None:
+def _settle(catalog: Catalog, model: Model, replica_name: str, reason: str, out: Out) -> None:
     """After shards went: bring the replica's version up to date, and drop the replica when none is left."""
     replica = model.replicas[replica_name]
     refresh(model, replica, reason, out)
     if not replica.members:
         del model.replicas[replica_name]
-    rounds.wake(model, out)
+    rounds.wake(catalog, model, out)
 
 
 def _take_out(model: Model, replica: Replica, shard: Shard, why: str, out: Out) -> None:
@@ -211,7 +211,7 @@ def expire(catalog: Catalog, command: Expire, out: Out) -> None:
             model, replica, replica.members[index], f"agent {agent.name!r}, which owns shard {index}, was lost", out
         )
     for model_name, replica_name in touched:
-        _settle(catalog.models[model_name], replica_name, "lost", out)
+        _settle(catalog, catalog.models[model_name], replica_name, "lost", out)
 
 
 def register(catalog: Catalog, command: Register, out: Out) -> None:
@@ -345,4 +345,4 @@ def release(catalog: Catalog, command: Release, out: Out) -> None:
     _take_out(model, replica, shard, f"shard {shard.index} was released", out)
     _remove(catalog, model, replica, shard)
     out.insert(0, ShardReleased(model=model.name, replica=replica.name, shard=shard.index))
-    _settle(model, replica.name, "released", out)
+    _settle(catalog, model, replica.name, "released", out)

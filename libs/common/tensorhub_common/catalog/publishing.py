@@ -221,7 +221,7 @@ def _conclude(catalog: Catalog, model: Model, replica: Replica, out: Out) -> Non
         shift(replica.members[index], ShardMove.PUBLISHED, version, offer.root)
     refresh(model, replica, "published", out)
     out.append(ReplicaReady(model=model.name, replica=replica.name, version=version))
-    rounds.wake(model, out)
+    rounds.wake(catalog, model, out)
     superseding.overtake(model, version, out)
 
 

@@ -31,6 +31,7 @@ from tensorhub_common.errors import (
     VersionUnavailable,
     from_code,
 )
+from tensorhub_common.levels import Level
 from tensorhub_common.wire.commands import VERSION_MAX, GiveUp, Replan, Settle, Want
 from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_common.wire.events.rounds import (
@@ -71,7 +72,7 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
         current.staged[shard.index] = None
     out.append(joined(model, replica, shard.index, current.wants))
     if _try_decide(model, replica, current, out):
-        wake(model, out)
+        wake(catalog, model, out)
 
 
 def _held(model: Model, replica: Replica) -> int | None:
@@ -79,19 +80,39 @@ def _held(model: Model, replica: Replica) -> int | None:
     return None if is_retired(model, replica.version) else replica.version
 
 
-def wake(model: Model, out: Out) -> None:
+def wake(catalog: Catalog, model: Model, out: Out) -> None:
     """Decide every round that waits for a version, in the order in which they began to wait.
 
-    A replica that holds the version already is ready at once, and may make available what another one waits for, so
-    the walk begins anew behind it. It is a loop and no call in a call: a model has more replicas than Python has stack.
+    A replica that holds the version already is ready at once, and may make available what another one waits for: so
+    all that still wait are looked at once more, until none of them gets any further.
     """
-    while any(_is_ready_at_once(model, name, out) for name in list(model.waiting)):
-        pass
+    if catalog.level < Level.WAKING_ONCE:
+        _wake_again(model, out)
+        return
+    is_looking = True
+    while is_looking:
+        is_looking = False
+        for name in list(model.waiting):
+            is_looking = _is_ready_at_once(model, name, out) or is_looking
 
 
 def _is_ready_at_once(model: Model, name: str, out: Out) -> bool:
     replica = model.replicas[name]
     return replica.round is not None and _try_decide(model, replica, replica.round, out)
+
+
+def _wake_again(model: Model, out: Out) -> None:
+    """Wake as it was done below `Level.WAKING_ONCE`: behind each replica that is ready at once the walk begins anew.
+
+    Then each walk that was left goes on, and decides a round anew that a later one has decided. The walks are a list,
+    and no call in a call: a model has more replicas than Python has stack.
+    """
+    walks = [iter(list(model.waiting))]
+    while walks:
+        if any(_is_ready_at_once(model, name, out) for name in walks[-1]):
+            walks.append(iter(list(model.waiting)))
+        else:
+            walks.pop()
 
 
 def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> bool:
@@ -148,10 +169,10 @@ def note_turns(catalog: Catalog, out: Out) -> None:
                 current.decided = catalog.seq
 
 
-def complete(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
+def complete(catalog: Catalog, model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
     """End the round well, and let those go on who waited for that."""
     _end_well(model, replica, current, version, out)
-    wake(model, out)
+    wake(catalog, model, out)
 
 
 def _end_well(model: Model, replica: Replica, current: Round, version: int, out: Out) -> None:
@@ -218,10 +239,10 @@ def replan(catalog: Catalog, command: Replan, out: Out) -> None:
         message = f"no leases on version {current.version} could be had in {ATTEMPTS_MAX} attempts: try again"
         end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
         return
-    again(model, replica, current, out)
+    again(catalog, model, replica, current, out)
 
 
-def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
+def again(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """Take a decision back and decide again; the round waits when there is nothing to read now."""
     version = current.version
     assert version is not None
@@ -231,7 +252,7 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
     elif isinstance(verdict, int):
         if _decided(model, replica, current, verdict, out):
-            wake(model, out)
+            wake(catalog, model, out)
     else:
         current.state = move(ROUND_MOVES, current.state, RoundMove.REOPENED)
         current.version = None
@@ -242,7 +263,7 @@ def again(model: Model, replica: Replica, current: Round, out: Out) -> None:
         model.waiting[replica.name] = None
         out.append(RoundReopened(model=model.name, replica=replica.name, round=current.number, version=version))
         if _try_decide(model, replica, current, out):
-            wake(model, out)
+            wake(catalog, model, out)
 
 
 def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
@@ -264,7 +285,7 @@ def give_up(catalog: Catalog, command: GiveUp, out: Out) -> None:
             end(model, replica, RoundMove.EMPTIED, out)
         return
     if command.error == VersionUnavailable.__name__ and _went_in_good_order(model, current):
-        again(model, replica, current, out)
+        again(catalog, model, replica, current, out)
         return
     if current.held and command.error == RoundTimeout.__name__ and replica.version is not None:
         why = f"no other copy of the retained version {replica.version} stood within the bound"

@@ -104,10 +104,10 @@ def rewind(catalog: Catalog, command: Rewind, out: Out) -> None:
         out.append(VersionRetired(model=model.name, version=number, reason=why))
     catalog.tended[model.name] = None
     if retired:
-        _turn_back(model, command.to, out)
+        _turn_back(catalog, model, command.to, out)
 
 
-def _turn_back(model: Model, to: int, out: Out) -> None:
+def _turn_back(catalog: Catalog, model: Model, to: int, out: Out) -> None:
     """End what was under way with retired versions: offers of that line fail, rounds are decided anew."""
     for replica in model.replicas.values():
         if replica.offers:
@@ -117,17 +117,17 @@ def _turn_back(model: Model, to: int, out: Out) -> None:
         if current is None or current.state is RoundState.JOINING or current.version is None:
             continue
         if current.version > to:
-            _turn(model, replica, current, out)
-    rounds.wake(model, out)
+            _turn(catalog, model, replica, current, out)
+    rounds.wake(catalog, model, out)
 
 
-def _turn(model: Model, replica: Replica, current: Round, out: Out) -> None:
+def _turn(catalog: Catalog, model: Model, replica: Replica, current: Round, out: Out) -> None:
     """What the round was decided for can't be read any more: decide again, as often as that may be."""
     if current.attempt >= ATTEMPTS_MAX:
         message = f"version {current.version} was retired, after {ATTEMPTS_MAX} attempts: try again"
         rounds.end(model, replica, RoundMove.FAILED, out, VersionUnavailable.__name__, message)
         return
-    rounds.again(model, replica, current, out)
+    rounds.again(catalog, model, replica, current, out)
 
 
 def delete(catalog: Catalog, command: Delete, out: Out) -> None:

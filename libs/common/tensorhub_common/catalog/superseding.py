@@ -38,4 +38,4 @@ def drop(catalog: Catalog, command: Drop, out: Out) -> None:
     if not is_overtaken(model, current):
         raise Refused(BadCommand, f"round {current.number} reads to its end: nothing newer may be taken up instead")
     current.superseded += 1
-    rounds.again(model, replica, current, out)
+    rounds.again(catalog, model, replica, current, out)

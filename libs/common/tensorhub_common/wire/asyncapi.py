@@ -53,13 +53,16 @@ _VALUES: Final[Json] = {
     "awaits_patches": True,
     "base": "99aa06d3014798d86001c324468d497f",
     "by": {"lane": "node-1-0/3", "incarnation": 1763692800123, "n": 17},
+    "bytes_per_s": 2_900_000_000,
     "cmd": 4711,
+    "done_bytes": 536870912,
     "digests": "MDEyMzQ1Njc4OWFiY2RlZg==",
     "dropped": [],
     "end_ns": 1763692800612000000,
     "endpoint": "/run/tensorhub/node-1-0.transport",
     "error": "VersionUnavailable",
     "events": [],
+    "faults": 0,
     "filling": False,
     "first": 16384,
     "held": [1],
@@ -89,6 +92,8 @@ _VALUES: Final[Json] = {
     "model": "policy",
     "models": [],
     "n": 17,
+    "nats_lost": 1,
+    "nats_s": 86400.0,
     "name": "transfer",
     "nbytes": 1073741824,
     "of": 4705,
@@ -113,6 +118,8 @@ _VALUES: Final[Json] = {
     "crosses": False,
     "stands": True,
     "pid": 4242,
+    "plan_s": None,
+    "planner_silent_s": None,
     "pieces": [[0, 256]],
     "process": "node-2-0",
     "program": None,
@@ -120,6 +127,8 @@ _VALUES: Final[Json] = {
     "published_at": 1763692800.25,
     "publisher": "trainer",
     "rack": "r07",
+    "reads": [],
+    "reads_left_out": 0,
     "rates": [["site/node-3", "ucxx", 2_900_000_000, 14, 3.5]],
     "reader": ["node-2-0", 1763692800456, "rollout-3", 0],
     "reason": "unpublished",
@@ -145,6 +154,7 @@ _VALUES: Final[Json] = {
     "spot": False,
     "start_ns": 1763692800250000000,
     "state": "available",
+    "up_s": 86410.5,
     "term": 3,
     "level": 1,
     "supersede": True,
@@ -177,6 +187,26 @@ _SPECIAL: Final[Json] = {
     "AgentLost.by": {"lane": "_registry", "incarnation": 3, "n": 1},
     "Lead.by": {"lane": "_registry", "incarnation": 3, "n": 0},
     "RegistryLeads.by": {"lane": "_registry", "incarnation": 3, "n": 0},
+    "Activity.role": "agent",
+    "Activity.reads": [
+        {
+            "model": "policy",
+            "replica": "rollout-3",
+            "shard": 0,
+            "want": "latest",
+            "version": 12,
+            "stage": "filling",
+            "done_bytes": 536870912,
+            "total_bytes": 1073741824,
+            "bytes_per_s": 2_900_000_000,
+            "for_s": 0.25,
+            "still_s": 0.001,
+            "trace": "0af7651916cd43dd8448eb211c80319c",
+            "sources": [
+                {"agent": "node-1-0", "transport": "ucxx", "phase": "open", "nbytes": 536870912, "silent_s": 0.001}
+            ],
+        }
+    ],
     "Span.error": None,
     "CommandRepeated.error": None,
     "CommandRepeated.message": None,
@@ -332,6 +362,7 @@ def _fill(book: _Book) -> None:
     book.ask("plan", f"{_JOB}.ask.plan", transfer.Demand, [transfer.Plan, transfer.Refusal, no])
     book.ask("transfers", f"{_JOB}.ask.transfers", traces.TransfersAsk, [traces.Spans, no])
     book.ask("spans", f"{_JOB}.ask.spans", traces.SpansAsk, [traces.Spans, no])
+    book.ask("activity", f"{_JOB}.ask.activity", None, [asks.Activity, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [asks.Pong])
     lease, digests = (f"{_HUB}.agent.{{agent}}.{what}.{{asker}}" for what in ("lease", "digests"))
     book.ask("lease", lease, transfer.LeaseAsk, [transfer.LeaseGrant, transfer.LeaseRefusal], _MSGPACK)

@@ -161,6 +161,8 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """So many bytes of pieces stand there by it."""
     wire_bytes: int
     """So many came for them."""
+    why: str = ""
+    """The rate of the line by which this way was expected to be sooner there, when it was last taken."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):

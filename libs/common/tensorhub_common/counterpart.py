@@ -1,0 +1,43 @@
+"""Another part of the hub, as this process finds it: it answers, or it does not.
+
+Always true: one line is logged when it stops answering and one when it answers again, however many questions, jobs and
+calls are concerned in between.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Counterpart:
+    """A part of the hub that this process asks: `name` is what log lines call it."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take it as answering until it is found not to."""
+        self.name = name
+        self.lost_count = 0
+        """How many times it stopped answering."""
+        self._clock = clock
+        self._silent_since: float | None = None
+
+    @property
+    def silent_s(self) -> float | None:
+        """For how long it has not answered; None while it does."""
+        return None if self._silent_since is None else max(self._clock() - self._silent_since, 0.0)
+
+    def answers(self) -> None:
+        """Note that it has answered."""
+        silent_s = self.silent_s
+        if silent_s is not None:
+            self._silent_since = None
+            _log.warning("%s answers again after %.1f s", self.name, silent_s)
+
+    def is_silent(self, why: str, for_s: float = 0.0) -> None:
+        """Note that it has not answered a question, for so long already."""
+        if self._silent_since is None:
+            self._silent_since = self._clock() - for_s
+            self.lost_count += 1
+            _log.warning("%s does not answer: %s", self.name, why)
