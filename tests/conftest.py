@@ -1,10 +1,11 @@
 """What holds for every test: it finds `logging` as the first one did, in whatever order and process they run.
 
 The tests start hundreds of interpreters, several workers side by side: each of them finds bytecode, torch has one
-thread, as a worker has one core, and Ctrl-C is heard.
+thread, as a worker has one core, and Ctrl-C is heard. What they start and make is gone when they end (`leftovers.py`).
 
-`--hypothesis-profile=thorough` draws four times as many examples, as `make slow` does; `mutants` draws
-the same ones each time and keeps what it found as it is, as `make mutants` does.
+Examples are the same in every run, on every machine: what fails once fails again, and what passed here passes there.
+`--hypothesis-profile=thorough` draws others each time, and four times as many, as `make slow` does;
+`--hypothesis-seed` repeats them. `mutants` keeps what it found as it is, as `make mutants` does.
 """
 
 import logging
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import Phase, settings
-from tests import longest_first
+from tests import leftovers, longest_first
 
 # Where images set it, every process would compile all of our modules anew, and each run would rewrite all assertions.
 sys.dont_write_bytecode = False
@@ -26,16 +27,26 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("thorough", max_examples=400)
+# No deadline: how long an example takes says how busy the machine is.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("thorough", max_examples=400, derandomize=False, database=None, deadline=None)
 settings.register_profile(
     "mutants", max_examples=10, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate]
 )
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the files that take longest begin first; `make test` has the workers take them in this order."""
     places = {config.rootpath / file: place for place, file in enumerate(longest_first.FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the run when a process or shared memory of its tests is left at its end, and take that away."""
+    with leftovers.nothing_left(tmp_path_factory.getbasetemp()):
+        yield
 
 
 @pytest.fixture(autouse=True)

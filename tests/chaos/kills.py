@@ -32,11 +32,11 @@ from tests.chaos.prober import Prober
 from tests.chaos.verdict import LogVerdict
 from tests.chaos.whole_log import read_whole_log
 from tests.chaos.worker import Config
+from tests.leftovers import memory_of
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.segment_names import segment_beginning
 
 JOB: Final = "chaos"
 AGENTS: Final = 4
@@ -54,7 +54,6 @@ ALL_SHARE: Final = 0.02
 """So often all processes of the hub are killed at once, as when a machine loses its power and none of its memory."""
 
 GONE_S: Final = 5.0
-SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
 
 
 @dataclass(slots=True)
@@ -208,7 +207,7 @@ class Run:
         self.findings.wrongs += self.log.wrongs + self.log.lost(prober.acknowledged) + prober.wrongs
 
     def _look_for_leftovers(self) -> None:
-        segments = sorted(path.name for path in SHM.glob(f"{segment_beginning(self.directory)}*"))
+        segments = [path.name for path in memory_of(self.directory)]
         if segments:
             self.findings.wrong(f"{len(segments)} files are left in shared memory: {segments[:5]}")
         deadline = time.monotonic() + GONE_S

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
-from tensorhub_agent.segments import SEGMENT_SUFFIX
-from tensorhub_common.segment_names import segment_beginning
+from tests.leftovers import memory_of
 
-SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
+from tensorhub_agent.segments import SEGMENT_SUFFIX
+
 MARKS: Final = 64
 MARK_BYTES: Final = 8
 CALM_S: Final = 0.05
@@ -36,7 +36,7 @@ class Marks:
     @classmethod
     def of(cls, directory: Path, agent: str) -> Self:
         """Open the one segment of an agent."""
-        (path,) = SHM.glob(f"{segment_beginning(directory)}{agent}-*{SEGMENT_SUFFIX}")
+        (path,) = memory_of(directory, f"{agent}-", SEGMENT_SUFFIX)
         return cls(path)
 
     def are_mixed(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 import xxhash
 from tests.chaos.content import Content
+from tests.leftovers import memory_of
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, ReadReport
@@ -27,7 +28,6 @@ from tensorhub.up.up import Up
 from tensorhub_agent.segments import SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
-from tensorhub_common.segment_names import segment_beginning
 
 JOB: Final = "two-holders"
 MODEL: Final = "policy"
@@ -43,7 +43,6 @@ BACK_S: Final = 30.0
 
 ANSWER_S: Final = 20.0
 LOOK_S: Final = 0.01
-SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
 
 Blow = Callable[[int], None]
 
@@ -106,7 +105,7 @@ class Stage:
             await shard.release()
 
     def _segments(self) -> list[Path]:
-        return list(SHM.glob(f"{segment_beginning(self._directory)}*{SEGMENT_SUFFIX}"))
+        return memory_of(self._directory, end=SEGMENT_SUFFIX)
 
     async def calm(self) -> None:
         """Read once in peace, and remember how long that takes."""

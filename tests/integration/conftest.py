@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
+from tests.integration import programs
 from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub.up import tether
@@ -86,6 +87,13 @@ class RunningNats:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_end() -> Iterator[None]:
+    """End what programs were forked from with the tests."""
+    yield
+    programs.close_nursery()
 
 
 @pytest.fixture(scope="session")

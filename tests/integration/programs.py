@@ -1,7 +1,6 @@
 """Programs of their own beside a running hub: they know no more of it than TENSORHUB_DIR."""
 
 import asyncio
-import atexit
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from tests.integration.nursery import Nursery
 PROGRAM_S: Final = 50
 LINE_S: Final = 30
 STDERR: Final = 2
+SHM: Final = "TENSORHUB_SHM_DIR"
 
 COMMAND: Final = "from tensorhub.cli.main import main; main()"
 
@@ -28,17 +28,22 @@ Ended = tuple[int, str, str]
 
 
 def environment(hub: RunningHub, **more: str) -> dict[str, str]:
-    """Return this process's environment with nothing of another hub in it."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TENSORHUB_")}
+    """Return this process's environment with nothing of another hub in it but where memory stands."""
+    own = {name: value for name, value in os.environ.items() if name == SHM or not name.startswith("TENSORHUB_")}
     return {**own, "TENSORHUB_DIR": str(hub.directory), **more}
 
 
 @cache
 def nursery() -> Nursery:
-    """Return the one of this run, which ends with it."""
-    started = Nursery()
-    atexit.register(started.close)
-    return started
+    """Return the one of this run, which `close_nursery` ends."""
+    return Nursery()
+
+
+def close_nursery() -> None:
+    """End the nursery, if there is one, and all programs in it."""
+    if nursery.cache_info().currsize:
+        nursery().close()
+        nursery.cache_clear()
 
 
 def fork_program(hub: RunningHub, program: str, *arguments: str) -> Ended:

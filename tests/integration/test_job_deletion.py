@@ -13,6 +13,7 @@ import pytest_asyncio
 import torch
 from tests.integration.hubs import RunningHub, admin_key, assert_same_bytes, new_job, running_hub
 from tests.integration.programs import command
+from tests.leftovers import memory_of
 
 import tensorhub
 from tensorhub.registry import NatsAddress, Registry
@@ -57,8 +58,7 @@ async def until(is_so: Callable[[], bool], what: str) -> None:
 def files_of(hub: RunningHub, job: str) -> list[Path]:
     """Return the manifests, in memory and on disk, that name the job: beside each stands what it is about."""
     disks = [hub.directory / "state" / agent.id / "copies" for agent in hub.file.agents]
-    folders = [*disks, Path("/dev/shm")]  # noqa: S108 (where agents keep their segments)
-    found = [path for folder in folders for path in folder.glob("*.json")]
+    found = [path for folder in disks for path in folder.glob("*.json")] + memory_of(hub.directory, end=".json")
     return [path for path in found if _names(path, job)]
 
 

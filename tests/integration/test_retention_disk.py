@@ -15,15 +15,14 @@ from safetensors.torch import load_file
 from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, running_hub
 from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of, until, weights, write
 from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
+from tests.leftovers import memory_of
 
 import tensorhub
-from tensorhub_common.segment_names import segment_beginning
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NBYTES: Final = 2 * 77 * 1003 * 4
 VERSIONS: Final = (1, 2, 3)
-SHM: Final = Path("/dev/shm")  # noqa: S108 (where segments stand unless somebody says otherwise)
 
 LARGE: Final = 32_000_000
 """Elements of a model whose copy takes long enough to be killed while it is written."""
@@ -130,7 +129,7 @@ async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub:
         kept = files_of(hub, job)
         for agent in hub.file.agents:
             os.kill(agent.pid, signal.SIGSTOP)
-            for path in SHM.glob(f"{segment_beginning(hub.directory)}{agent.id}-*"):
+            for path in memory_of(hub.directory, f"{agent.id}-"):
                 path.unlink()
             await killed(hub, here, agent.id)
         versions = sorted(manifest["version"] for _, manifest in kept.values())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.integration.up.conftest import children_of, is_alive, wait_until
+from tests.leftovers import memory_of
 
 from tensorhub.up.hub_dir import HubDir
-from tensorhub_common.segment_names import segment_beginning
 
 SHORT = """
 import sys
@@ -41,7 +41,7 @@ sys.exit(run_demo())
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the demo's hub stands; at the end nothing of it may be left in memory."""
     yield tmp_path / "hub"
-    assert not [*Path("/dev/shm").glob(f"{segment_beginning(tmp_path / 'hub')}*")]  # noqa: S108
+    assert not memory_of(tmp_path / "hub")
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -93,7 +93,7 @@ def test_when_it_is_killed_nobody_is_left(folder: Path) -> None:
         children = children_of(demo.pid)
         demo.kill()
     wait_until(lambda: not any(is_alive(pid) for pid in children))
-    for path in Path("/dev/shm").glob(f"{segment_beginning(folder)}*"):  # noqa: S108
+    for path in memory_of(folder):
         path.unlink()
 
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.security.conftest import log_of
-
-from tensorhub_common.segment_names import segment_beginning
+from tests.leftovers import memory_of
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -49,7 +48,7 @@ def intrude(*paths: Path | str) -> list[str]:
 
 
 def segments_of(hub: RunningHub) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"{segment_beginning(hub.directory)}*"))  # noqa: S108 (where segments stand)
+    return memory_of(hub.directory)
 
 
 async def test_another_user_reaches_nothing(hub: RunningHub) -> None:
