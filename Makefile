@@ -13,16 +13,24 @@ SEEDS_CUT ?= 3
 # Such as catalog.rounds, or --again for those that have survived or hung; empty is all.
 MODULES ?=
 
-BIN := .venv/bin
+# What `make pythons` tries. It looks on the PATH, and among those of pyenv.
+VERSIONS ?= 3.11 3.12 3.13
+VENV ?= .venv
+# What `make slow` draws its examples from: print what failed again with the one that it named.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+SEED := $(SEED)
+AGAIN := { echo "its examples were of SEED=$(SEED): 'make slow SEED=$(SEED)' draws them again" >&2; exit 1; }
+
+BIN := $(VENV)/bin
 # Written last, so that an installation that broke off is done again.
-READY := .venv/.ready
+READY := $(VENV)/.ready
 # As many workers as there are cores, and WORKERS at most; a file's tests stay together and share its hub, and the files
 # begin in the order of tests/conftest.py: xdist's own is by how many tests a file has, and the long ones have few.
 SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow check format sim bugs compose systemd bench chaos late-bytes torn-reads matrix partition crowds cluster mutants docs
+.PHONY: help venv demo test slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds cluster mutants docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +44,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "'$(PYTHON)' lacks ensurepip: install its venv package (on Debian 'apt install python3-venv') and try again" >&2; \
 	  exit 1; }
-	@echo "setting up .venv; this takes a minute or two, and is done again only when the dependencies change"
-	@$(PYTHON) -m venv .venv
+	@echo "setting up $(VENV); this takes a minute or two, and is done again only when the dependencies change"
+	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[agent,torch,demo,dev]' -c constraints.txt
 	@touch $@
 
@@ -47,9 +55,23 @@ demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and ch
 test: $(READY) ## the tests, in 6 minutes on two cores (WORKERS=2); neither slow ones nor those for a GPU
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu"
 
-slow: $(READY) ## the tests that `make test` leaves out because they take long; some need root or a Docker engine
-	@$(BIN)/python -m pytest -m "slow and not gpu"
-	@$(BIN)/python -m pytest --hypothesis-profile=thorough -m "not slow" tests/property
+slow: $(READY) ## the tests that `make test` leaves out because they take long, with new examples (SEED=: by lot); some need root or Docker
+	@echo "'make slow SEED=$(SEED)' draws the same examples again"
+	@$(BIN)/python -m pytest --hypothesis-profile=anew --hypothesis-seed=$(SEED) -m "slow and not gpu" || $(AGAIN)
+	@$(BIN)/python -m pytest --hypothesis-profile=thorough --hypothesis-seed=$(SEED) -m "not slow" tests/property || $(AGAIN)
+
+pythons: ## `make test` on each Python of VERSIONS="3.11 3.12 3.13" that is here, each in an environment of its own
+	@passed=; for version in $(VERSIONS); do \
+	  here=; for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
+	    $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
+	    here=1; echo "Python $$version: $$python"; \
+	    $(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON=$$python || exit 1; \
+	    passed="$$passed $$version"; break; \
+	  done; \
+	  test -n "$$here" || echo "Python $$version is not here, and left out"; \
+	done; \
+	test -n "$$passed" || { echo "none of these Pythons is here: $(VERSIONS)" >&2; exit 1; }; \
+	echo "the tests pass on$$passed"
 
 check: $(READY) ## lint, format, types and architecture
 	@$(BIN)/ruff check .

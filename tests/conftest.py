@@ -4,7 +4,7 @@ The tests start hundreds of interpreters, several workers side by side: each of 
 thread, as a worker has one core, and Ctrl-C is heard. What they start and make is gone when they end (`leftovers.py`).
 
 Examples are the same in every run, on every machine: what fails once fails again, and what passed here passes there.
-`--hypothesis-profile=thorough` draws others each time, and four times as many, as `make slow` does;
+With `--hypothesis-profile=anew` they are others each time, and with `thorough` four times as many, as in `make slow`;
 `--hypothesis-seed` repeats them. `mutants` keeps what it found as it is, as `make mutants` does.
 """
 
@@ -29,7 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No deadline: how long an example takes says how busy the machine is.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
-settings.register_profile("thorough", max_examples=400, derandomize=False, database=None, deadline=None)
+settings.register_profile("anew", derandomize=False, database=None, deadline=None)
+settings.register_profile("thorough", settings.get_profile("anew"), max_examples=400)
 settings.register_profile(
     "mutants", max_examples=10, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate]
 )
@@ -47,6 +48,14 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail the run when a process or shared memory of its tests is left at its end, and take that away."""
     with leftovers.nothing_left(tmp_path_factory.getbasetemp()):
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_chance() -> None:
+    """Let each test draw the same values from torch's own generator, whichever ran before it."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

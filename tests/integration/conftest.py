@@ -22,8 +22,8 @@ from tensorhub.up import tether
 from tensorhub.up.nats_server import Cluster, NatsServer
 from tensorhub_common.bus.connection import Bus, connect
 
-READY_TIMEOUT_S: Final = 10.0
-STOP_TIMEOUT_S: Final = 10.0
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 60.0
 
 _jobs: Final = count()
 

@@ -26,7 +26,7 @@ from tensorhub.up.tether import PR_SET_PDEATHSIG
 ORDER_BYTES_MAX: Final = 128 * 1024
 ANSWER_BYTES_MAX: Final = 64
 FILES: Final = 3
-START_S: Final = 30.0
+START_S: Final = 60.0
 BUFFER_BYTES: Final = 4096
 
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-WAIT_S: Final = 20.0
+WAIT_S: Final = 60.0
 LOOK_S: Final = 0.02
 
 
@@ -120,7 +120,7 @@ def receiving() -> Iterator[Receiver]:
             yield receiver
         finally:
             receiver.shutdown()
-            serving.join(10)
+            serving.join(60)
 
 
 def tree(spans: list[Received]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.hubs import running_hub
 from tests.integration.programs import started
 
@@ -61,7 +62,7 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_p
 async def until_said(hub: HubFile, verb: str) -> None:
     """Wait until a command stands in the log."""
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(WAIT_S),
         await connect(hub.nats, name="test", credentials=hub.credentials) as bus,
         contextlib.aclosing(JobLog(bus, JOB).follow(1, commands_of(JOB))) as entries,
     ):
@@ -121,14 +122,14 @@ async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
 
 async def there(hub: AsyncHub) -> None:
     """Return when the shard stands in the log."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not await hub.replicas("m"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def registered(hub: AsyncHub) -> AsyncShard:
     """Bring the shard as soon as its last worker's release has come to its end."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 return await hub.register("m", {"w": torch.full((1000,), 2.0)}, replica="trainer")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, running_hub
 
 import tensorhub
@@ -64,7 +65,7 @@ async def test_an_agent_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 async def until_replicated(shard: tensorhub.AsyncShard) -> int:
     """Replicate once the shard is free again: a call that was given up goes on at the agent for a while."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while True:
             with suppress(tensorhub.ReplicaConflict, tensorhub.AgentUnavailable, tensorhub.VersionUnavailable):
                 return await shard.replicate(timeout_s=5)
@@ -84,7 +85,7 @@ async def test_nats_that_is_away(tmp_path: Path) -> None:
                 await trainer.publish(1, timeout_s=0.5)
         finally:
             os.kill(hub.file.nats_pid, signal.SIGCONT)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while trainer.version is None:
                 with suppress(tensorhub.TensorHubError):
                     await trainer.publish(2, timeout_s=5)
@@ -176,7 +177,7 @@ async def broken_in_the_middle(
         os.kill(hub.file.agents[0].pid, signal.SIGKILL)
         with suppress(tensorhub.VersionUnavailable):
             await read
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while trainer.version is not None:
                     with suppress(tensorhub.TensorHubError):
                         await trainer.unpublish()

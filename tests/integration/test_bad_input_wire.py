@@ -11,6 +11,7 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, admin_key, catalog_of, new_job
 
 from tensorhub.registry import NatsAddress, Registry
@@ -77,7 +78,7 @@ GARBAGE = [
 
 async def outcome_of(log: JobLog, command: int) -> list[AnyEvent]:
     found = []
-    async with asyncio.timeout(10), aclosing(log.follow(command + 1)) as entries:
+    async with asyncio.timeout(WAIT_S), aclosing(log.follow(command + 1)) as entries:
         async for entry in entries:
             if ".event." in entry.subject:
                 event = decode_event(entry.data)
@@ -178,7 +179,7 @@ async def test_events_from_outside_are_found_out(hub: RunningHub, bus: Bus) -> N
 
 
 async def asked_until_refused(registry: Registry) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             assert await registry.versions("m") == []
 

@@ -20,7 +20,7 @@ from tensorhub.session import MARGIN_S
 from tensorhub_common.settings import load
 
 BOUND_S = 2.0
-SLACK_S = 1.0
+SLACK_S = 20.0
 BACK_S = 60.0
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,8 @@ SHARE_MAX: Final = 0.03
 FEW: Final = 0.003
 """Of the values so many change where a patch is to be sooner there than the piece, over a loopback too."""
 READ_S: Final = 60.0
-MADE_S: Final = 5.0
+MADE_S: Final = 60.0
+FIRST_MADE_S: Final = 5.0
 BEGINNINGS_MAX: Final = 20
 KEPT: Final = 4
 KILLS: Final = 4
@@ -76,7 +77,7 @@ class Stage:
             made = self._made()
             await self.publish(FEW)
             with contextlib.suppress(TimeoutError):
-                await self._wait_for_delta(made)
+                await self._wait_for_delta(made, FIRST_MADE_S)
         pytest.fail("no delta was made")
 
     async def publish_with_delta(self, share: float) -> None:
@@ -88,8 +89,8 @@ class Stage:
     def _made(self) -> int:
         return (self.hub.directory / "logs" / "agent-0.log").read_text().count("a delta of ")
 
-    async def _wait_for_delta(self, made: int) -> None:
-        async with asyncio.timeout(MADE_S):
+    async def _wait_for_delta(self, made: int, bound_s: float = MADE_S) -> None:
+        async with asyncio.timeout(bound_s):
             while self._made() == made:  # noqa: ASYNC110 (only the log tells)
                 await asyncio.sleep(0.02)
 

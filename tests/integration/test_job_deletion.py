@@ -25,7 +25,7 @@ from tensorhub_common.bus.joblog import JobLog
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-BOUND_S: Final = 20.0
+BOUND_S: Final = 60.0
 COMMANDS_LEFT_MAX: Final = 5
 """The one that deleted the job, and what came after it in these tests, each with its outcome."""
 

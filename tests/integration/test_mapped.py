@@ -16,7 +16,7 @@ from tensorhub_common.errors import DrainTimeout, NotFilled, ReplicaConflict, Ve
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SHORT_S = 0.3
 
 READER = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, raw_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -17,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "no_sdk_trainer.py"
 async def run_example(hub: RunningHub, job: str, *arguments: str) -> tuple[int, list[str]]:
     command = (sys.executable, str(EXAMPLE), hub.file.nats, hub.file.credentials, job, *arguments)
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode().splitlines()
@@ -92,7 +93,7 @@ async def test_the_same_wish_twice(hub: RunningHub) -> None:
             assert [bool(ack.duplicate) for ack in acks] == [False, True, True]
         finally:
             await client.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             async for event in here.watch("m"):
                 if event.kind == "version.published":
                     break

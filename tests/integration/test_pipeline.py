@@ -23,7 +23,7 @@ READERS: Final = 4
 NBYTES: Final = 256 * MIB
 VERSION: Final = 3
 READ_S: Final = 60.0
-BEGIN_S: Final = 20.0
+BEGIN_S: Final = 60.0
 ATTEMPTS_MAX: Final = 6
 SETTINGS: Final = {"TENSORHUB_WINDOW_BYTES": str(4 * MIB), "TENSORHUB_STALL_S": "2"}
 """A small window makes a read long enough to be struck."""

@@ -26,7 +26,7 @@ JOB = "successor"
 READERS: Final = 4
 """So many have a lease on one of the holders, and none on the other."""
 FAKE: Final = "agent-3"
-WAIT_S_MAX: Final = 30.0
+WAIT_S_MAX: Final = 60.0
 HOLDERS: Final = {"agent-0": "trainer", "agent-1": "twin"}
 
 

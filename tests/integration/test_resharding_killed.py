@@ -22,8 +22,8 @@ MIDDLES: Final = 2
 """So many reads are to be met in their middle."""
 
 ATTEMPTS_MAX: Final = 12
-BACK_S: Final = 20.0
-BEGIN_S: Final = 15.0
+BACK_S: Final = 60.0
+BEGIN_S: Final = 60.0
 VICTIM: Final = "agent-2"
 
 

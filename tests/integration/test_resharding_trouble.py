@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.cuts import (
     Sharding,
     assert_holds,
@@ -275,7 +276,7 @@ async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: Runn
                 seen.append(version)
             return seen
 
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(WAIT_S):
             publishing = asyncio.create_task(publish())
             seen = await asyncio.gather(*(follow(how) for how in readers))
             await publishing

@@ -16,7 +16,7 @@ from tensorhub_common.wire.asks import ReplicaInfo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=UCXX_AND_SLOWLY_LOCAL)

@@ -24,7 +24,7 @@ from tensorhub_common.errors import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from tensorhub_common.errors import LayoutMismatch, RoundTimeout
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:

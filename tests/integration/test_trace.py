@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROCESSES = {"registry-0", "planner-0", "agent-0", "agent-1"}
 NBYTES = 8 * 1024 * 1024
 SPEC = {"w": TensorSpec((NBYTES // 4,), "float32")}
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -149,7 +149,7 @@ def url_of(hub: RunningHub, process: str) -> str:
 
 async def scraped(hub: RunningHub, process: str) -> Samples:
     def fetch() -> str:
-        with urllib.request.urlopen(url_of(hub, process), timeout=10) as answer:  # noqa: S310 (a page of our own)
+        with urllib.request.urlopen(url_of(hub, process), timeout=60) as answer:  # noqa: S310 (a page of our own)
             return bytes(answer.read()).decode()
 
     families = text_string_to_metric_families(await asyncio.to_thread(fetch))

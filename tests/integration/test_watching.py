@@ -16,7 +16,7 @@ from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.events.replicas import ReplicaReady
 from tensorhub_common.wire.events.versions import VersionGone, VersionPublished
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 async def written(bus: Bus, job: str) -> JobLog:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 
 from tensorhub_common.bus import blobs, jetstream
@@ -181,7 +182,7 @@ async def test_a_put_goes_on_through_a_restart(own_nats_server: RunningNats, own
     await store.open(job)
     data = random.Random(5).randbytes(20_000_000)
     putting = asyncio.create_task(store.put(job, data))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         while await messages(own_bus, job) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     own_nats_server.kill()

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from tests.bounds import WAIT_S
+
 from tensorhub_common.bus.client import parse_headers
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.joblog import open_job
@@ -39,7 +41,7 @@ async def test_a_log_with_poison_in_it_is_followed(bus: Bus, job: str) -> None:
     )
     last = await log.append(cmd(job, "publish"), b"{}", "after")
     seen = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         async for entry in log.follow(1):
             seen.append(entry.seq)
             if entry.seq == last:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.conftest import USERS, RunningNats
 from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
@@ -32,7 +33,7 @@ NODES = 3
 MOVED_S_MAX = 6.0
 """A client has left a node that stopped, and is at another, within this."""
 
-ELECTED_S_MAX = 20.0
+ELECTED_S_MAX = 60.0
 NONE_S = 1.5
 
 
@@ -202,7 +203,7 @@ async def test_without_a_majority_all_ends_in_time_and_goes_on_afterwards(
         began = time.monotonic()
         with pytest.raises(RegistryUnavailable):
             await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=NONE_S)
-        assert time.monotonic() - began < NONE_S + 1.0, number
+        assert time.monotonic() - began < NONE_S + BUSY_S, number
     for node in whole.nodes:
         node.signal(signal.SIGCONT)
     second = await log.append(subjects.cmd(job, "publish"), b"", "second", timeout_s=ELECTED_S_MAX)
@@ -282,7 +283,7 @@ async def test_no_stranger_becomes_a_node(whole: RunningCluster) -> None:
     assert whole.plan.password not in repr(whole.plan)
     reader, writer = await asyncio.open_connection("127.0.0.1", whole.plan.ports[0])
     try:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(WAIT_S):
             assert (await reader.readline()).startswith(b"INFO ")
             writer.write(b'CONNECT {"user":"node","pass":"guessed","name":"x","server_id":"x"}\r\nPING\r\n')
             assert b"Authorization Violation" in await reader.read()

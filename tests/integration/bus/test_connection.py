@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.conftest import RunningNats
 
 from tensorhub_common.bus import connection, server_check
@@ -44,13 +45,13 @@ async def test_nobody_there_and_no_answer_are_told_apart(bus: Bus) -> None:
         return b""
 
     with pytest.raises(NoResponder):
-        await bus.request(bus.new_inbox(), b"", 2.0)
+        await bus.request(bus.new_inbox(), b"", WAIT_S)
     subject = bus.new_inbox()
     await bus.serve(subject, never)
     began = time.monotonic()
     with pytest.raises(NoAnswer):
         await bus.request(subject, b"", 0.2)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < BUSY_S
 
 
 async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> None:
@@ -64,9 +65,9 @@ async def test_the_handlers_error_reaches_the_asker_by_its_name(bus: Bus) -> Non
     await bus.serve(subject, refuse)
     await bus.serve(broken, fail)
     with pytest.raises(VersionUnavailable, match="version 7 is nowhere"):
-        await bus.request(subject, b"", 2.0)
+        await bus.request(subject, b"", WAIT_S)
     with pytest.raises(TensorHubError, match="ZeroDivisionError"):
-        await bus.request(broken, b"", 2.0)
+        await bus.request(broken, b"", WAIT_S)
 
 
 async def test_handlers_and_waiting_questions_are_bounded(bus: Bus) -> None:
@@ -111,17 +112,17 @@ async def test_one_of_a_queue_group_answers(nats_server: RunningNats, bus: Bus) 
 
         await bus.serve(subject, answer, queue="registries")
     for _ in range(20):
-        await bus.request(subject, b"", 2.0)
+        await bus.request(subject, b"", WAIT_S)
     assert len(asked) == 20
 
 
 async def test_a_closed_service_answers_no_more(bus: Bus) -> None:
     subject = bus.new_inbox()
     service = await bus.serve(subject, echo)
-    assert await bus.request(subject, b"ab", 2.0) == b"ba"
+    assert await bus.request(subject, b"ab", WAIT_S) == b"ba"
     await service.close()
     with pytest.raises(NoResponder):
-        await bus.request(subject, b"ab", 2.0)
+        await bus.request(subject, b"ab", WAIT_S)
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus: Bus) -> None:
@@ -131,7 +132,7 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_stays(bus:
     for body, headers in ((b"x" * (1 << 20), {"a": "b"}), (b"x" * ((1 << 20) + 1), {})):
         with pytest.raises(MessageTooLarge):
             await bus.publish(subject, body, headers)
-    assert await bus.request(subject, b"ab", 2.0) == b"ba"
+    assert await bus.request(subject, b"ab", WAIT_S) == b"ba"
 
 
 async def test_processes_answer_pings(bus: Bus) -> None:
@@ -146,7 +147,7 @@ async def test_no_server_is_told_within_the_bound(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="tensorhub up"):
         await connect("nats://user:secret@127.0.0.1:1", name="test", timeout_s=0.3)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < BUSY_S
 
 
 @pytest.mark.parametrize("url", ["nats://", "http://127.0.0.1:4222/", "nats://127.0.0.1:no", ""])
@@ -161,8 +162,8 @@ async def test_wrong_credentials_are_told_at_once(nats_server: RunningNats, tmp_
     bare = "nats://" + nats_server.url.rpartition("@")[2]
     began = time.monotonic()
     with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
-        await connect(bare, name="test", credentials=file, timeout_s=5.0)
-    assert time.monotonic() - began < 2.0
+        await connect(bare, name="test", credentials=file, timeout_s=WAIT_S)
+    assert time.monotonic() - began < BUSY_S
     secret = nats_server.url.partition("//")[2].rpartition("@")[0]
     file.write_text(f"{secret}\n")
     async with await connect(bare, name="test", credentials=file) as bus:
@@ -200,7 +201,7 @@ async def test_the_connection_comes_back_with_all_subscriptions(own_nats_server:
         own_nats_server.kill()
         own_nats_server.start()
         await own_bus.wait_connected(5.0)
-        assert await own_bus.request("question", b"ab", 2.0) == b"ba"
+        assert await own_bus.request("question", b"ab", WAIT_S) == b"ba"
         assert own_bus.connected_since is not None
         assert since is not None
         assert own_bus.connected_since > since
@@ -218,14 +219,14 @@ async def test_a_request_under_way_fails_when_the_connection_breaks(own_nats_ser
 
     await own_bus.serve("question", never)
     asked = asyncio.create_task(own_bus.request("question", b"", 60.0))
-    await asyncio.wait_for(begun.wait(), 5.0)
+    await asyncio.wait_for(begun.wait(), WAIT_S)
     own_nats_server.kill()
     with pytest.raises(NoBus, match="unknown"):
-        await asyncio.wait_for(asked, 5.0)
+        await asyncio.wait_for(asked, WAIT_S)
     began = time.monotonic()
     with pytest.raises(NoBus):
         await own_bus.request("question", b"", 0.2)
-    assert 0.1 < time.monotonic() - began < 2.0
+    assert 0.1 < time.monotonic() - began < BUSY_S
 
 
 async def test_a_request_waits_for_the_connection_to_come_back(own_nats_server: RunningNats, own_bus: Bus) -> None:
@@ -254,7 +255,7 @@ async def test_the_bus_outlives_an_error_at_which_the_client_gives_up(own_bus: B
     first = own_bus._client
     await first._process_err("'Maximum Connections Exceeded'")
     await until(lambda: own_bus._client is not first and own_bus.is_connected)
-    assert await own_bus.request("question", b"ab", 2.0) == b"ba"
+    assert await own_bus.request("question", b"ab", WAIT_S) == b"ba"
 
 
 async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats) -> None:
@@ -265,7 +266,7 @@ async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats) -
     began = time.monotonic()
     await bus.close()
     await bus.close()
-    assert time.monotonic() - began < connection.CLOSE_TIMEOUT_S + 1.0
+    assert time.monotonic() - began < connection.CLOSE_TIMEOUT_S + BUSY_S
     with pytest.raises(NoBus):
         await bus.request("question", b"", 1.0)
 
@@ -291,5 +292,5 @@ async def test_what_is_served_can_be_asked_at_once_from_elsewhere(nats_server: R
         for _ in range(50):
             subject = bus.new_inbox()
             service = await bus.serve(subject, echo)
-            assert await other.request(subject, b"ab", 2.0) == b"ba"
+            assert await other.request(subject, b"ab", WAIT_S) == b"ba"
             await service.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
 from tests.integration.conftest import RunningNats
 
@@ -43,7 +44,7 @@ async def test_from_the_middle_and_from_the_end(log: JobLog) -> None:
     async with following_of(log, last + 1) as entries:
         waiting = asyncio.create_task(anext(entries))
         await fill(log, 1, "late")
-        assert (await asyncio.wait_for(waiting, 5.0)).seq == last + 1
+        assert (await asyncio.wait_for(waiting, WAIT_S)).seq == last + 1
 
 
 async def test_a_filter_lets_its_subjects_through(log: JobLog) -> None:
@@ -196,7 +197,7 @@ async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> Non
     reader = following.Following(log._bus, log.job, 1, ())
     entries = reader.entries()
     await take(entries, 2)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         while len(reader._arrived) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     del reader._arrived[3]
@@ -210,19 +211,19 @@ async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.Mon
     reader = following.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
     entries = reader.entries()
     first = asyncio.create_task(anext(entries))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         while reader._wake is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     last, consumer = await fill(log, 5), reader._consumer
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         while reader._next_seq <= last:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert not first.done()
     last = await fill(log, 1, "wanted")
-    assert (await asyncio.wait_for(first, 5.0)).seq == last
+    assert (await asyncio.wait_for(first, WAIT_S)).seq == last
     await fill(log, 30, "more")
     last = await fill(log, 1, "wanted too")
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(WAIT_S):
         seen = [each.seq async for each in _until(entries, last)]
     assert len(seen) < 31, "whoever waits is woken by what is wanted, and where more is to be pulled"
     assert reader._consumer == consumer
@@ -245,7 +246,7 @@ async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
     waiting = asyncio.create_task(anext(entries))
     lost = await fill(log, 1, "wanted")
     await fill(log, 3)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         entry = await waiting
         while not entry.data.startswith(b"wanted"):
             entry = await anext(entries)
@@ -259,11 +260,11 @@ async def test_a_pull_that_expires_is_renewed(log: JobLog, monkeypatch: pytest.M
     reader = following.Following(log._bus, log.job, 1, ())
     entries = reader.entries()
     waiting = asyncio.create_task(anext(entries))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WAIT_S):
         while reader._pull_no < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     consumer = reader._consumer
     await fill(log, 1)
-    assert (await asyncio.wait_for(waiting, 5.0)).seq == 1
+    assert (await asyncio.wait_for(waiting, WAIT_S)).seq == 1
     assert reader._consumer == consumer
     await entries.aclose()

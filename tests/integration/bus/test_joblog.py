@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
 from tests.integration.conftest import RunningNats
 
@@ -170,7 +171,7 @@ class TestAppending:
             before = len(written)
             own_nats_server.kill()
             await asyncio.to_thread(own_nats_server.start)
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(WAIT_S):
                 while len(written) < before + 20:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         stop.set()

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 from tests.leftovers import memory_of
 
@@ -76,10 +76,8 @@ def test_ctrl_c_ends_all_of_it(folder: Path, moment: str) -> None:
             pass
         children = children_of(demo.pid)
         assert len(children) >= 8
-        began = time.monotonic()
         demo.send_signal(signal.SIGINT)
-        _, err = demo.communicate(timeout=30)
-        assert time.monotonic() - began < 20
+        _, err = demo.communicate(timeout=WAIT_S)
     assert demo.returncode == 130
     assert err.splitlines()[-1] == "tensorhub demo: interrupted: all processes of the demo have ended"
     assert not [pid for pid in children if is_alive(pid)]
@@ -99,7 +97,7 @@ def test_when_it_is_killed_nobody_is_left(folder: Path) -> None:
 
 def test_what_is_not_installed_is_said_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     assert done.stderr == (
@@ -112,7 +110,7 @@ def test_a_directory_in_use_is_said_in_one_line(folder: Path) -> None:
     taken.open()
     try:
         with start(folder) as second:
-            _, err = second.communicate(timeout=50)
+            _, err = second.communicate(timeout=60)
     finally:
         taken.close()
     assert second.returncode == 1

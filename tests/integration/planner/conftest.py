@@ -17,7 +17,7 @@ from tensorhub_common.wire.commands import Command, Filled, Granted, Join, Ready
 from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal, SourceId
 
 MODEL = "policy"
-ASK_TIMEOUT_S = 5.0
+ASK_TIMEOUT_S = 60.0
 ROOT = "0123456789abcdef" * 2
 LAYOUT = layout_of(
     TensorEntry(f"layer-{n}", "bfloat16", 2, (1024, 1024 * 4), (1024, 1024 * 4), (0, 0)) for n in range(8)

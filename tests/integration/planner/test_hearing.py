@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import Job, source
 from tests.integration.planner.test_service import planning
@@ -85,6 +86,6 @@ async def told(planner: Planner, agent: str, readers: int) -> None:
         ledger = planner.ledger
         return ledger.said.knows(agent) and ledger.busy((agent, "ucxx"), time.monotonic()).readers == readers
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while not is_heard():  # noqa: ASYNC110 (only looking again tells)
             await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ from tensorhub_planner.compiling import SourceIndex, compile_program
 TRAINERS, ENGINES, TENSORS = 8, 12, 300
 ROWS = 96
 FIRST = 2
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def sharded(rank: int, ranks: int, dim: int) -> Layout:

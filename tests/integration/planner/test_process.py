@@ -17,8 +17,8 @@ from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.pings import ping
 
-END_S_MAX = 2.0
-START_S_MAX = 15.0
+END_S_MAX = 20.0
+START_S_MAX = 60.0
 Start = Callable[[str | None], "Process"]
 
 

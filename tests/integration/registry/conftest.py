@@ -27,7 +27,7 @@ from tensorhub_common.wire.codec import decode_event, encode
 from tensorhub_common.wire.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
 from tensorhub_common.wire.events.any_event import AnyEvent
 
-WAIT_S_MAX = 15.0
+WAIT_S_MAX = 60.0
 LOOK_S = 0.02
 
 

@@ -6,6 +6,7 @@ import signal
 
 import msgspec
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, until
 
@@ -108,11 +109,11 @@ async def test_a_lease_that_runs_out_during_a_long_wait_is_told_at_once(
 
     changes: asyncio.Queue[bool] = asyncio.Queue()
     async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, on_change=changes.put_nowait):
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(WAIT_S):
             assert await changes.get()
         monkeypatch.setattr(jetstream, "ensure_stream", never)
         await jetstream.api(own_bus, f"STREAM.DELETE.KV_{job}")
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(WAIT_S):
             assert not await changes.get()
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, RunningRegistry, WatchedJob
 
@@ -70,7 +71,7 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
     replies: asyncio.Queue[Message] = asyncio.Queue()
     await watched.bus.subscribe(inbox, replies.put_nowait)
     seq = await watched.say(WISH, {"Tensorhub-Reply-To": inbox, "traceparent": TRACE})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         reply = await replies.get()
     events = msgspec.json.decode(reply.data, type=list[AnyEvent])
     assert events == await watched.outcome(seq)

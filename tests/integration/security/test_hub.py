@@ -31,7 +31,7 @@ from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-BOUND_S: Final = 20.0
+BOUND_S: Final = 60.0
 ASKS: Final = 5_000
 COMMANDS: Final = 3_000
 FRAMES: Final = 20_000

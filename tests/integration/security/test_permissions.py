@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tests.bounds import BUSY_S
 from tests.integration.conftest import RunningNats
 from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
 
@@ -26,7 +27,7 @@ from tensorhub_common.errors import RegistryUnavailable
 
 AT_ONCE_S: Final = 1.5
 """Far below every time-out of the bus: whoever is refused hears it from the server."""
-BOUND_S: Final = 10.0
+BOUND_S: Final = 60.0
 
 AGENT, OTHER_AGENT = User(Role.AGENT, "a"), User(Role.AGENT, "b")
 CLIENT, OTHER_CLIENT = User(Role.CLIENT, MINE), User(Role.CLIENT, THEIRS)
@@ -168,7 +169,7 @@ async def test_wrong_credentials(guarded: Guarded, tmp_path: Path, credentials: 
         await connect(
             guarded.server.url, name="x", credentials=None if credentials == "none" else file, timeout_s=BOUND_S
         )
-    assert asyncio.get_running_loop().time() - began < BOUND_S / 2
+    assert asyncio.get_running_loop().time() - began < BUSY_S
     assert file.read_text() not in str(refused.value)
 
 

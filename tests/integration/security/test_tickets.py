@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SOURCE: Final = "agent-0"
 READER: Final = "agent-1"
-BOUND_S: Final = 20.0
+BOUND_S: Final = 60.0
 NBYTES: Final = 1 << 20
 TRANSPORTS: Final[tuple[Transport, ...]] = ("local", "ucxx")
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.bounds import BUSY_S
 from tests.integration.up.conftest import is_alive, wait_until
 
 from tensorhub.up import children as children_module
@@ -70,7 +71,7 @@ async def test_a_dead_child_is_started_again_after_longer_and_longer_waits(world
         killed = time.monotonic()
         await until(lambda number=number: len(world.restarts) > number)  # type: ignore[misc]
         waited = world.restarts[-1][2] - killed
-        assert 0.1 * 2**number <= waited < 0.1 * 2**number + 1.0
+        assert 0.1 * 2**number <= waited < 0.1 * 2**number + BUSY_S
         assert child.pid == world.restarts[-1][1]
         pids.append(child.pid)
     assert len(set(pids)) == 4
@@ -134,7 +135,7 @@ async def test_stop_asks_first_and_kills_then_with_all_that_a_child_has_started(
     world.children.settle()
     began = time.monotonic()
     await world.children.stop()
-    assert 0.5 <= time.monotonic() - began < 3.0
+    assert 0.5 <= time.monotonic() - began < BUSY_S
     assert polite.process.returncode == -signal.SIGTERM
     assert deaf.process.returncode == -signal.SIGKILL
     await until(lambda: not is_alive(grandchild))
@@ -158,14 +159,14 @@ async def test_what_the_others_need_ends_last(world: World) -> None:
 
 
 async def test_a_child_that_waits_to_be_started_again_is_not(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children_module, "BACKOFF_FIRST_S", 30.0)
+    monkeypatch.setattr(children_module, "BACKOFF_FIRST_S", 600.0)
     child = await world.start("one", *python(SLEEP))
     world.children.settle()
     os.kill(child.pid, signal.SIGKILL)
     await child.process.wait()
     began = time.monotonic()
     await world.children.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < BUSY_S
     assert world.restarts == []
 
 
@@ -216,5 +217,5 @@ def test_children_end_however_their_parent_ends(tmp_path: Path, number: int) -> 
             wait_until(lambda name=name: "deaf" in (tmp_path / f"{name}.log").read_text())  # type: ignore[misc]
         assert all(is_alive(pid) for pid in pids)
         parent.send_signal(number)
-        parent.wait(10)
+        parent.wait(60)
     wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0)

@@ -7,7 +7,7 @@ from typing import Final
 from tensorhub_agent.segments import Segment
 from tensorhub_agent.transport import LeaseOpened, Refused
 
-GIVE_UP_S: Final = 10.0
+GIVE_UP_S: Final = 60.0
 
 
 class Book:

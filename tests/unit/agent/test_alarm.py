@@ -8,7 +8,7 @@ import uvloop
 
 from tensorhub_agent.alarm import Alarm
 
-RING_S = 5.0
+RING_S = 60.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
@@ -24,7 +24,7 @@ def test_it_rings_once_at_the_earliest_moment(new_loop: Callable[[], asyncio.Abs
 
         alarm = Alarm(loop, ring)
         begin = loop.time()
-        for after in (30.0, None, 0.05, 20.0):
+        for after in (3000.0, None, 0.05, 2000.0):
             alarm.set(None if after is None else begin + after)
         async with asyncio.timeout(RING_S):
             await rang.wait()

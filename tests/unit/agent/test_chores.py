@@ -12,7 +12,7 @@ import pytest
 from tensorhub_agent.chores import Chore
 from tensorhub_agent.copying import CopyPool, Spans
 
-GIVE_UP_S: Final = 10.0
+GIVE_UP_S: Final = 60.0
 MIB: Final = 1024 * 1024
 
 

@@ -14,7 +14,7 @@ from tensorhub_agent.copying import PART_BYTES, CopyJob, CopyPool, CopyPoolFull,
 from tensorhub_common.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
-GIVE_UP_S = 10.0
+GIVE_UP_S = 60.0
 
 
 @pytest.fixture

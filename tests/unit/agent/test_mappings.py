@@ -9,7 +9,7 @@ import pytest
 from tensorhub_agent.mappings import Mapping, MappingCache
 from tensorhub_agent.segments import ForeignSegment, Segment, SegmentStore, segment_prefix
 
-GIVE_UP_S = 10.0
+GIVE_UP_S = 60.0
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tensorhub_common.wire.transfer import LeaseGrant, Share, SourceId
 
 KEY = Key("m", "engine", 0)
 THEIRS = SourceId("there", 1, "trainer", 0)
-HEARD_S = 5.0
+HEARD_S = 60.0
 
 
 class Bus:

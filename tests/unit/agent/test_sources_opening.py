@@ -19,7 +19,7 @@ from tensorhub_common.wire.transfer import LeaseGrant, Share, SourceId
 
 ME = SourceId("agent-1", 1, "rollout", 0)
 KEY = Key("m", "rollout", 0)
-BOUND_S = 10.0
+BOUND_S = 60.0
 
 
 class Session:

@@ -10,7 +10,7 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 from tensorhub import AsyncHub, AsyncShard, TensorSpec
 from tensorhub_common.wire import worker as w
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 async def trainer(hub: AsyncHub, **tensors: torch.Tensor) -> AsyncShard:

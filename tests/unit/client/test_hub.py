@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.unit.client.fake_agent import FakeAgent
 from tests.unit.client.given import Held
 from torch import nn
@@ -29,7 +30,7 @@ from tensorhub_common.errors import (
 )
 from tensorhub_common.wire import worker as w
 
-END_S = 10.0
+END_S = 60.0
 
 
 @pytest.fixture
@@ -323,30 +324,28 @@ print(shard.publish(1), flush=True)
     "ending",
     [
         "",
-        "threading.Thread(target=lambda: shard.update(wait_s=60), daemon=True).start()",
+        "threading.Thread(target=lambda: shard.update(wait_s=600), daemon=True).start()",
         "threading.Thread(target=lambda: list(hub.watch('policy')), daemon=True).start()",
         "import atexit; atexit.register(lambda: print('tensors', shard.tensors['w'].sum().item()))",
     ],
 )
 def test_the_end_of_the_interpreter_never_hangs_and_leaves_the_shard(agent: FakeAgent, ending: str) -> None:
     agent.hook = lambda worker, frame: isinstance(frame, w.ReadCall)
-    began = time.monotonic()
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM + ending, str(agent.path)],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=WAIT_S,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1\n")
-    assert time.monotonic() - began < 30
     assert [shard.version for shard in agent.shards.values()] == [1]
 
 
 def test_importing_brings_in_no_torch() -> None:
     code = "import sys, tensorhub, tensorhub.cli.main; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_register_without_torch_says_what_to_install(agent: FakeAgent) -> None:
@@ -360,7 +359,7 @@ except tensorhub.TensorHubError as error:
     print(error)
 """
     run = subprocess.run(
-        [sys.executable, "-c", code, str(agent.path)], capture_output=True, text=True, timeout=40, check=True
+        [sys.executable, "-c", code, str(agent.path)], capture_output=True, text=True, timeout=60, check=True
     )
     assert "tensorhub[torch]" in run.stdout
 

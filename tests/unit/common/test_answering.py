@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
+from tests.bounds import WAIT_S
+
 from tensorhub_common.bus.answering import ERROR_HEADER, Answering
 from tensorhub_common.bus.failures import MessageTooLarge
 from tensorhub_common.bus.message import Message
@@ -71,7 +73,7 @@ async def test_a_question_whose_asker_has_given_up_is_dropped_when_its_turn_come
         await asyncio.wait([asyncio.create_task(asyncio.Event().wait())], timeout=0.01)
     answering.take(Message("a.b", "_INBOX.x.y", {}, b"again"))
     release.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while len(said) < 2:  # noqa: ASYNC110 (turns of the loop are what it waits for)
             await asyncio.sleep(0)
     assert (handled, said, answering.stale) == (["first", "again"], ["first", "again"], 1)
@@ -92,7 +94,7 @@ async def test_who_can_not_be_answered_for_length_hears_of_that() -> None:
 
     answering = Answering(handle, respond, concurrent_max=1, pending_max=1)
     answering.take(Message("ask", "_INBOX.a", {}, b""))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while not said:  # noqa: ASYNC110 (turns of the loop are what it waits for)
             await asyncio.sleep(0)
     assert said == [(b"a message of 22 bytes is over the limit", {ERROR_HEADER: "MessageTooLarge"})]

@@ -191,9 +191,9 @@ def test_a_piece_is_a_box_in_global_index_space() -> None:
     ids=["tall", "2 GiB flat", "2 GiB in two rows", "5,000 tiny", "60 dimensions"],
 )
 def test_huge_layouts_are_cut_fast(layout: Layout) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     table = pieces(layout)
-    assert time.perf_counter() - began < 1.0
+    assert time.thread_time() - began < 1.0
     assert sum(table.nbytes) == payload_bytes(layout)
     assert max(table.nbytes) <= PIECE_BYTES_MAX
 

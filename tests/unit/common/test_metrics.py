@@ -123,7 +123,7 @@ def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixt
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
     provider = MeterProvider([page.reader], shutdown_on_exit=False)
     observe(provider.get_meter(METER), "tensorhub.agent.workers", one(lambda: 4))
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 (a page of our own)
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 (a page of our own)
         assert b"tensorhub_agent_workers 4.0" in answer.read()
     page.close()
     provider.shutdown()
@@ -154,7 +154,7 @@ def run_program(state: Path, **environ: str) -> str:
     """Run a program of its own, since a process has one provider of metrics for good."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TENSORHUB_"))}
     arguments = [sys.executable, "-c", PROGRAM, str(state)]
-    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -187,7 +187,7 @@ def test_metrics_are_pushed_to_the_endpoint_for_metrics_and_spans_are_kept(tmp_p
         url = f"http://127.0.0.1:{server.server_port}/v1/metrics"
         said = run_program(tmp_path, OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=url, TENSORHUB_METRICS="0")
         server.shutdown()
-        serving.join(10)
+        serving.join(60)
     assert said == "True False True"
     assert taken["tensorhub.agent.workers"] == 7
     assert '"name":"read"' in (tmp_path / "spans" / "spans.jsonl").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from tensorhub_common.service_manager import ServiceManager, serving
 
-BOUND_S = 5.0
+BOUND_S = 60.0
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ class Slow(SpanFiles):
 
     def append(self, spans: object) -> int | None:
         self.writers.add(threading.current_thread().name)
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         return super().append(spans)  # type: ignore[arg-type]
 
 
@@ -159,7 +159,7 @@ def test_whoever_ends_a_span_never_waits_for_the_disk_and_a_full_queue_drops(tmp
     assert files.writers <= {"span-keeper"}
     files.go.set()
     keeper.shutdown()
-    keeper._thread.join(20)
+    keeper._thread.join(60)
     assert len(SpanFiles(tmp_path, 1 << 20).newest(b"read", lambda _: True, 10)[0]) == 10
 
 
@@ -193,7 +193,7 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     for number in (1, 2):
         keeper.take(finished("read", place_at(1, number), None, (1, 2), {}))
         for _ in range(10):
-            assert looks.acquire(timeout=20)
+            assert looks.acquire(timeout=60)
         assert len(written.newest(b"read", lambda _: True, 10)[0]) == 1
     keeper.shutdown()
     assert len(written.newest(b"read", lambda _: True, 10)[0]) == 2
@@ -236,5 +236,5 @@ def test_shutdown_writes_what_is_left_and_returns_within_its_bound(tmp_path: Pat
     keeper.shutdown()
     assert keeper._thread.is_alive()
     stuck.go.set()
-    keeper._thread.join(10)
+    keeper._thread.join(60)
     assert not keeper._thread.is_alive()

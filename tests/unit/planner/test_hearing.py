@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
+from tests.bounds import WAIT_S
 
 from tensorhub_common.bus.client import Handler
 from tensorhub_common.bus.failures import NotPermitted
@@ -69,7 +70,7 @@ async def test_a_question_waits_until_each_source_has_spoken() -> None:
     await some_turns()
     assert not asked[0].done(), "nobody speaks for another"
     bus.says("b")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await asked[0]
     await heard.wait_for({"a", "b"})
 
@@ -80,7 +81,7 @@ async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, bound: str
     """Neither for a source that says nothing, nor once the planner has listened for long enough."""
     monkeypatch.setattr(module, bound, 0.01)
     heard = await listening(FakeBus())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await heard.wait_for({"silent"})
 
 
@@ -88,5 +89,5 @@ async def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch, bound: str
 async def test_where_it_may_not_hear_it_does_not_wait() -> None:
     """The users of an older hub: the planner goes by its own plans."""
     heard = await listening(FakeBus(forbids=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         await heard.wait_for({"a"})

@@ -205,14 +205,14 @@ def test_readers_spread_over_idle_sources() -> None:
 
 
 def test_planning_is_fast() -> None:
-    """Equal layouts, 300 pieces, 8 holders: well under a millisecond (the best of many, so that others don't count)."""
+    """Equal layouts, 300 pieces, 8 holders: well under a millisecond of the processor's time."""
     sizes = Sizes([4 * MIB] * 300)
     holders = [holder(agent) for agent in ("a", "b", "c", "d", "e", "beside", "far", "me")]
     best = 1.0
     for _ in range(50):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         planned(*holders, sizes=sizes)
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.thread_time() - begun)
     assert best < 0.001
 
 

@@ -17,7 +17,7 @@ from tensorhub_planner.programs import Programs
 from tensorhub_planner.source_set import SourceSet
 
 JOB = "job"
-WAIT_S = 5.0
+WAIT_S = 60.0
 JOINED = RoundJoined(model=MODEL, replica="engine", round=1, shard=0, missing=())
 
 

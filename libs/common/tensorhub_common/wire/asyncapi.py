@@ -6,6 +6,7 @@ answers. `python -m tensorhub_common.wire.asyncapi` prints it; docs/asyncapi.jso
 Always true: every command and every event has a channel, and every message an example that reads as what it shows.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Iterable
@@ -408,11 +409,22 @@ _COMMAND_HEADERS: Final[Json] = {
 }
 
 
+def _dedented(schema: object) -> object:
+    """Take the indentation of the source out of descriptions: they are docstrings, and Python 3.13 does so itself."""
+    if isinstance(schema, dict):
+        return {
+            name: inspect.cleandoc(value) if name == "description" and isinstance(value, str) else _dedented(value)
+            for name, value in schema.items()
+        }
+    return [_dedented(each) for each in schema] if isinstance(schema, list) else schema
+
+
 def document() -> Json:
     """Return the whole document."""
     book = _Book()
     _fill(book)
     _, schemas = msgspec.json.schema_components(book.kinds.values(), ref_template="#/components/schemas/{name}")
+    schemas = {name: _dedented(schema) for name, schema in schemas.items()}
     schemas["AnyEvent"] = {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in EVENTS]}
     schemas["CommandHeaders"] = _COMMAND_HEADERS
     return {
