@@ -334,6 +334,8 @@ async def connect_async(
     Raises `AgentUnavailable` when no agent answers within the bound.
     """
     settings = settings_module.load(os.environ)
+    for sentence in settings_module.strangers(os.environ):
+        log.warning(sentence)
     name = check_job(settings.job if job is None else job)
     arguments.text("nats", nats)
     if not isinstance(agent, PathLike):

@@ -23,7 +23,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.settings import InvalidSetting, Settings, load
+from tensorhub_common.settings import InvalidSetting, Settings, load, strangers
 from tensorhub_common.supervision import Fault, Supervisor, set_last_resort, watch_loop
 
 FAILED: Final = 1
@@ -63,6 +63,8 @@ def run(kind: str, id_of: Callable[[Settings], str], make: Callable[[Bus, Settin
         sys.exit(_told(program, why_not, WRONG_USAGE))
     name = id_of(settings)
     telemetry.start(program, name, settings, settings.dir / "state" / name)
+    for sentence in strangers(os.environ):
+        _log.warning(sentence)
     code = 0
     try:
         uvloop.run(_until_signalled(_serve(settings, settings.nats, kind, name, make)))

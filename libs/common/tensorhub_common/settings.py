@@ -7,6 +7,7 @@ round.
 Always true of loaded settings: each value passed its parser, also a default, which is written as a user would write it.
 """
 
+import difflib
 import re
 import socket
 import string
@@ -24,6 +25,16 @@ PREFIX: Final = "TENSORHUB_"
 HOST_CHARS_MAX: Final = 48
 """The real host name is cut to this, so that names made from it stay within `NAME_CHARS_MAX`."""
 
+BEATS_MISSED: Final = 6
+"""By default an agent is lost once it has not said so often that it lives."""
+
+STRANGERS_TOLD: Final = 8
+"""Of variables that are no settings so many are told at most."""
+
+NEAR: Final = 0.8
+"""How alike (0 to 1) two names must be for the one to be taken for a slip of the other."""
+
+_OF_OTHERS: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
 _VARIABLE: Final = "variable"
 
 Value = TypeVar("Value")
@@ -387,9 +398,27 @@ def load(environ: Mapping[str, str]) -> Settings:
     if settings.lost_after_s <= settings.beat_s:
         raise InvalidSetting(
             f"TENSORHUB_LOST_AFTER_S is {settings.lost_after_s:g} and TENSORHUB_BEAT_S {settings.beat_s:g}, so agents"
-            " would be lost between two beats: make the first longer, for example TENSORHUB_LOST_AFTER_S=3"
+            " would be lost between two beats: make the first longer, for example TENSORHUB_LOST_AFTER_S="
+            f"{BEATS_MISSED * settings.beat_s:g}, or the second shorter"
         )
     return settings
+
+
+def strangers(environ: Mapping[str, str]) -> list[str]:
+    """Return a sentence about each variable that begins as ours do and is none, which a slip of the pen may be.
+
+    Where other programs put such variables (as Kubernetes does, for each service whose name begins with ours) they are
+    none of our business.
+    """
+    found = sorted(
+        name for name in environ if name.startswith(PREFIX) and name not in VARIABLES and not _OF_OTHERS.search(name)
+    )
+    return [f"{name} is set, which is no setting of TensorHub{_meant(name)}" for name in found[:STRANGERS_TOLD]]
+
+
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=NEAR)
+    return f": is {near[0]} meant?" if near else ""
 
 
 def _parse(name: str, variable: Variable, text: str) -> object:

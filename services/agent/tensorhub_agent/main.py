@@ -27,6 +27,8 @@ def main() -> None:
     try:
         settings = settings_of.load(os.environ)
         telemetry.start("tensorhub-agent", settings.agent_id, settings, settings.state_dir)
+        for sentence in settings_of.strangers(os.environ):
+            telemetry.logger(__name__).warning(sentence)
         uvloop.run(_run(AgentService(settings)))
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub-agent: {why}\n")

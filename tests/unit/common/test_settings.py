@@ -10,7 +10,7 @@ import pytest
 
 from tensorhub_common import settings
 from tensorhub_common.names import is_name
-from tensorhub_common.settings import InvalidSetting, Settings, load
+from tensorhub_common.settings import InvalidSetting, Settings, load, strangers
 
 
 def _fits(value: object, annotation: object) -> bool:
@@ -137,6 +137,30 @@ def test_a_password_in_a_bad_address_is_not_repeated() -> None:
 def test_agents_can_not_be_lost_between_two_beats() -> None:
     with pytest.raises(InvalidSetting, match=r"TENSORHUB_LOST_AFTER_S is 2 and TENSORHUB_BEAT_S 2.*for example"):
         load({"TENSORHUB_BEAT_S": "2", "TENSORHUB_LOST_AFTER_S": "2"})
+    # What it advises can be used as it stands.
+    with pytest.raises(InvalidSetting, match=r"for example TENSORHUB_LOST_AFTER_S=30, or the second shorter$"):
+        load({"TENSORHUB_BEAT_S": "5"})
+    assert load({"TENSORHUB_BEAT_S": "5", "TENSORHUB_LOST_AFTER_S": "30"}).lost_after_s == 30
+
+
+def test_a_variable_that_is_no_setting_is_told_with_what_may_be_meant() -> None:
+    environ = {
+        "TENSORHUB_BEATS": "2",
+        "TENSORHUB_COLOUR": "red",
+        "TENSORHUB_JOB": "run-7",
+        "HOME": "/",
+        # What Kubernetes sets for services that are called tensorhub-nats and tensorhub-registry.
+        "TENSORHUB_NATS_SERVICE_HOST": "10.0.0.1",
+        "TENSORHUB_NATS_PORT": "tcp://10.0.0.1:4222",
+        "TENSORHUB_REGISTRY_PORT_4222_TCP_ADDR": "10.0.0.1",
+        "TENSORHUB_REGISTRY_SERVICE_PORT_CLIENT": "4222",
+    }
+    assert strangers(environ) == [
+        "TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?",
+        "TENSORHUB_COLOUR is set, which is no setting of TensorHub",
+    ]
+    assert strangers({name: "" for name in settings.VARIABLES}) == []
+
 
 
 @pytest.mark.parametrize(
