@@ -115,3 +115,20 @@ async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: Running
     }
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+async def test_pull_takes_the_latest_that_no_rewind_has_retired(hub: RunningHub, tmp_path: Path) -> None:
+    """Two replicas hold versions 1 and 2; the trainer goes back to 1, and the other still holds 2."""
+    job, out = new_job(), tmp_path / "out.safetensors"
+    for version in (1, 2):
+        save_file({"w": torch.full((8,), float(version))}, tmp_path / "in.safetensors")
+        given = ("--version", str(version), "--replica", f"of-{version}", "--job", job)
+        assert (await command(hub, "publish", "policy", tmp_path / "in.safetensors", *given))[0] == 0
+    assert (await command(hub, "rewind", "policy", "--to", "1", "--job", job))[0] == 0
+    for which in ([], ["--version", "latest"], ["--version", "1"]):
+        code, said, err = await command(hub, "pull", "policy", out, *which, "--job", job)
+        assert (code, err, said.split(" is in ")[0]) == (0, "", "policy version 1")
+        assert load_file(out)["w"].eq(1).all()
+        out.unlink()
+    refused = await command(hub, "pull", "policy", out, "--version", "2", "--job", job)
+    assert refused == (1, "", "tensorhub: version 2 of policy was retired by a rewind: pull the latest\n")

@@ -172,9 +172,12 @@ class Registry:
 
     async def _ask(self, subject: str, ask: msgspec.Struct | None, kind: type[Answer], timeout_s: float) -> Answer:
         body = b"" if ask is None else msgspec.json.encode(ask)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        # What is wrong with NATS is told as that: no registry can answer without it.
+        bus = await self.bus(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                data = await self._insist(subject, body, timeout_s)
+            async with asyncio.timeout_at(deadline):
+                data = await _insist(bus, subject, body, timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
                 f"no registry answered about job {self.job!r} within {timeout_s:g} s: see 'tensorhub doctor'"
@@ -189,11 +192,11 @@ class Registry:
             raise from_code(answer.error, answer.message)
         return answer
 
-    async def _insist(self, subject: str, body: bytes, timeout_s: float) -> bytes:
-        """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
-        bus = await self.bus(timeout_s)
-        while True:
-            try:
-                return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
-            except (NoResponder, NoAnswer, NoBus, Busy):
-                await asyncio.sleep(RETRY_WAIT_S)
+
+async def _insist(bus: Bus, subject: str, body: bytes, timeout_s: float) -> bytes:
+    """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
+    while True:
+        try:
+            return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
+        except (NoResponder, NoAnswer, NoBus, Busy):
+            await asyncio.sleep(RETRY_WAIT_S)

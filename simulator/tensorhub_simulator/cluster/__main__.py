@@ -1,7 +1,7 @@
 """`tensorhub simulate`, and `python -m tensorhub_simulator.cluster`: the scenarios, each against its baseline.
 
-Always true: the exit code is 0 when it is done, 1 when a cluster can't be simulated, 2 for wrong usage; what went wrong
-is one line on stderr.
+Always true: the exit code is 0 when it is done, 1 when a cluster can't be simulated, 2 for wrong usage, and 128 + N
+when signal N broke it off; what went wrong is one line on stderr.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Final, NoReturn
 
 import msgspec
@@ -25,6 +26,7 @@ from tensorhub_simulator.cluster.spec import Cluster, ClusterError, decode
 SCENARIOS: Final = ("standalone", "elastic", "across")
 FOLDER: Final = Path(__file__).with_name("scenarios")
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+BY_SIGNAL: Final = 128
 WIDTH: Final = 120
 """Of tables that go into a file or a pipe."""
 
@@ -103,9 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     except TensorHubError as why:
         sys.stderr.write(f"tensorhub: {why}\n")
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         sys.stderr.write("tensorhub: interrupted\n")
-        return 1
+        return BY_SIGNAL + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     return 0
 
 
@@ -127,7 +129,13 @@ def _write_no_more() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
-    # As Ctrl-C: what was started ends first.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What was started ends first.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, _interrupt)
     sys.exit(main())

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import save_file
 from tests.unit.client.fake_agent import FakeAgent
 from typer.testing import CliRunner
@@ -139,8 +140,9 @@ def test_simulate_becomes_the_simulator_with_the_options(
     assert run("simulate", "elastic", "mine.yaml", *options).code == 0
     ((program, arguments),) = became
     assert program == arguments[0] == sys.executable
-    assert arguments[1:] == ["-m", "tensorhub_simulator.cluster", *options, "--", "elastic", "mine.yaml"]
-    assert importlib.util.find_spec(arguments[2]) is not None
+    module = ["tensorhub_launcher.become", "tensorhub_simulator.cluster"]
+    assert arguments[1:] == ["-m", *module, *options, "--", "elastic", "mine.yaml"]
+    assert all(importlib.util.find_spec(each) is not None for each in module)
 
 
 def test_a_full_disk_is_one_line_and_no_traceback_at_the_exit() -> None:
@@ -202,9 +204,13 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
         "holders": ["trainer", "r-0"],
         "retained": False,
     }
-    answers["versions"] = []
+    answers |= {"versions": [], "status": STATUS}
     assert run("versions", "policy").out == "policy has no versions yet\n"
     assert run("versions", "policy", "--json").out == ""
+    for more in ([], ["--json"]):
+        ended = run("versions", "polciy", *more)
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err == "tensorhub: there is no model 'polciy' in job 'default': it has policy\n"
 
 
 def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +239,15 @@ def test_watch(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: 
         yield Watched(seq=6, time=0.0, kind="version.published", model=model, version=1, replica="trainer")
         yield Watched(seq=9, time=0.0, kind="version.unavailable", model=model, version=1, reason="unpublished")
 
+    class Quiet:
+        def watch(self, watcher: object) -> Callable[[], None]:
+            return lambda: None
+
+    async def bus(self: Registry) -> Quiet:
+        return Quiet()
+
     monkeypatch.setattr(Registry, "watch", watch)
+    monkeypatch.setattr(Registry, "bus", bus)
     answers["status"] = STATUS
     out = run("watch", "policy").out.splitlines()
     assert re.match(r" +6  19.* version.published +policy, version 1, by trainer$", out[0])
@@ -313,13 +327,32 @@ def test_publish_of_what_is_no_weights_file(run: Callable[..., Ended]) -> None:
 
 
 def test_pull_of_what_nobody_holds(run: Callable[..., Ended], answers: dict[str, Any], tmp_path: Path) -> None:
-    answers["replicas"] = [REPLICA]
+    answers["versions"] = [VERSION]
     ended = run("pull", "policy", "--version", 8, tmp_path / "out.safetensors")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert "no version 8 that anybody holds" in ended.err
+    # Between the two questions the holder has gone.
     answers["replicas"] = []
     assert "no version that anybody holds" in run("pull", "policy", tmp_path / "out.safetensors").err
+    answers["versions"] = []
+    assert "no version that anybody holds" in run("pull", "policy", tmp_path / "out.safetensors").err
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_pull_takes_the_latest_that_is_available_and_not_what_a_rewind_retired(
+    run: Callable[..., Ended], answers: dict[str, Any], tmp_path: Path
+) -> None:
+    """An engine may hold a retired version for as long as it likes; its number is the highest."""
+    retired = structs.replace(VERSION, version=5, state="retired", holders=("r-1",))
+    engine = structs.replace(REPLICA, replica="r-1", version=5)
+    answers |= {"versions": [VERSION, retired], "replicas": [engine, REPLICA]}
+    answers["layout"] = RegistryUnavailable("the layout of version 3 was asked for")
+    assert "the layout of version 3 was asked for" in run("pull", "policy", tmp_path / "out.safetensors").err
+    ended = run("pull", "policy", "--version", 5, tmp_path / "out.safetensors")
+    assert (ended.code, ended.err) == (
+        1,
+        "tensorhub: version 5 of policy was retired by a rewind: pull the latest\n",
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- doctor

@@ -159,8 +159,7 @@ def test_a_variable_that_is_no_setting_is_told_with_what_may_be_meant() -> None:
         "TENSORHUB_BEATS is set, which is no setting of TensorHub: is TENSORHUB_BEAT_S meant?",
         "TENSORHUB_COLOUR is set, which is no setting of TensorHub",
     ]
-    assert strangers({name: "" for name in settings.VARIABLES}) == []
-
+    assert strangers(dict.fromkeys(settings.VARIABLES, "")) == []
 
 
 @pytest.mark.parametrize(

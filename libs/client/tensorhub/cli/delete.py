@@ -11,15 +11,19 @@ import typer
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line
 from tensorhub.cli.rulings import say, tell
-from tensorhub.cli.running import WRONG_USAGE, complain, registry_of, run
+from tensorhub.cli.running import Bound, heard_at_once, registry_of, run
 from tensorhub.registry import Registry
-from tensorhub_common.names import check_name
 from tensorhub_common.wire.asks import Status
 from tensorhub_common.wire.commands import Delete
 
 OptionalModel = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="The model's name; without it the whole job.", show_default=False),
+    typer.Argument(
+        metavar="[MODEL]",
+        help="The model's name; without it the whole job.",
+        show_default=False,
+        parser=options.name_of("model"),
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete a whole job without asking.")]
 Forget = Annotated[
@@ -44,31 +48,36 @@ def delete(
     name is refused for a week, so that a process that was forgotten doesn't bring it back.
     """
     if model is None and job is None:
-        raise _wrong("name a MODEL, or with --job a whole job")
+        raise typer.BadParameter("name a MODEL, or with --job a whole job")
     if model is not None and forget:
-        raise _wrong("--forget is about a deleted job: leave MODEL out")
+        raise typer.BadParameter("--forget is about a deleted job: leave MODEL out")
     registry = registry_of(job, directory, nats)
     if model is not None:
-        tell(say(registry, Delete(model=check_name("model", model)), timeout), f"{model} is deleted", json)
+        tell(say(registry, Delete(model=model), timeout), f"{model} is deleted", json)
     elif forget:
-        run(_forget(registry, timeout))
+        run(_forget(registry, Bound(timeout)))
         _tell(registry, "forgotten", f"job {registry.job} is forgotten: its name may be used anew", json)
     else:
-        run(_delete_job(registry, timeout, yes))
+        status = run(_status(registry, Bound(timeout)))
+        if not yes:
+            _ask(status)
+        run(_delete_job(registry, Bound(timeout)))
         _tell(registry, "deleted", f"job {registry.job} is deleted", json)
 
 
-async def _forget(registry: Registry, timeout_s: float) -> None:
-    async with registry:
-        await registry.forget_job(timeout_s)
+async def _forget(registry: Registry, bound: Bound) -> None:
+    async with registry, bound.held():
+        await registry.forget_job(bound.left_s("waiting for the registry's word"))
 
 
-async def _delete_job(registry: Registry, timeout_s: float, yes: bool) -> None:  # noqa: FBT001 (the option as it came)
-    async with registry:
-        status = await registry.status(timeout_s)
-        if not yes:
-            _ask(status)
-        await registry.delete_job(timeout_s)
+async def _status(registry: Registry, bound: Bound) -> Status:
+    async with registry, bound.held():
+        return await registry.status(bound.left_s("asking the registry for the job"))
+
+
+async def _delete_job(registry: Registry, bound: Bound) -> None:
+    async with registry, bound.held():
+        await registry.delete_job(bound.left_s("waiting for the registry's word"))
 
 
 def _ask(status: Status) -> None:
@@ -76,18 +85,16 @@ def _ask(status: Status) -> None:
     live = [agent for agent in status.agents if agent.live]
     shards = sum(agent.shards for agent in live)
     if not sys.stdin.isatty():
-        raise _wrong(f"job {status.job!r} has {shards} shards on {len(live)} live agents: say --yes to delete it")
+        raise typer.BadParameter(
+            f"job {status.job!r} has {shards} shards on {len(live)} live agents: say --yes to delete it"
+        )
     models = ", ".join(model.model for model in status.models) or "none"
-    typer.confirm(
-        f"Delete job {status.job} for everybody? Models: {models}; {shards} shards on {len(live)} live agents",
-        abort=True,
-        err=True,
-    )
-
-
-def _wrong(sentence: str) -> typer.Exit:
-    complain(sentence)
-    return typer.Exit(WRONG_USAGE)
+    with heard_at_once():
+        typer.confirm(
+            f"Delete job {status.job} for everybody? Models: {models}; {shards} shards on {len(live)} live agents",
+            abort=True,
+            err=True,
+        )
 
 
 def _tell(registry: Registry, what: str, sentence: str, json: bool) -> None:  # noqa: FBT001 (the option as it came)

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,11 +11,23 @@ from tensorhub.cli import options
 from tensorhub.cli.running import complain
 from tensorhub_common.errors import NotInThisVersion
 
+SECONDS_MAX: Final = 24 * 3600.0
+
+HOSTS_MAX: Final = 5
+"""As many as its agents: the trainer's, and those of the rollouts."""
+
 
 def demo(
     *,
-    seconds: Annotated[float | None, typer.Option(help="Train for at least so long.", min=0)] = None,
-    hosts: Annotated[int, typer.Option(help="How many hosts the agents pretend to stand on.", min=1)] = 1,
+    seconds: Annotated[
+        float | None, typer.Option(help="Train for at least so long.", parser=options.seconds(SECONDS_MAX), metavar="S")
+    ] = None,
+    hosts: Annotated[
+        int,
+        typer.Option(
+            help="How many hosts the agents pretend to stand on.", parser=options.whole(1, HOSTS_MAX), metavar="N"
+        ),
+    ] = 1,
     plain: Annotated[bool, typer.Option("--plain", help="Lines, also on a terminal.")] = False,
     json: options.Json = False,
     directory: Annotated[
@@ -34,6 +46,11 @@ def demo(
         complain("the demo has its own job, in a hub of its own as in one that it is attached to")
     if attach and hosts != 1:
         raise typer.BadParameter("the agents that it is attached to have their hosts already", param_hint="--hosts")
+    for path in attach or ():
+        if not path.is_socket():
+            raise typer.BadParameter(
+                f"{path} is no agent's socket; hub.json names those of a hub", param_hint="--attach"
+            )
     # Its name is looked up only now: it imports much, and other commands do without.
     run_demo = importlib.import_module("tensorhub.demo.run").run_demo
     code = run_demo(seconds=seconds, hosts=hosts, plain=plain, json=json, directory=directory, attach=attach or [])

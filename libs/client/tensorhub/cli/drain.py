@@ -8,12 +8,15 @@ import typer
 
 from tensorhub.cli import options
 from tensorhub.cli.output import json_line, line
-from tensorhub.cli.running import registry_of, run
+from tensorhub.cli.running import Bound, registry_of, run
 from tensorhub.registry import Registry
 from tensorhub_common.errors import RetentionFull
 from tensorhub_common.wire.commands import DrainAgent
 
 LOOK_S: Final = 0.2
+
+RULE_S: Final = 10.0
+"""One question to the registry takes no longer, however long the copies may."""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -25,7 +28,10 @@ class Drained(msgspec.Struct, frozen=True):
 
 
 def drain(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.", show_default=False)],
+    agent: Annotated[
+        str,
+        typer.Argument(metavar="AGENT", help="The agent's id.", show_default=False, parser=options.name_of("agent")),
+    ],
     *,
     end: Annotated[bool, typer.Option("--end", help="The maintenance is over: let it take part again.")] = False,
     job: options.Job = None,
@@ -35,7 +41,7 @@ def drain(
     nats: options.Nats = None,
 ) -> None:
     """Let an agent take no new shard, and wait until the last copies of what is retained stand elsewhere."""
-    done = run(_drain(registry_of(job, directory, nats), agent, on=not end, timeout_s=timeout))
+    done = run(_drain(registry_of(job, directory, nats), agent, on=not end, bound=Bound(timeout)))
     if json:
         json_line(done)
     elif end:
@@ -44,18 +50,22 @@ def drain(
         line(f"agent {agent} may stop: no retained version has its last copy there")
 
 
-async def _drain(registry: Registry, agent: str, *, on: bool, timeout_s: float) -> Drained:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + timeout_s
-    async with registry:
-        await registry.rule(DrainAgent(agent=agent, on=on), min(timeout_s, 10.0))
+async def _drain(registry: Registry, agent: str, *, on: bool, bound: Bound) -> Drained:
+    async with registry, bound.held():
+        await registry.rule(
+            DrainAgent(agent=agent, on=on), min(bound.left_s("waiting for the registry's word"), RULE_S)
+        )
         while True:
-            found = next((each for each in (await registry.status()).agents if each.agent == agent), None)
+            left_s = bound.left_s("waiting for copies elsewhere")
+            found = next(
+                (each for each in (await registry.status(min(left_s, RULE_S))).agents if each.agent == agent), None
+            )
             if not on or (found is not None and found.may_stop):
                 return Drained(agent, draining=on, may_stop=on)
-            if loop.time() >= until:
+            if left_s <= LOOK_S:
                 raise RetentionFull(
-                    f"agent {agent!r} still holds the last copy of a retained version after {timeout_s:g} s: give "
-                    "others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on draining"
+                    f"agent {agent!r} still holds the last copy of a retained version after {bound.timeout_s:g} s: "
+                    "give others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on "
+                    f"draining until 'tensorhub drain {agent} --end'"
                 )
             await asyncio.sleep(LOOK_S)

@@ -75,4 +75,4 @@ def _options(
 
 def main() -> None:
     """Run the command that the arguments name."""
-    app()
+    app(prog_name="tensorhub")

@@ -3,7 +3,9 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -25,9 +27,14 @@ def line(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is left of it would fail once more at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        read_no_further()
         raise TensorHubError(f"what it says can't be written: {error.strerror}") from None
+
+
+def read_no_further() -> None:
+    """Let what is still to be written go nowhere: it would fail once more at the exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -40,6 +47,11 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 def _cell(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
+
+
+def readable(path: Path) -> str:
+    """Return a path as JSON can have it: a name on disk may be any bytes."""
+    return os.fsencode(path).decode(errors="replace")
 
 
 def when(seconds: float) -> str:

@@ -8,11 +8,11 @@ command brought is taken away again if it can't be published.
 """
 
 import asyncio
+import importlib
 import time
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -20,11 +20,11 @@ import typer
 from tensorhub.cli import options
 from tensorhub.cli.bar import Bar
 from tensorhub.cli.output import json_line, line, rate
-from tensorhub.cli.running import hub_of, run
+from tensorhub.cli.running import Bound, Door, door_of, hub_of, need, run
 from tensorhub.hub import AsyncHub
 from tensorhub.shard import AsyncShard
 from tensorhub.specs import TensorSpec
-from tensorhub_common.errors import TensorHubError, VersionConflict
+from tensorhub_common.errors import VersionConflict
 from tensorhub_common.layout import payload_bytes
 
 if TYPE_CHECKING:
@@ -46,11 +46,18 @@ def publish(
     model: options.Model,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="One or more .safetensors files.", exists=True, dir_okay=False),
+        typer.Argument(metavar="FILE...", help="One or more .safetensors files."),
     ],
     *,
-    version: Annotated[int | None, typer.Option(help="Its number; without one, the last and one more.", min=0)] = None,
-    replica: Annotated[str, typer.Option(help="The replica that holds it.")] = "published",
+    version: Annotated[
+        int | None,
+        typer.Option(
+            help="Its number; without one, the last and one more.", parser=options.version_number, metavar="NUMBER"
+        ),
+    ] = None,
+    replica: Annotated[
+        str, typer.Option(help="The replica that holds it.", parser=options.name_of("replica"), metavar="NAME")
+    ] = "published",
     job: options.Job = None,
     json: options.Json = False,
     timeout: options.Timeout = 60,
@@ -59,10 +66,15 @@ def publish(
     nats: options.Nats = None,
 ) -> None:
     """Publish the weights in files. The agent goes on holding them."""
+    for file in files:
+        _check_readable(file)
+    door = door_of(job, directory, nats, agent)
+    need("publish", "torch", "safetensors", extra="torch")
     from tensorhub.files import load_files  # noqa: PLC0415 (it imports torch, which other commands do without)
 
+    importlib.import_module("tensorhub.tensors")
     tensors = load_files(files)
-    done = run(_publish(hub_of(job, directory, nats, agent), model, version, replica, tensors, timeout))
+    done = run(_publish(door, model, version, replica, tensors, Bound(timeout)))
     if json:
         json_line(done)
     else:
@@ -72,44 +84,60 @@ def publish(
         )
 
 
+def _check_readable(file: Path) -> None:
+    """Refuse what can be no file of weights before the hub is asked for anything."""
+    hint = "FILE..."
+    if str(file) == options.STDIO:
+        raise typer.BadParameter("weights are not read from stdin, since they are mapped: name a file", param_hint=hint)
+    try:
+        # A pipe must not even be opened: that waits for whoever writes into it.
+        if file.exists() and not file.is_file():
+            raise typer.BadParameter(f"{file} is no regular file; give the name of one", param_hint=hint)
+        with file.open("rb"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"{file} can't be read: {error.strerror}", param_hint=hint) from None
+
+
 async def _publish(
-    connecting: Coroutine[Any, Any, AsyncHub],
+    door: Door,
     model: str,
     version: int | None,
     replica: str,
     tensors: "Mapping[str, torch.Tensor]",
-    timeout_s: float,
+    bound: Bound,
 ) -> Published:
     began = time.monotonic()
-    hub = await connecting
-    shard: AsyncShard | None = None
-    try:
-        specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        shard = await hub.register(model, specs, replica=replica, timeout_s=timeout_s)
-        number = await _bring_in(hub, shard, version, tensors, timeout_s)
-    except BaseException:
-        if shard is not None and shard.is_new:
-            with suppress(TensorHubError):
-                await shard.release()
-        raise
-    finally:
-        await hub.close(release=False)
+    async with hub_of(door, bound) as hub:
+        shard: AsyncShard | None = None
+        try:
+            specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+            async with bound.held():
+                left_s = bound.left_s("registering the shard")
+                shard = await hub.register(model, specs, replica=replica, timeout_s=left_s)
+            number = await _bring_in(hub, shard, version, tensors, bound)
+        finally:
+            if shard is None or not shard.is_new or shard.version is not None:
+                # It stays with the agent. What this command has brought, and could not publish, goes.
+                await hub.close(release=False)
     nbytes = payload_bytes(shard.layout)
     return Published(model, number, replica, len(tensors), nbytes, time.monotonic() - began)
 
 
 async def _bring_in(
-    hub: AsyncHub, shard: AsyncShard, version: int | None, tensors: "Mapping[str, torch.Tensor]", timeout_s: float
+    hub: AsyncHub, shard: AsyncShard, version: int | None, tensors: "Mapping[str, torch.Tensor]", bound: Bound
 ) -> int:
     if shard.version is not None:
         if shard.version == version:
             return await asyncio.to_thread(_check_same, shard, version, tensors)
-        await _check_newer(hub, shard.model, version)
-        await shard.unpublish(timeout_s=timeout_s)
+        async with bound.held():
+            await _check_newer(hub, shard.model, version, bound)
+            await shard.unpublish(timeout_s=bound.left_s(f"unpublishing version {shard.version}"))
     with Bar(f"{shard.model}: copying", payload_bytes(shard.layout)) as bar:
         await asyncio.to_thread(_copy, shard, tensors, bar)
     shard.mark_loaded()
-    return await shard.publish(version, timeout_s=timeout_s)
+    async with bound.held():
+        return await shard.publish(version, timeout_s=bound.left_s("publishing"))
 
 
 def _copy(shard: AsyncShard, tensors: "Mapping[str, torch.Tensor]", bar: Bar) -> None:
@@ -141,9 +169,9 @@ def _bytes(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-async def _check_newer(hub: AsyncHub, model: str, version: int | None) -> None:
+async def _check_newer(hub: AsyncHub, model: str, version: int | None, bound: Bound) -> None:
     """Refuse an old number before anything is unpublished for it."""
-    models = (await hub.registry.status()).models
+    models = (await hub.registry.status(bound.left_s("asking the registry for the last version"))).models
     last = next((info.last for info in models if info.model == model), None)
     if version is not None and last is not None and version <= last:
         raise VersionConflict(

@@ -7,27 +7,30 @@ Always true: the file appears whole or not at all; the replica is gone afterward
 """
 
 import asyncio
+import importlib
+import os
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
 from tensorhub.cli import options
 from tensorhub.cli.bar import Bar
-from tensorhub.cli.output import json_line, line, rate
-from tensorhub.cli.running import hub_of, run
+from tensorhub.cli.output import json_line, line, rate, readable
+from tensorhub.cli.running import TIDY_S, Bound, Door, door_of, hub_of, need, run
 from tensorhub.hub import AsyncHub
 from tensorhub.session import OnProgress
 from tensorhub.shard import AsyncShard
 from tensorhub.specs import TensorSpec
+from tensorhub_common.catalog.table import VersionState
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
 from tensorhub_common.layout import Shape, TensorEntry, payload_bytes
-from tensorhub_common.wire.asks import ReplicaInfo
+from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
 
 if TYPE_CHECKING:
     import torch
@@ -49,9 +52,17 @@ class Pulled(msgspec.Struct, frozen=True):
 
 def pull(
     model: options.Model,
-    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="The file to write.", dir_okay=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT.safetensors", help="The file to write.")],
     *,
-    version: Annotated[str, typer.Option(help="A number, or 'latest'.")] = "latest",
+    version: Annotated[
+        int | None,
+        typer.Option(
+            help="A number, or 'latest': the newest that is available.",
+            parser=options.version_or_latest,
+            metavar="VERSION",
+            show_default="latest",
+        ),
+    ] = None,
     job: options.Job = None,
     json: options.Json = False,
     timeout: options.Timeout = 120,
@@ -60,65 +71,99 @@ def pull(
     nats: options.Nats = None,
 ) -> None:
     """Write a version into a file."""
-    if version != "latest" and not (version.isascii() and version.isdecimal()):
-        raise typer.BadParameter(f"{version!r} is neither a number nor 'latest'", param_hint="--version")
-    if not out.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {out.absolute().parent}", param_hint="OUT.safetensors")
-    if out.exists() and not out.is_file():
-        # The file takes its place, which no device or pipe may lose.
-        raise typer.BadParameter(f"{out} is no regular file; give the name of one", param_hint="OUT.safetensors")
-    wanted = None if version == "latest" else int(version)
-    done = run(_pull(hub_of(job, directory, nats, agent), model, wanted, out, timeout))
+    _check_writable(out)
+    door = door_of(job, directory, nats, agent)
+    need("pull", "torch", "safetensors", extra="torch")
+    # Both take seconds to import, which is no waiting for the hub.
+    importlib.import_module("tensorhub.files")
+    importlib.import_module("tensorhub.tensors")
+    done = run(_pull(door, model, version, out, Bound(timeout)))
     if json:
         json_line(done)
     else:
         line(f"{model} version {done.version} is in {out}: {done.tensors} tensors, {rate(done.nbytes, done.seconds)}")
 
 
-async def _pull(
-    connecting: Coroutine[Any, Any, AsyncHub], model: str, wanted: int | None, out: Path, timeout_s: float
-) -> Pulled:
+def _check_writable(out: Path) -> None:
+    """Refuse what can be no file of weights before anything is read for it."""
+    hint = "OUT.safetensors"
+    if str(out) == options.STDIO:
+        raise typer.BadParameter(
+            "weights are not written to stdout, since a file of them appears whole or not at all: give a file's name "
+            "(./- for one that is called so)",
+            param_hint=hint,
+        )
+    folder = out.absolute().parent
+    try:
+        if out.is_dir():
+            raise typer.BadParameter(f"{out} is a directory; give the name of a file", param_hint=hint)
+        if not folder.is_dir():
+            raise typer.BadParameter(f"there is no directory {folder}", param_hint=hint)
+        if out.exists() and not out.is_file():
+            # The file takes its place, which no device or pipe may lose.
+            raise typer.BadParameter(f"{out} is no regular file; give the name of one", param_hint=hint)
+    except OSError as error:
+        raise typer.BadParameter(f"{out} can't be written: {error.strerror}", param_hint=hint) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"nothing may be written into {folder}", param_hint=hint)
+
+
+async def _pull(door: Door, model: str, wanted: int | None, out: Path, bound: Bound) -> Pulled:
     from tensorhub.files import save_file  # noqa: PLC0415 (it imports torch, which other commands do without)
 
-    async with await connecting as hub:
-        version, shards, seconds = await _insist(hub, model, wanted, timeout_s)
+    async with hub_of(door, bound) as hub:
+        async with bound.held():
+            version, shards, seconds = await _insist(hub, model, wanted, bound)
         tensors = await asyncio.to_thread(_assembled, shards)
         await asyncio.to_thread(save_file, out, tensors, {"model": model, "version": str(version)})
         nbytes = sum(payload_bytes(shard.layout) for shard in shards)
-        return Pulled(model, version, str(out), len(tensors), nbytes, seconds)
+        return Pulled(model, version, readable(out), len(tensors), nbytes, seconds)
 
 
-async def _insist(
-    hub: AsyncHub, model: str, wanted: int | None, timeout_s: float
-) -> tuple[int, list[AsyncShard], float]:
+async def _insist(hub: AsyncHub, model: str, wanted: int | None, bound: Bound) -> tuple[int, list[AsyncShard], float]:
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        version, holder = _choose(await hub.replicas(model), model, wanted)
-        shards = await _register(hub, model, holder)
-        began = time.monotonic()
-        try:
-            await _replicate(shards, version, model, timeout_s)
-        except VersionUnavailable:
-            if wanted is not None or attempt == ATTEMPTS_MAX:
-                raise
-            await asyncio.gather(*(shard.release() for shard in shards))
+        versions = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
+        version, holders = _choose(versions, model, wanted)
+        replicas = await hub.replicas(model, timeout_s=bound.left_s("asking the registry for the replicas"))
+        holder = next((replica for replica in replicas if replica.replica in holders), None)
+        if holder is None or holder.version != version:
+            # It has changed between the two questions.
+            error = _unavailable(model, wanted)
         else:
-            return version, shards, time.monotonic() - began
+            shards = await _register(hub, model, holder, bound)
+            began = time.monotonic()
+            try:
+                await _replicate(shards, version, model, bound.left_s(f"reading version {version}"))
+            except VersionUnavailable as why:
+                error = why
+                await asyncio.gather(*(shard.release(timeout_s=TIDY_S) for shard in shards))
+            else:
+                return version, shards, time.monotonic() - began
+        if wanted is not None or attempt == ATTEMPTS_MAX:
+            raise error
     raise AssertionError
 
 
-def _choose(replicas: Sequence[ReplicaInfo], model: str, wanted: int | None) -> tuple[int, ReplicaInfo]:
-    """Return the version to pull and a replica that holds it."""
-    holders = {replica.version: replica for replica in reversed(replicas) if replica.version is not None}
-    version = max(holders, default=None) if wanted is None else wanted
-    if version is None or version not in holders:
-        what = "no version" if wanted is None else f"no version {wanted}"
-        raise VersionUnavailable(
-            f"{model} has {what} that anybody holds now: 'tensorhub versions {model}' shows what there was"
-        )
-    return version, holders[version]
+def _choose(versions: Sequence[VersionInfo], model: str, wanted: int | None) -> tuple[int, Collection[str]]:
+    """Return the version to pull and the replicas that hold it: the newest available one, unless one is wanted."""
+    held = {each.version: each for each in versions if each.holders}
+    if wanted is not None and (found := held.get(wanted)) is not None and found.state == VersionState.RETIRED:
+        raise VersionUnavailable(f"version {wanted} of {model} was retired by a rewind: pull the latest")
+    latest = max((each.version for each in held.values() if each.state == VersionState.AVAILABLE), default=None)
+    version = latest if wanted is None else wanted
+    if version is None or version not in held:
+        raise _unavailable(model, wanted)
+    return version, held[version].holders
 
 
-async def _register(hub: AsyncHub, model: str, holder: ReplicaInfo) -> list[AsyncShard]:
+def _unavailable(model: str, wanted: int | None) -> VersionUnavailable:
+    what = "no version" if wanted is None else f"no version {wanted}"
+    return VersionUnavailable(
+        f"{model} has {what} that anybody holds now: 'tensorhub versions {model}' shows what there was"
+    )
+
+
+async def _register(hub: AsyncHub, model: str, holder: ReplicaInfo, bound: Bound) -> list[AsyncShard]:
     """Bring the same shards as the holder's, without values."""
     name = f"pull-{token_hex(6)}"
     shards: list[AsyncShard] = []
@@ -129,7 +174,15 @@ async def _register(hub: AsyncHub, model: str, holder: ReplicaInfo) -> list[Asyn
             for entry in layout.tensors
         }
         shards.append(
-            await hub.register(model, specs, replica=name, shard=member.shard, shards=holder.shards, spot=True)
+            await hub.register(
+                model,
+                specs,
+                replica=name,
+                shard=member.shard,
+                shards=holder.shards,
+                spot=True,
+                timeout_s=bound.left_s(f"registering shard {member.shard}"),
+            )
         )
     return shards
 

@@ -8,21 +8,35 @@ from typing import Annotated
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.output import json_line, line
-from tensorhub.cli.running import registry_of, run
+from tensorhub.cli.output import json_line, line, size
+from tensorhub.cli.running import Bound, registry_of, run
 from tensorhub.registry import Registry
-from tensorhub_common.names import check_name
+from tensorhub_common.catalog.state import RETAINED_MAX
+from tensorhub_common.setting_values import byte_count
 from tensorhub_common.wire.commands import Command, Pin, Quota, Retain, Rewind, Unpin
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.versions import VersionRetired
 
-Number = Annotated[int, typer.Argument(metavar="VERSION", help="The version's number.", min=0, show_default=False)]
+Bytes = Annotated[
+    int,
+    typer.Argument(
+        metavar="BYTES",
+        help="At most so many, as 68719476736 or 64GiB; 0: no bound.",
+        show_default=False,
+        parser=options.said(byte_count(0)),
+    ),
+]
 
 
 def retain(
     model: options.Model,
     *,
-    last: Annotated[int, typer.Option(help="How many of the last versions to keep; 0: none.", min=0)],
+    last: Annotated[
+        int,
+        typer.Option(
+            help="How many of the last versions to keep; 0: none.", parser=options.whole(0, RETAINED_MAX), metavar="N"
+        ),
+    ],
     job: options.Job = None,
     json: options.Json = False,
     timeout: options.Timeout = 10,
@@ -30,13 +44,13 @@ def retain(
     nats: options.Nats = None,
 ) -> None:
     """Keep the last versions of a model: none of them loses its last copy by an orderly act."""
-    said = say(registry_of(job, directory, nats), Retain(model=check_name("model", model), last=last), timeout)
+    said = say(registry_of(job, directory, nats), Retain(model=model, last=last), timeout)
     tell(said, f"the last {last} versions of {model} are kept" if last else f"no version of {model} is kept", json)
 
 
 def pin(
     model: options.Model,
-    version: Number,
+    version: options.Version,
     *,
     job: options.Job = None,
     json: options.Json = False,
@@ -45,13 +59,13 @@ def pin(
     nats: options.Nats = None,
 ) -> None:
     """Keep one version of a model until it is unpinned."""
-    said = say(registry_of(job, directory, nats), Pin(model=check_name("model", model), version=version), timeout)
+    said = say(registry_of(job, directory, nats), Pin(model=model, version=version), timeout)
     tell(said, f"version {version} of {model} is pinned", json)
 
 
 def unpin(
     model: options.Model,
-    version: Number,
+    version: options.Version,
     *,
     job: options.Job = None,
     json: options.Json = False,
@@ -60,14 +74,19 @@ def unpin(
     nats: options.Nats = None,
 ) -> None:
     """Keep a version no longer than 'retain' says."""
-    said = say(registry_of(job, directory, nats), Unpin(model=check_name("model", model), version=version), timeout)
+    said = say(registry_of(job, directory, nats), Unpin(model=model, version=version), timeout)
     tell(said, f"version {version} of {model} is not pinned", json)
 
 
 def rewind(
     model: options.Model,
     *,
-    to: Annotated[int, typer.Option(help="The version that the trainer went back to.", min=0)],
+    to: Annotated[
+        int,
+        typer.Option(
+            help="The version that the trainer went back to.", parser=options.version_number, metavar="VERSION"
+        ),
+    ],
     job: options.Job = None,
     json: options.Json = False,
     timeout: options.Timeout = 10,
@@ -75,13 +94,13 @@ def rewind(
     nats: options.Nats = None,
 ) -> None:
     """Retire all versions above a checkpoint's. Their numbers are not used again."""
-    said = say(registry_of(job, directory, nats), Rewind(model=check_name("model", model), to=to), timeout)
+    said = say(registry_of(job, directory, nats), Rewind(model=model, to=to), timeout)
     retired = [str(event.version) for event in said if isinstance(event, VersionRetired)]
     tell(said, f"{model} is back at {to}; retired: {', '.join(retired) or 'none'}", json)
 
 
 def quota(
-    nbytes: Annotated[int, typer.Argument(metavar="BYTES", help="At most so many; 0: no bound.", min=0)],
+    nbytes: Bytes,
     *,
     job: options.Job = None,
     json: options.Json = False,
@@ -92,15 +111,17 @@ def quota(
     """Bound the bytes that all shards of a job take together. What stands already stays."""
     registry = registry_of(job, directory, nats)
     said = say(registry, Quota(nbytes=nbytes), timeout)
-    tell(said, f"job {registry.job} may take {nbytes} bytes" if nbytes else f"job {registry.job} has no quota", json)
+    bound = f"may take {size(nbytes)} ({nbytes} bytes)" if nbytes else "has no quota"
+    tell(said, f"job {registry.job} {bound}", json)
 
 
 def say(registry: Registry, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
     """Have the log take a command, and return what became of it."""
+    bound = Bound(timeout_s)
 
     async def saying() -> tuple[AnyEvent, ...]:
-        async with registry:
-            return await registry.rule(command, timeout_s)
+        async with registry, bound.held():
+            return await registry.rule(command, bound.left_s("waiting for the registry's word"))
 
     return run(saying())
 

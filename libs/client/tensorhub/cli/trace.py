@@ -20,7 +20,6 @@ from tensorhub.cli.waterfall import ASCII, UNICODE, draw, number, took, trouble
 from tensorhub.registry import Registry
 from tensorhub_common.bus.traces import Gathered, gather
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.names import check_name
 from tensorhub_common.wire.traces import TRANSFER, TRANSFERS_MAX, Span, SpansAsk, TransfersAsk
 
 ID_CHARS_MIN: Final = 8
@@ -40,10 +39,23 @@ def trace(
         str | None, typer.Argument(metavar="TRANSFER", help="A transfer's id, or how it begins.", show_default=False)
     ] = None,
     *,
-    model: Annotated[str | None, typer.Option(help="Transfers of this model.", show_default=False)] = None,
-    version: Annotated[int | None, typer.Option(help="Draw the transfers of this version.", min=0)] = None,
-    replica: Annotated[str | None, typer.Option(help="Transfers to this replica.", show_default=False)] = None,
-    limit: Annotated[int, typer.Option(help="List so many.", min=1, max=TRANSFERS_MAX)] = 20,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Transfers of this model.", show_default=False, parser=options.name_of("model"), metavar="MODEL"
+        ),
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(help="Draw the transfers of this version.", parser=options.version_number, metavar="NUMBER"),
+    ] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option(
+            help="Transfers to this replica.", show_default=False, parser=options.name_of("replica"), metavar="NAME"
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="List so many.", parser=options.whole(1, TRANSFERS_MAX), metavar="N")] = 20,
     job: options.Job = None,
     json: options.Json = False,
     directory: options.Directory = None,
@@ -54,9 +66,9 @@ def trace(
         raise typer.BadParameter("an id, or how it begins, is not empty", param_hint="TRANSFER")
     ask = TransfersAsk(
         begins=(transfer or "").lower(),
-        model=None if model is None else check_name("model", model),
+        model=model,
         version=version,
-        replica=None if replica is None else check_name("replica", replica),
+        replica=replica,
         limit=limit if transfer is None and version is None else TRANSFERS_MAX,
     )
     registry = registry_of(job, directory, nats)

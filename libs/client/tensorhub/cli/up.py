@@ -1,27 +1,50 @@
 """`tensorhub up`: a whole hub on this machine, until Ctrl-C."""
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.output import line
-from tensorhub.cli.running import job_of, run, settings_of
+from tensorhub.cli.output import line, read_no_further
+from tensorhub.cli.running import Interrupted, job_of, need, run, settings_of
 from tensorhub.up.hub_file import HubFile
 from tensorhub.up.up import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, Up
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
 
+NEEDED: Final = ("numpy", "ml_dtypes")
+"""What an agent can't do without, and this package can."""
+
 
 def up(
-    agents: Annotated[int, typer.Option(help="How many agents to run.", min=1, max=AGENTS_MAX)] = 1,
-    hosts: Annotated[int, typer.Option(help="How many hosts they pretend to be on.", min=1, max=AGENTS_MAX)] = 1,
-    racks: Annotated[int, typer.Option(help="How many racks those stand in; 0: none is known.", min=0)] = 0,
-    registries: Annotated[int, typer.Option(help="How many registries: one leads.", min=1, max=REGISTRIES_MAX)] = 1,
-    nats_nodes: Annotated[int, typer.Option(help="How many NATS nodes: 1, 3 or 5. Each log stands on 3.")] = 1,
+    agents: Annotated[
+        int, typer.Option(help="How many agents to run.", parser=options.whole(1, AGENTS_MAX), metavar="N")
+    ] = 1,
+    hosts: Annotated[
+        int,
+        typer.Option(help="How many hosts they pretend to be on.", parser=options.whole(1, AGENTS_MAX), metavar="N"),
+    ] = 1,
+    racks: Annotated[
+        int,
+        typer.Option(
+            help="How many racks those stand in; 0: none is known.", parser=options.whole(0, AGENTS_MAX), metavar="N"
+        ),
+    ] = 0,
+    registries: Annotated[
+        int, typer.Option(help="How many registries: one leads.", parser=options.whole(1, REGISTRIES_MAX), metavar="N")
+    ] = 1,
+    nats_nodes: Annotated[
+        int,
+        typer.Option(
+            help="How many NATS nodes: 1, 3 or 5. Each log stands on 3.",
+            parser=options.whole(1, NATS_NODES[-1]),
+            metavar="N",
+        ),
+    ] = 1,
     directory: options.Directory = None,
     job: options.Job = None,
 ) -> None:
@@ -45,22 +68,33 @@ def up(
         nats_nodes=nats_nodes,
         site=settings.site,
     )
-    run(hub.run(lambda file: say_ready(file, settings.dir, name)))
+    need("an agent", *NEEDED, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
+    number = run(hub.run(lambda file: say_ready(file, settings.dir, name)))
+    raise Interrupted(number)
 
 
 def say_ready(hub: HubFile, directory: Path, job: str) -> None:
     """Say how to connect, with what this hub and this shell make necessary and no more."""
+    try:
+        for each in _ready(hub, directory, job):
+            line(each)
+    except BrokenPipeError:
+        # It has been read as far as somebody cared, and the hub is for others.
+        read_no_further()
+
+
+def _ready(hub: HubFile, directory: Path, job: str) -> Iterator[str]:
     arguments = "" if job == "default" else f'"{job}"'
     hosts = len({agent.host for agent in hub.agents})
     registries = f", {len(hub.registries)} registries" if len(hub.registries) > 1 else ""
     agents = f"{len(hub.agents)} agent(s) on {hosts} host(s)"
-    line(f"a hub is up in {directory}: {agents}{registries}, NATS at {shown(hub.nats_all)}")
+    yield (f"a hub is up in {directory}: {agents}{registries}, NATS at {shown(hub.nats_all)}")
     if directory != Path(settings_module.VARIABLES["TENSORHUB_DIR"].default):
-        line(f"  export TENSORHUB_DIR={shlex.quote(str(directory.absolute()))}")
-    line("connect to it:")
-    line("  import tensorhub, torch")
-    line(f"  hub = tensorhub.connect({arguments})")
-    line('  hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)')
-    line('  engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")')
-    line('  print(engine.replicate("latest"), engine.tensors["w"])')
-    line("Ctrl-C stops it")
+        yield (f"  export TENSORHUB_DIR={shlex.quote(str(directory.absolute()))}")
+    yield ("connect to it:")
+    yield ("  import tensorhub, torch")
+    yield (f"  hub = tensorhub.connect({arguments})")
+    yield ('  hub.register("policy", {"w": torch.ones(4, 4)}, replica="trainer").publish(version=1)')
+    yield ('  engine = hub.register("policy", {"w": torch.zeros(4, 4)}, replica="rollout-0")')
+    yield ('  print(engine.replicate("latest"), engine.tensors["w"])')
+    yield ("Ctrl-C stops it")

@@ -1,10 +1,16 @@
 """`tensorhub versions`: the versions of a model, and who holds them."""
 
+from typing import Final
+
 from tensorhub.cli import options
 from tensorhub.cli.output import columns, json_line, line, when
-from tensorhub.cli.running import registry_of, run
+from tensorhub.cli.running import Bound, registry_of, run
 from tensorhub.registry import Registry
+from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.asks import VersionInfo
+
+MODELS_TOLD: Final = 10
+"""Who has mistaken a name finds it among so many of them."""
 
 
 def versions(
@@ -12,11 +18,12 @@ def versions(
     *,
     job: options.Job = None,
     json: options.Json = False,
+    timeout: options.Timeout = 5,
     directory: options.Directory = None,
     nats: options.Nats = None,
 ) -> None:
     """List the versions of a model, oldest first, and the replicas that hold them."""
-    found = run(_ask(registry_of(job, directory, nats), model))
+    found = run(_ask(registry_of(job, directory, nats), model, Bound(timeout)))
     if json:
         for version in found:
             json_line(version)
@@ -27,6 +34,12 @@ def versions(
         columns(("VERSION", "STATE", "PUBLISHER", "PUBLISHED", "HOLDERS"), rows)
 
 
-async def _ask(registry: Registry, model: str) -> list[VersionInfo]:
-    async with registry:
-        return await registry.versions(model)
+async def _ask(registry: Registry, model: str, bound: Bound) -> list[VersionInfo]:
+    async with registry, bound.held():
+        found = await registry.versions(model, bound.left_s("asking the registry for the versions"))
+        if not found:
+            models = (await registry.status(bound.left_s("asking the registry for the models"))).models
+            if all(each.model != model for each in models):
+                known = f"it has {', '.join(each.model for each in models[:MODELS_TOLD])}" if models else "it has none"
+                raise VersionUnavailable(f"there is no model {model!r} in job {registry.job!r}: {known}")
+        return found

@@ -5,17 +5,18 @@ import os
 import stat
 import sys
 from collections.abc import Coroutine
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
 
 from tensorhub.arguments import SEQ_MAX
 from tensorhub.cli import options
-from tensorhub.cli.output import json_line, line, when
-from tensorhub.cli.running import registry_of, run
+from tensorhub.cli.output import json_line, line, read_no_further, when
+from tensorhub.cli.running import complain, registry_of, run
 from tensorhub.registry import Registry
 from tensorhub.watching import Watched
+from tensorhub_common.supervision import Supervisor
 
 
 def watch(
@@ -23,7 +24,10 @@ def watch(
     *,
     job: options.Job = None,
     json: options.Json = False,
-    after: Annotated[int | None, typer.Option(help="Go on after the event with this seq.", min=0, max=SEQ_MAX)] = None,
+    after: Annotated[
+        int | None,
+        typer.Option(help="Go on after the event with this seq.", parser=options.whole(0, SEQ_MAX), metavar="SEQ"),
+    ] = None,
     new: Annotated[bool, typer.Option("--new", help="Leave out what has happened before.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Rounds, replicas and shards too.")] = False,
     directory: options.Directory = None,
@@ -31,36 +35,52 @@ def watch(
 ) -> None:
     """Show what happened to a model's versions, then what happens, until Ctrl-C."""
     registry = registry_of(job, directory, nats)
-    with suppress(KeyboardInterrupt):
-        run(_while_read(_follow(registry, model, after=after, new=new, every=every, json=json)))
+    run(_while_read(_follow(registry, model, after=after, new=new, every=every, json=json)))
 
 
 async def _while_read(following: Coroutine[Any, Any, None]) -> None:
     """Follow until nobody reads the output any more: in `watch … | head -1` the next event may be far away."""
-    task = asyncio.ensure_future(following)
+    work = Supervisor("watch")
+    task = work.start(following, "following the log", awaited=True)
+    nobody_reads = asyncio.Event()
+
+    def stop() -> None:
+        nobody_reads.set()
+        task.cancel()
+
     out = sys.stdout.fileno()
     if stat.S_ISFIFO(os.fstat(out).st_mode):
         # Of a pipe's writing end the selector can report one thing only: that the other end is closed.
-        asyncio.get_running_loop().add_reader(out, task.cancel)
+        asyncio.get_running_loop().add_reader(out, work.guarded(stop, "the end of the pipe"))
     try:
         await task
-    except (BrokenPipeError, asyncio.CancelledError):
-        if not task.done():
+    except asyncio.CancelledError:
+        if not nobody_reads.is_set():
             raise
-        # What is still in the buffer must not complain at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+        read_no_further()
+    finally:
+        await work.close()
 
 
 async def _follow(registry: Registry, model: str, *, after: int | None, new: bool, every: bool, json: bool) -> None:
     async with registry:
-        if new and after is None:
-            after = (await registry.status()).seq
-        async with aclosing(registry.watch(model, after, () if every else None)) as events:
-            async for event in events:
-                if json:
-                    json_line(event)
-                else:
-                    line(_told(event))
+        unwatch = (await registry.bus()).watch(_tell_silence)
+        try:
+            if new and after is None:
+                after = (await registry.status()).seq
+            async with aclosing(registry.watch(model, after, () if every else None)) as events:
+                async for event in events:
+                    if json:
+                        json_line(event)
+                    else:
+                        line(_told(event))
+        finally:
+            unwatch()
+
+
+def _tell_silence(connected: bool) -> None:  # noqa: FBT001 (as the bus tells it)
+    """Say that nothing can come for now: whoever watches would take it for quiet."""
+    complain("NATS is back" if connected else "there is no connection to NATS; events are shown once it is back")
 
 
 def _told(event: Watched) -> str:

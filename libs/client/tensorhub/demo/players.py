@@ -21,8 +21,12 @@ from tensorhub.demo.happenings import AnyHappening, Ended
 from tensorhub.demo.messages import LINE_BYTES_MAX, TRAINER, AnyMessage, AnyOrder, Part
 from tensorhub.up import tether
 from tensorhub.up.children import tail
+from tensorhub_common.supervision import Supervisor
 
 STOP_S: Final = 3.0
+
+NOT_UNDERSTOOD: Final = 1
+"""A process that says what nobody understands counts as ended."""
 
 OnNews = Callable[[str, AnyHappening], None]
 
@@ -32,7 +36,6 @@ class _Player:
     process: asyncio.subprocess.Process
     log: Path
     log_start: int
-    listening: asyncio.Task[None] | None = None
     is_end_expected: bool = False
 
 
@@ -45,6 +48,7 @@ class Players:
         self._on_news = on_news
         self._players: dict[str, _Player] = {}
         self._is_stopping = False
+        self._work = Supervisor("the demo's processes")
 
     async def start(self, part: Part) -> int:
         """Start a process and return its id."""
@@ -71,7 +75,11 @@ class Players:
             )
         player = _Player(process, log, log_start)
         self._players[part.replica] = player
-        player.listening = asyncio.create_task(self._listen(part.replica, player))
+        self._work.start(
+            self._listen(part.replica, player),
+            f"listening to {part.replica}",
+            lambda fault: self._on_news(part.replica, Ended(code=NOT_UNDERSTOOD, tail=str(fault))),
+        )
         return process.pid
 
     async def _listen(self, replica: str, player: _Player) -> None:
@@ -103,13 +111,13 @@ class Players:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for player in self._players.values():
                 _signal(player.process, number)
-            waiting = [asyncio.ensure_future(player.process.wait()) for player in self._players.values()]
+            waiting = [
+                self._work.start(player.process.wait(), f"the end of {replica}", awaited=True)
+                for replica, player in self._players.items()
+            ]
             if waiting:
                 await asyncio.wait(waiting, timeout=STOP_S)
-        listening = [player.listening for player in self._players.values() if player.listening is not None]
-        for task in listening:
-            task.cancel()
-        await asyncio.gather(*listening, return_exceptions=True)
+        await self._work.close()
 
     async def __aenter__(self) -> Self:
         return self

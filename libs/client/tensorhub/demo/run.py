@@ -27,13 +27,15 @@ from tensorhub.demo.stage import Plan, Stage
 from tensorhub.up.hub_file import AgentEntry
 from tensorhub.up.up import SIGNALS, Up
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor
 
 JOB: Final = "demo"
 AGENTS: Final = 1 + len(ROLLOUTS)
 NEEDED: Final = ("torch", "transformers", "numpy")
 EXIT_OK: Final = 0
 EXIT_NO: Final = 1
-EXIT_INTERRUPTED: Final = 130
+BY_SIGNAL: Final = 128
+"""A demo that a signal has ended has this exit code plus the signal's number, as every command."""
 HEADING: Final = "TensorHub demo"
 
 _OF_OTHER_HUBS: Final = (
@@ -128,24 +130,26 @@ def _folder(directory: Path | None) -> Iterator[Path]:
 
 
 async def _until_interrupted(folder: Path, display: Display, plan: Plan) -> int:
-    loop = asyncio.get_running_loop()
-    showing = asyncio.create_task(_show(folder, display, plan))
-    interrupted = asyncio.Event()
+    loop, work = asyncio.get_running_loop(), Supervisor("the demo")
+    showing = work.start(_show(folder, display, plan), "the showing", awaited=True)
+    told: list[int] = []
 
-    def interrupt() -> None:
+    def interrupt(number: int) -> None:
         # Once: the end is bounded, and a second Ctrl-C would break off the tidying up.
-        if not interrupted.is_set():
-            interrupted.set()
+        if not told:
+            told.append(number)
             showing.cancel()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, interrupt)
+        loop.add_signal_handler(number, interrupt, number)
     try:
         return await showing
     except asyncio.CancelledError:
+        if not told:
+            raise
         display.close()
         _complain("interrupted: all processes of the demo have ended")
-        return EXIT_INTERRUPTED
+        return BY_SIGNAL + told[0]
     finally:
         display.close()
 

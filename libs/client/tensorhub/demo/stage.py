@@ -26,6 +26,7 @@ from tensorhub.demo.strike import Memory, Strike
 from tensorhub.up.hub_file import AgentEntry
 from tensorhub_common import settings
 from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.supervision import Supervisor
 
 TIME_S_MAX: Final = 300.0
 TICK_S: Final = 0.25
@@ -76,6 +77,7 @@ class Stage:
         self._falling: asyncio.Task[None] | None = None
         self._hushed_at: float | None = None
         self._began = began
+        self._work = Supervisor("the demo")
 
     @property
     def now_s(self) -> float:
@@ -85,7 +87,7 @@ class Stage:
     async def play(self) -> list[str]:
         """Play to the end and return what went wrong."""
         limit_s = TIME_S_MAX + (self._plot.script.seconds or 0.0)
-        watching = asyncio.create_task(self._watch())
+        watching = self._work.start(self._watch(), "following the log", awaited=True)
         try:
             async with self._players, asyncio.timeout(limit_s):
                 await self._perform(self._plot.opening())
@@ -94,7 +96,7 @@ class Stage:
         except TimeoutError:
             return [f"the demo did not come to its end within {limit_s:g} s", *self.show.faults()]
         finally:
-            await _cancelled(watching, self._falling)
+            await self._work.close()
         died = self._plot.died
         return [f"the process of {died} ended by itself" for _ in "1" if died is not None] + self.show.faults()
 
@@ -116,7 +118,7 @@ class Stage:
         strike = self._strike
         if isinstance(news, Sealed) and strike is not None and not strike.is_falling:
             strike.is_falling, self._hushed_at = True, self.now_s
-            self._falling = asyncio.create_task(self._let_fall(strike, news.version))
+            self._falling = self._work.start(self._let_fall(strike, news.version), "the strike", awaited=True)
         for note in self.show.take(replica, news, self.now_s):
             self._display.tell(note)
         await self._perform(self._plot.take(replica, news, self.now_s))
@@ -199,10 +201,3 @@ class Stage:
             self._strike = None
             self._hushed_at = None
             strike.memory.close()
-
-
-async def _cancelled(*tasks: "asyncio.Task[None] | None") -> None:
-    for task in tasks:
-        if task is not None and not task.done():
-            task.cancel()
-            await asyncio.wait({task})

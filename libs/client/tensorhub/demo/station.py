@@ -13,6 +13,7 @@ import msgspec
 
 from tensorhub.demo.messages import LINE_BYTES_MAX, AnyMessage, AnyOrder, Leave, Part
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.supervision import Supervisor
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -36,14 +37,15 @@ class Station:
         self._out = os.fdopen(os.dup(STDOUT), "wb", buffering=0)
         os.dup2(STDERR, STDOUT)
         self._orders: asyncio.Queue[AnyOrder] = asyncio.Queue()
-        self._listening: asyncio.Task[None] | None = None
+        self._work = Supervisor("the demo's line")
 
     async def open(self) -> None:
         """Begin to listen."""
         reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        self._listening = loop.create_task(self._listen(reader))
+        # Who can't hear any more leaves.
+        self._work.start(self._listen(reader), "listening", lambda _: self._orders.put_nowait(Leave()))
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         decoder = msgspec.json.Decoder(AnyOrder)

@@ -1,8 +1,9 @@
 """Keeps child processes running: starts them, starts dead ones again, and ends them all.
 
-While the set is starting a child that dies is an error, told with the tail of its log. Once it is settled a dead
+While the set is starting a child that dies is an error, told with the last line of its log. Once it is settled a dead
 child is started again, after a wait that doubles from `BACKOFF_FIRST_S` to `BACKOFF_MAX_S` and begins anew when the
-child had been up for `STEADY_S`. Always true: a child ends however its parent ends (see `tether`); `stop` returns
+child had been up for `STEADY_S`. A child that ends again and again is told with the reason that it gave, and then only
+now and then. Always true: a child ends however its parent ends (see `tether`); `stop` returns
 within a bound with no child left; what a child writes goes to its own log, which is set aside when it has grown past
 `LOG_BYTES_MAX`.
 """
@@ -21,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 from tensorhub.up import tether
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import OnFault, Supervisor
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
@@ -29,6 +31,13 @@ STOP_S: Final = 5.0
 KILL_S: Final = 5.0
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 TAIL_BYTES: Final = 2000
+REASON_CHARS_MAX: Final = 400
+
+LOOP_DEATHS: Final = 3
+"""A child that has died so often, and was never up for `STEADY_S` in between, is in a loop."""
+
+LOOP_TOLD_S: Final = 60.0
+"""How often a loop is told."""
 
 Result = TypeVar("Result")
 
@@ -36,7 +45,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ChildDied(TensorHubError):
-    """A child process ended while the set was starting. The message holds the tail of its log."""
+    """A child process ended while the set was starting. The message holds the last line of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,10 @@ class Child:
     log_start: int
     restarts: int = 0
     keeping: asyncio.Task[None] | None = None
+    deaths: int = 0
+    """How often it has died since it was up for `STEADY_S`."""
+    told_at: float = -LOOP_TOLD_S
+    """When it was told that it dies again and again."""
 
     @property
     def pid(self) -> int:
@@ -69,8 +82,10 @@ class Child:
 class Children:
     """The set. Use it in one event loop, in a thread that lives as long as the children shall: best the main thread."""
 
-    def __init__(self, on_restart: Callable[[Child], None] | None = None) -> None:
+    def __init__(self, on_restart: Callable[[Child], None] | None = None, on_fault: OnFault | None = None) -> None:
+        """`on_restart` is told of each new life of a child; `on_fault`, of an error that leaves one unkept."""
         self._on_restart = on_restart
+        self._work = Supervisor("the hub's processes", on_fault)
         self._children: list[Child] = []
         self._is_settled = False
         self._stopping = asyncio.Event()
@@ -80,12 +95,12 @@ class Children:
         """Start a child and keep it."""
         child = Child(spec, *await self._spawn(spec))
         self._children.append(child)
-        child.keeping = asyncio.create_task(self._keep(child))
+        child.keeping = self._work.start(self._keep(child), f"keeping {spec.name}")
         return child
 
     async def while_starting(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do some work that needs the children. Raises `ChildDied` as soon as one of them ends meanwhile."""
-        task = asyncio.create_task(work)
+        task = self._work.start(work, "waiting for the processes", awaited=True)
         waited: set[asyncio.Future[Any]] = {task, self._fallen}
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -94,8 +109,6 @@ class Children:
                 task.cancel()
                 await asyncio.wait({task})
         if self._fallen.done():
-            if not task.cancelled():
-                task.exception()  # Looked at, so that asyncio doesn't complain; the death is what matters.
             raise self._death(self._fallen.result())
         return task.result()
 
@@ -110,14 +123,18 @@ class Children:
         self._stopping.set()
         for is_last in (False, True):
             await self._stop([child for child in self._children if child.spec.is_last == is_last])
+        await self._work.close()
 
     async def _stop(self, children: list[Child]) -> None:
-        keeping = [child.keeping for child in children if child.keeping is not None]
-        if not keeping:
+        if not children:
             return
         for child in children:
             _signal(child.process, signal.SIGTERM)
-        _, late = await asyncio.wait(keeping, timeout=STOP_S)
+        # The processes themselves: whether their keepers still live is another question.
+        ends = [
+            self._work.start(child.process.wait(), f"the end of {child.spec.name}", awaited=True) for child in children
+        ]
+        _, late = await asyncio.wait(ends, timeout=STOP_S)
         if late:
             for child in children:
                 if child.process.returncode is None:
@@ -139,8 +156,9 @@ class Children:
                     self._fallen.set_result(child)
                 return
             if time.monotonic() - began > STEADY_S:
-                backoff_s = BACKOFF_FIRST_S
-            _log.warning("%s (%d) ended %s; it is started again", child.spec.name, child.pid, _manner(code))
+                backoff_s, child.deaths = BACKOFF_FIRST_S, 0
+            child.deaths += 1
+            _tell_death(child, code)
             if await self._is_stopped_within(backoff_s):
                 return
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -187,9 +205,30 @@ class Children:
 
     def _death(self, child: Child) -> ChildDied:
         return ChildDied(
-            f"{child.spec.name} ended {_manner(child.process.returncode)} while it was starting; "
-            f"the end of {child.spec.log}:\n{tail(child.spec.log, child.log_start)}"
+            f"{child.spec.name} ended {_manner(child.process.returncode)} while it was starting: "
+            f"{reason(child.spec.log, child.log_start)} (all that it said is in {child.spec.log})"
         )
+
+
+def _tell_death(child: Child, code: int | None) -> None:
+    name, manner = child.spec.name, _manner(code)
+    if child.deaths < LOOP_DEATHS:
+        _log.warning("%s (%d) ended %s; it is started again", name, child.pid, manner)
+        return
+    now = time.monotonic()
+    if now - child.told_at < LOOP_TOLD_S:
+        return
+    child.told_at = now
+    why = reason(child.spec.log, child.log_start)
+    _log.error(
+        "%s has ended %d times in a row, the last time %s: %s. It is started again every %g s; see %s",
+        *(name, child.deaths, manner, why, BACKOFF_MAX_S, child.spec.log),
+    )
+
+
+def reason(log: Path, start: int = 0) -> str:
+    """Return the last line of a log, of what stands after byte `start`: there a process says why it ends."""
+    return tail(log, start).splitlines()[-1].strip()[:REASON_CHARS_MAX]
 
 
 def tail(log: Path, start: int = 0) -> str:

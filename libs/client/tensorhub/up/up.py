@@ -29,8 +29,9 @@ from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
 from tensorhub_common.access.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.pings import ping
-from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.supervision import Fault, Supervisor
 
 AGENTS_MAX: Final = 256
 REGISTRIES_MAX: Final = 16
@@ -107,6 +108,8 @@ class Up:
         self._children: Children | None = None
         self._by_name: dict[str, Child] = {}
         self._is_ready = False
+        self._fallen: asyncio.Event | None = None
+        self._fault: Fault | None = None
 
     @property
     def hub(self) -> HubFile:
@@ -129,7 +132,7 @@ class Up:
         self._directory.open()
         try:
             hub_file.remove(self._directory.path)
-            self._children = Children(self._on_restart)
+            self._children = Children(self._on_restart, self._on_fault)
             self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents())])
             await self._start_nats(self._children)
             registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
@@ -191,27 +194,44 @@ class Up:
     ) -> None:
         await self.stop()
 
-    async def run(self, on_ready: Callable[[HubFile], None]) -> None:
-        """Be up until SIGINT, SIGTERM or SIGHUP comes, then stop all and return."""
-        loop = asyncio.get_running_loop()
-        wanted = asyncio.Event()
+    async def run(self, on_ready: Callable[[HubFile], None]) -> int:
+        """Be up until SIGINT, SIGTERM or SIGHUP comes, then stop all and return the signal's number.
+
+        Raises `TensorHubError` where it can't come up, or can't be kept up.
+        """
+        loop, work = asyncio.get_running_loop(), Supervisor("up")
+        self._fallen = asyncio.Event()
+        told: list[int] = []
+
+        def stop(number: int) -> None:
+            told.append(number)
+            ending.cancel()
+
+        async def be_up(fallen: asyncio.Event) -> None:
+            on_ready(await self.start())
+            await fallen.wait()
+
+        ending = work.start(be_up(self._fallen), "being up", awaited=True)
         for number in SIGNALS:
-            loop.add_signal_handler(number, wanted.set)
-        stopping = asyncio.create_task(wanted.wait())
-        starting = asyncio.create_task(self.start())
+            # It comes once only: how long it takes to stop has a bound, and a second signal would leave something.
+            loop.add_signal_handler(number, stop, number)
         try:
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                on_ready(starting.result())
-                await stopping
+            await asyncio.wait({ending})
+            if not told:
+                ending.result()
+                raise TensorHubError(f"the hub can't be kept up: {self._fault}")
+            return told[0]
         finally:
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await starting
-            stopping.cancel()
+            await work.close()
             await self.stop()
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+
+    def _on_fault(self, fault: Fault) -> None:
+        """Take an error that leaves a process unkept: `run` ends, and with it the hub, rather than be half a hub."""
+        self._fault = fault
+        if self._fallen is not None:
+            self._fallen.set()
 
     def _agents(self) -> list[str]:
         return [f"agent-{index}" for index in range(self._count)]

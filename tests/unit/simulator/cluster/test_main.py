@@ -194,7 +194,7 @@ def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, n
             os.killpg(running.pid, signal.SIGKILL)
             raise
     said = [line for line in err.splitlines() if not line.startswith(b"simulating: ")]
-    assert (running.returncode, out, said) == (1, b"", [b"tensorhub: interrupted"])
+    assert (running.returncode, out, said) == (128 + number, b"", [b"tensorhub: interrupted"])
     _wait_until_gone(workers)
 
 

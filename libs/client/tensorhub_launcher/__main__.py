@@ -1,0 +1,5 @@
+"""`python -m tensorhub_launcher …` is `tensorhub …`."""
+
+from tensorhub_launcher import main
+
+main()
