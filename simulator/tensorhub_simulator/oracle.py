@@ -30,10 +30,10 @@ Place = tuple[str, str, int]
 class Oracle:
     """Sees every entry as it is stored."""
 
-    def __init__(self, job: str, story: deque[str], layouts: Layouts) -> None:
+    def __init__(self, job: str, level: int, story: deque[str], layouts: Layouts) -> None:
         """Begin with an empty log."""
         self._layouts = layouts
-        self.catalog = Catalog(job)
+        self.catalog = Catalog(job, level=level)
         self.rules = LogRules()
         self.commands = self.events = 0
         self.published: dict[str, int] = {}

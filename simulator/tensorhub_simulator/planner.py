@@ -49,13 +49,14 @@ class PlannerNode(Node):
         self.life += 1
         self.up, self.state.paused = True, False
         self.backlog.clear()
-        self.fold, self.ledger = Fold(Catalog(self.world.job)), Ledger(self.limits)
+        self.fold, self.ledger = Fold(Catalog(self.world.job, level=self.world.first_level)), Ledger(self.limits)
         self.known = Known(self.world.layouts, lambda: self.fold, lambda: self.now)
         self._restore()
 
     def _restore(self) -> None:
         """Go on from the newest snapshot that lies ahead, and follow the log from there."""
-        snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
+        with built(self.build, self.fold.catalog):
+            snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
         if snapshot is not None:
             self.fold = Fold(snapshot.catalog, snapshot.seq)
         elif self.fold.position + 1 < self.world.log.first:

@@ -107,7 +107,8 @@ class RegistryNode(Node):
 
     def _restore(self) -> None:
         """Go on from the newest snapshot that lies ahead, and follow the log from there."""
-        snapshot = self.world.log.shelf.newest(self.world.job, self.fold.seq)
+        with built(self.build, self.fold.catalog):
+            snapshot = self.world.log.shelf.newest(self.world.job, self.fold.seq)
         if snapshot is not None:
             self.world.note(f"{self.name} goes on from the snapshot at {snapshot.seq}")
             self.fold = JobFold.restored(snapshot)
@@ -206,8 +207,9 @@ class RegistryNode(Node):
         """Say that this registry leads, as soon as it has folded what stood before, until the log has taken it."""
         if self.term != term:
             return
-        if self.fold.seq >= self._goal and self.claim.term is None and not self.fold.catalog.deleted:
-            if self._goal == 0:
+        self.claim.level = self.world.upgrade.level
+        if self.fold.seq >= self._goal and self.claim.is_due(self.fold.catalog):
+            if self._goal == 0 and self.claim.level == 0:
                 self.claim.begin(term)
             else:
                 self._say(self.claim.ask(term, self.fold.catalog))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_registry.trimming import TIGHT_SHARE_MAX, Pace
+from tensorhub_simulator.upgrading import built
 
 if TYPE_CHECKING:
     from tensorhub_simulator.registry import RegistryNode
@@ -112,8 +113,9 @@ class Snapshotting:
         if shelf.newer != record or node.term is None:
             return
         kept = [each for each in (shelf.newer, shelf.older) if each is not None]
-        if any(body not in shelf.parts or decode(node.world.job, body).seq != seq for seq, body in kept):
-            return
+        with built(node.build, node.fold.catalog):
+            if any(body not in shelf.parts or decode(node.world.job, body).seq != seq for seq, body in kept):
+                return
         older = None if shelf.older is None else shelf.older[0]
         fold = node.fold
         first = Pace().first_kept(record[0], older, fold.last_event_seq, fold.time, TIGHT_SHARE_MAX)

@@ -29,7 +29,7 @@ from tensorhub_simulator.standing import check_standing
 from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.tally import Tally
 from tensorhub_simulator.tensors import Cutting, Cuttings, Layouts, equal_cutting
-from tensorhub_simulator.upgrading import Upgrade
+from tensorhub_simulator.upgrading import Upgrade, first_level
 from tensorhub_simulator.views import Views
 from tensorhub_simulator.waiting import check_promises, check_waiting
 from tensorhub_simulator.workers import Group, Rank
@@ -66,7 +66,8 @@ class World:
         self.nats.up = True
         self.log = ModelLog(self.clock, setting.window_s, self.nats)
         self.layouts = Layouts()
-        self.truth = Oracle(self.job, self.story, self.layouts)
+        self.first_level = first_level(is_upgraded=setting.upgrade)
+        self.truth = Oracle(self.job, self.first_level, self.story, self.layouts)
         self.log.watchers.append(self.truth.entry)
         self.lease: Lease = first.lease if first is not None else Lease()
         self.calls = Calls(self)
@@ -182,7 +183,9 @@ class World:
 
     def make_fold(self, job: str) -> JobFold:
         """Return a registry's fold."""
-        return JobFold(job)
+        fold = JobFold(job)
+        fold.catalog.level = self.first_level
+        return fold
 
     def agent_died(self, agent: AgentNode) -> None:
         """Let all notice that an agent's process is gone."""

@@ -65,6 +65,15 @@ class Registry:
         """Make the job if it is not there yet."""
         await self._ask(self._subject("open"), None, asks.JobOpened, timeout_s)
 
+    async def raise_level(self, level: int, timeout_s: float = ASK_S) -> int:
+        """Raise the job to this level, and return its level. Raises what the registry refuses it with."""
+        answer = await self._ask(self._subject("open"), asks.OpenAsk(level=level), asks.JobOpened, timeout_s)
+        if answer.level < level:
+            raise RegistryUnavailable(
+                f"the leading registry is of a release that can't raise job {self.job!r} to level {level}: upgrade it"
+            )
+        return answer.level
+
     async def versions(self, model: str, timeout_s: float = ASK_S) -> list[asks.VersionInfo]:
         """Return the versions of a model, oldest first."""
         ask = asks.ModelAsk(model=check_name("model", model))

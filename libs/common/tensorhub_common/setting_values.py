@@ -71,6 +71,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def optional_count(text: str) -> int | None:
+    """Take a whole number of things, or none, which is the empty text."""
+    return count(text) if text else None
+
+
 def count_between(least: int, most: int) -> Callable[[str], int]:
     """Take a whole number of things within bounds."""
 

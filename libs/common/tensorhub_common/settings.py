@@ -360,6 +360,14 @@ class Settings:
         example="3",
         meaning="On how many nodes NATS keeps each log, snapshot and lease that a registry makes. 3 needs a cluster.",
     )
+    new_job_level: int | None = _variable(
+        values.optional_count,
+        "",
+        unit="level",
+        example="0",
+        meaning="The level at which a registry lets new jobs begin, at most; empty: the newest that all registries and "
+        "planners know. 0 while one of a release before levels runs, or may be gone back to.",
+    )
     planner_id: str = _variable(
         values.name("planner"),
         "planner-0",

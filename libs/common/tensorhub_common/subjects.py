@@ -198,6 +198,11 @@ def ping(process: str) -> str:
     return hub_ask(f"ping.{check_name('process', process)}")
 
 
+def folders() -> str:
+    """Return the subject on which every registry and planner answers what it is. No process has that name."""
+    return hub_ask("ping") + "._folders"
+
+
 def pings() -> str:
     """Return the wildcard over the pings of all processes."""
     return hub_ask("ping") + ".*"

@@ -17,7 +17,7 @@ from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.bus.pings import answer_folders, answer_pings
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.plan_packing import packed
@@ -74,6 +74,7 @@ class Planner:
 
     async def run(self) -> None:
         """Follow the logs, answer questions, say that we live, and go on until cancelled."""
+        await answer_folders(self._bus, self._name, ROLE)
         self._catalogs.start()
         # Before the first question: what is under way was planned by others, or by this planner before it was killed.
         await self._hearing.start()

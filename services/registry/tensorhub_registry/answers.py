@@ -91,6 +91,7 @@ def status(catalog: Catalog, seq: int, registry: str, term: int) -> Status:
         seq=seq,
         registry=registry,
         term=term,
+        level=catalog.level,
         models=tuple(
             ModelInfo(
                 model=model.name,

@@ -41,8 +41,9 @@ class Claiming:
         self._claim.level = max(level, self._claim.level)
         self._go_on()
 
-    async def say_first(self, lease_term: int) -> int:
+    async def say_first(self, lease_term: int, level: int) -> int:
         """Say in an empty log that this registry leads, and at which level; return where that stands."""
+        self._claim.level = level
         return await self._append(self._claim.ask(lease_term, self._catalog()))
 
     def begin(self, lease_term: int) -> None:

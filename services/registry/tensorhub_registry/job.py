@@ -15,7 +15,7 @@ Invariants:
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
 from tensorhub_common import restoring, telemetry
@@ -89,6 +89,8 @@ _log: Final = telemetry.logger(__name__)
 
 OnAgent = Callable[[Watch | Unwatch | Forget], None]
 OnAside = Callable[["Job"], None]
+NewJobLevel = Callable[[], Awaitable[int]]
+"""Returns the level at which a job begins whose log is empty."""
 
 
 class Job:
@@ -101,6 +103,7 @@ class Job:
         registry: str,
         on_agent: OnAgent,
         on_aside: OnAside,
+        new_job_level: NewJobLevel,
         numbers: Iterator[int],
         *,
         replicas: int = 1,
@@ -124,11 +127,15 @@ class Job:
         self._storing = Storing(bus, self.log, self._work)
         self._snapshotting = Snapshotting(bus, self.log, replicas, self._work)
         self._clearing = Clearing(bus, self._snapshotting, self._work)
+        self._new_job_level = new_job_level
         self._tracing = Tracing(name)
         self._goal: int | None = None
         self._recall_from = 1
         """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
         self._ready = asyncio.Event()
+        self._begun = asyncio.Event()
+        """This registry has led and known the log's end: a log that was empty says at which level its job begins."""
+        self._raised = asyncio.Event()
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._replies = Replies(bus, name)
@@ -203,6 +210,12 @@ class Job:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
         return self._ready.is_set()
+
+    async def has_begun(self, timeout_s: float) -> None:
+        """Wait within the bound until what an empty log begins with stands there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._begun.wait()
 
     def refuse(self) -> None:
         """Raise `RegistryUnavailable` where the job was set aside."""
@@ -346,6 +359,7 @@ class Job:
         match decided.events[0]:
             case RegistryLeads():
                 self.claim.see(decided.events[0])
+                self._raised.set()
             case AgentJoined(agent=agent, incarnation=incarnation):
                 self._on_agent(Watch(self.name, agent, incarnation))
             case AgentLost(agent=agent):
@@ -413,9 +427,10 @@ class Job:
         while True:
             try:
                 await self._look_at_end()
-                self._goal = await self.log.last_seq()
+                self._goal = await self.log.last_seq() or await self._begin_log()
                 refusal = await self._storing.batches.try_allow()
                 await self._snapshotting.learn()
+                self._begun.set()
                 break
             except _UNKNOWN as why:
                 self._note_writing(why)
@@ -425,6 +440,21 @@ class Job:
         if refusal is not None:
             _log.warning("events are published one by one", job=self.name, why=refusal)
         await self._look_whether_ready()
+
+    async def _begin_log(self) -> int:
+        """Say in the empty log at which level its job begins; return where that is, 0: it begins as of old."""
+        level = await self._new_job_level()
+        return await self.claim.say_first(self.term, level) if level and self.term is not None else 0
+
+    async def raise_to(self, level: int, timeout_s: float) -> bool:
+        """Raise the job to a level that all its folders know; tell whether it is so within the bound."""
+        self.claim.raise_to(level)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.fold.catalog.level < level:
+                    self._raised.clear()
+                    await self._raised.wait()
+        return self.fold.catalog.level >= level
 
     async def _look_whether_ready(self) -> None:
         if self._goal is None or self.fold.seq < self._goal:

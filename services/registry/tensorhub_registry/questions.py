@@ -8,7 +8,7 @@ questions about one job wait for none about another: each job has bounds of its 
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -22,6 +22,7 @@ from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
 from tensorhub_common.catalog.story import story
 from tensorhub_common.errors import BadCommand, TensorHubError, VersionUnavailable, gone
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.asks import (
     STORY_LINES_MAX,
@@ -30,8 +31,10 @@ from tensorhub_common.wire.asks import (
     JobForgotten,
     JobOpened,
     ModelAsk,
+    OpenAsk,
     Outcome,
     OutcomeAsk,
+    Pong,
     Replicas,
     Status,
     Story,
@@ -43,6 +46,12 @@ from tensorhub_registry.job import Job
 
 READY_WAIT_S_MAX: Final = 5.0
 """A question that comes while the log is still being read waits at most so long for its answer."""
+
+BEGIN_WAIT_S_MAX: Final = 2.0
+"""Who opens a job is answered once its log has begun, so that what it says next is folded at the job's level; and after
+this all the same."""
+RAISE_S_MAX: Final = 5.0
+"""A job is raised within this, or there is no answer; asked again, it says how far it is."""
 
 OPEN: Final = "open"
 FORGET: Final = "forget"
@@ -56,6 +65,8 @@ _NEW: Final = ""
 
 Ask = TypeVar("Ask")
 Answer = Callable[[Job, Message], msgspec.Struct]
+Behind = Callable[[int], Awaitable[list[Pong]]]
+"""Returns the registries and planners that can't fold a level."""
 
 _log: Final = telemetry.logger(__name__)
 
@@ -89,9 +100,9 @@ class Jobs(Protocol):
 class Questions:
     """Answers while subscribed. A handler is called only for a job that is ready."""
 
-    def __init__(self, bus: Bus, registry: str, jobs: Jobs, holds_lease: Callable[[], bool]) -> None:
+    def __init__(self, bus: Bus, registry: str, jobs: Jobs, holds_lease: Callable[[], bool], behind: Behind) -> None:
         self._bus, self._registry, self._jobs = bus, registry, jobs
-        self._holds_lease = holds_lease
+        self._holds_lease, self._behind = holds_lease, behind
         self._answering: dict[str, Answering] = {}
         """By job."""
         self._left: WeakSet[Answering] = WeakSet()
@@ -164,7 +175,7 @@ class Questions:
         if ask.job is None:
             raise BadCommand(f"a question belongs to a job, so it can't be asked on {question.subject}")
         if ask.what == OPEN:
-            return JobOpened(job=(await self._jobs.open(ask.job)).name)
+            return await self._opened(await self._jobs.open(ask.job), question)
         job = await self._jobs.find(ask.job)
         if not await job.is_ready(READY_WAIT_S_MAX) and job.failure is None:
             return None
@@ -174,6 +185,26 @@ class Questions:
         if job.is_deleted and ask.what != OUTCOME:
             raise gone(job.name)
         return self._answers[ask.what](job, question)
+
+    async def _opened(self, job: Job, question: Message) -> JobOpened | None:
+        level = (_read(question, OpenAsk) if question.data else OpenAsk()).level
+        if level <= 0:
+            await job.has_begun(BEGIN_WAIT_S_MAX)
+            return JobOpened(job=job.name)
+        if level > NEWEST:
+            raise BadCommand(
+                f"level {level} is not known to the leading registry {self._registry!r}, which folds levels up to "
+                f"{int(NEWEST)}: upgrade the registries first"
+            )
+        if not await job.is_ready(READY_WAIT_S_MAX):
+            return None
+        behind = await self._behind(level)
+        if behind:
+            named = ", ".join(f"{each.role} {each.id} (release {each.release}, level {each.level})" for each in behind)
+            raise BadCommand(f"job {job.name!r} can't be raised to level {level}, which {named} can't fold: upgrade it")
+        if not await job.raise_to(level, RAISE_S_MAX):
+            return None
+        return JobOpened(job=job.name, level=job.fold.catalog.level)
 
     async def _forgotten(self, job: Job) -> JobForgotten:
         if not job.is_deleted:

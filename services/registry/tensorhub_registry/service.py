@@ -25,7 +25,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
 from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.bus.pings import answer_folders, answer_pings
 from tensorhub_common.errors import TensorHubError, VersionUnavailable, gone
 from tensorhub_common.machine import Tick
 from tensorhub_common.malformed import MALFORMED
@@ -36,11 +36,13 @@ from tensorhub_common.wire.asks import HEALTH_JOBS_MAX, Beat, Health, JobHealth,
 from tensorhub_registry import leader, liveness
 from tensorhub_registry.aside import Aside, set_aside
 from tensorhub_registry.deleting import too_many
+from tensorhub_registry.folders import Folders
 from tensorhub_registry.job import Job
 from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
 from tensorhub_registry.trouble import health_of
 
 LEASE_KEY: Final = "registry"
+ROLE: Final = "registry"
 
 DISCOVER_S: Final = 5.0
 """How often a registry looks for jobs that others opened or deleted."""
@@ -78,7 +80,8 @@ class Registry:
             replicas=self._replicas,
             on_change=self._work.guarded(self._on_lease, "a change of the lease"),
         )
-        self._questions = Questions(bus, self.id, self, lambda: self._lease.held)
+        self._folders = Folders(bus, settings.new_job_level)
+        self._questions = Questions(bus, self.id, self, lambda: self._lease.held, self._folders.behind)
         self._timer: asyncio.TimerHandle | None = None
         self._asking = asyncio.Event()
         self._aside: dict[str, Aside] = {}
@@ -100,13 +103,15 @@ class Registry:
         self._bus.watch(on_connection)
         await self._bus.subscribe(subjects.beats(), self._work.guarded(self._on_beat, "a beat"))
         on_connection(self._bus.is_connected)
+        await answer_folders(self._bus, self.id, ROLE)
         async with AsyncExitStack() as stack:
+            self._work.start(self._folders.watch(), "asking which registries and planners there are")
             self._work.start(self._discover_always(), "looking for jobs")
             self._work.start(self._subscribe_while_leading(), "listening for questions")
             self._work.start(self._try_again_always(), "trying jobs again that were set aside")
             await self._lease.start()
             await self._lease.wait(held=True, timeout_s=FIRST_LEASE_WAIT_S)
-            await answer_pings(self._bus, self.id, "registry")
+            await answer_pings(self._bus, self.id, ROLE)
             await stack.enter_async_context(serving(f"registry {self.id} serves"))
             _log.info("ready", leads=self._leader.leads, jobs=len(self.jobs))
             await asyncio.Event().wait()
@@ -296,6 +301,7 @@ class Registry:
             self.id,
             self._work.guarded(self._hear, "hearing of an agent"),
             self._work.guarded(self._set_aside, "setting a job aside"),
+            self._folders.level_for_new_jobs,
             self._numbers,
             replicas=self._replicas,
             beyond=beyond,

@@ -17,6 +17,7 @@ from tensorhub_common.bus.failures import (
     SnapshotBroken,
     StreamMismatch,
 )
+from tensorhub_common.levels import LevelUnknown
 from tensorhub_common.wire.asks import JobHealth, JobState
 from tensorhub_registry.aside import Aside
 from tensorhub_registry.reading import FoldMismatch
@@ -28,6 +29,7 @@ _REPORT: Final = "this is a fault of TensorHub: report it with the registry's lo
 
 _ADVICE: Final[tuple[tuple[type[Exception], str], ...]] = (
     (FoldMismatch, "run one release of the registry everywhere, and look who may write events (docs/security.md)"),
+    (LevelUnknown, "run the release that raised it, or a newer one, in every registry and planner"),
     (LogMissing, "open the job again with connect(), or find out who deleted its log"),
     (LogShorter, "find out who replaced the log; 'tensorhub delete' and a new job begin anew"),
     (LogGap, "restore the job's snapshots from a backup; 'tensorhub delete' and a new job begin anew"),

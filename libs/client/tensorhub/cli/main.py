@@ -20,6 +20,7 @@ from tensorhub.cli.simulate import simulate
 from tensorhub.cli.status import status
 from tensorhub.cli.trace import trace
 from tensorhub.cli.up import up
+from tensorhub.cli.upgrade import upgrade
 from tensorhub.cli.versions import versions
 from tensorhub.cli.watch import watch
 
@@ -49,6 +50,7 @@ for command, example in (
     (delete, "tensorhub delete policy, or tensorhub delete --job run-7"),
     (quota, "tensorhub quota 68719476736 --job run-7"),
     (drain, "tensorhub drain node-12-0"),
+    (upgrade, "tensorhub upgrade --job run-7"),
     (credentials, "tensorhub credentials /etc/tensorhub/credentials --agent node-12-0 --job run-7"),
     (doctor, "tensorhub doctor"),
     (bench, "tensorhub bench"),

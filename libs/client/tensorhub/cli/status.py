@@ -26,7 +26,7 @@ def status(
         json_line(found)
         return
     if found.seq:
-        line(f"job {found.job} at entry {found.seq}, led by {found.registry}")
+        line(f"job {found.job} at entry {found.seq} and level {found.level}, led by {found.registry}")
     else:
         line(f"job {found.job} is not there yet: its first connect() or 'tensorhub publish' makes it")
     if found.agents:

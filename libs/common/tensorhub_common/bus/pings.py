@@ -1,6 +1,10 @@
-"""Whether a process of the hub lives, by its id: each answers `subjects.ping(id)` once it is ready to serve."""
+"""Whether a process of the hub lives, by its id: each answers `subjects.ping(id)` once it is ready to serve.
+
+Registries and planners fold logs, and answer `subjects.folders()` too: so it can be told which releases fold a job.
+"""
 
 import asyncio
+import contextlib
 import os
 import sys
 from typing import Final
@@ -12,26 +16,77 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Service
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.names import check_name
+from tensorhub_common.release import release
 from tensorhub_common.settings import load
+from tensorhub_common.subjects import folders as folders_subject
 from tensorhub_common.subjects import ping as ping_subject
 from tensorhub_common.wire.asks import Pong
 from tensorhub_common.wire.commands import PROTOCOL
 
 PING_TIMEOUT_S: Final = 1.0
+FOLDERS_S_MAX: Final = 2.0
+"""A registry or planner that has not answered within this is left out."""
+QUIET_S: Final = 0.3
+"""After so long without another answer, all have answered."""
+FOLDERS_MAX: Final = 1_000
 CONNECT_S_MAX: Final = 2.0
 """Of a health check, which has 5 s for all of it (docker-compose.yml): by then it must have said what is wrong."""
 
 
 async def answer_pings(bus: Bus, process: str, role: str) -> Service:
     """Answer the pings of this process from now on; to be called once it is ready to serve."""
-    pong = msgspec.json.encode(Pong(id=process, role=role, pid=os.getpid(), protocol=PROTOCOL))
+    pong = _pong(process, role)
 
     async def answer(_: Message) -> bytes:
         return pong
 
     return await bus.serve(ping_subject(process), answer)
+
+
+async def answer_folders(bus: Bus, process: str, role: str) -> Service:
+    """Answer who asks which registries and planners there are, from before this one folds its first entry."""
+    pong = _pong(process, role, NEWEST)
+
+    async def answer(_: Message) -> bytes:
+        return pong
+
+    return await bus.serve(folders_subject(), answer)
+
+
+def _pong(process: str, role: str, level: int = 0) -> bytes:
+    pong = Pong(id=process, role=role, pid=os.getpid(), protocol=PROTOCOL, release=release(), level=level)
+    return msgspec.json.encode(pong)
+
+
+async def folders(bus: Bus, timeout_s: float = FOLDERS_S_MAX) -> list[Pong]:
+    """Return what every registry and planner says of itself, by their names; those that are quiet are left out.
+
+    A release before levels does not answer. Raises `NoBus` without a connection.
+    """
+    inbox, found, came = bus.new_inbox(), dict[str, Pong](), asyncio.Event()
+
+    def take(message: Message) -> None:
+        with contextlib.suppress(*MALFORMED):
+            pong = msgspec.json.decode(message.data, type=Pong)
+            if len(found) < FOLDERS_MAX:
+                found[pong.id] = pong
+        came.set()
+
+    subscription = await bus.subscribe(inbox, take)
+    try:
+        await bus.publish(folders_subject(), reply=inbox)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    came.clear()
+                    async with asyncio.timeout(QUIET_S if found else timeout_s):
+                        await came.wait()
+    finally:
+        await subscription.close()
+    return [found[name] for name in sorted(found)]
 
 
 async def ping(bus: Bus, process: str, timeout_s: float = PING_TIMEOUT_S) -> Pong | None:

@@ -43,12 +43,24 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
     role: str
     pid: int
     protocol: int
+    release: str = ""
+    """The version of tensorhub that it runs; empty: a release that does not say so."""
+    level: int = 0
+    """Of a registry or planner: up to which level it folds a job (`levels.py`)."""
+
+
+class OpenAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """Open the job; an empty body asks the same. `level`: and raise it to this level, if it is below."""
+
+    level: int = 0
 
 
 class JobOpened(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
     """The job's stream stands."""
 
     job: str
+    level: int = 0
+    """The job's level, in the answer to who asked for one."""
 
 
 class JobForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):
@@ -164,6 +176,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     term: int
     models: tuple[ModelInfo, ...]
     agents: tuple[AgentInfo, ...]
+    level: int = 0
+    """Which transitions its folders use (docs/protocol.md, "Releases side by side")."""
 
 
 HEALTH_JOBS_MAX: Final = 1_000

@@ -134,6 +134,7 @@ _VALUES: Final[Json] = {
     "reader": ["node-2-0", 1763692800456, "rollout-3", 0],
     "reason": "unpublished",
     "registry": "registry-0",
+    "release": "0.1.0",
     "replica": "trainer",
     "replicas": [],
     "role": "registry",
@@ -350,7 +351,7 @@ def _fill(book: _Book) -> None:
     for event in EVENTS:
         book.event(event)
     no = asks.Error
-    book.ask("open", f"{_JOB}.ask.open", None, [asks.JobOpened, no])
+    book.ask("open", f"{_JOB}.ask.open", asks.OpenAsk, [asks.JobOpened, no])
     book.ask("outcome", f"{_JOB}.ask.outcome", asks.OutcomeAsk, [asks.Outcome, no])
     book.ask("versions", f"{_JOB}.ask.versions", asks.ModelAsk, [asks.Versions, no])
     book.ask("replicas", f"{_JOB}.ask.replicas", asks.ModelAsk, [asks.Replicas, no])
@@ -365,6 +366,7 @@ def _fill(book: _Book) -> None:
     book.ask("spans", f"{_JOB}.ask.spans", traces.SpansAsk, [traces.Spans, no])
     book.ask("activity", f"{_JOB}.ask.activity", None, [asks.Activity, no])
     book.ask("ping", f"{_HUB}.ask.ping.{{process}}", None, [asks.Pong])
+    book.ask("folders", f"{_HUB}.ask.ping._folders", None, [asks.Pong])
     lease, digests = (f"{_HUB}.agent.{{agent}}.{what}.{{asker}}" for what in ("lease", "digests"))
     book.ask("lease", lease, transfer.LeaseAsk, [transfer.LeaseGrant, transfer.LeaseRefusal], _MSGPACK)
     book.ask("digests", digests, transfer.DigestsAsk, [transfer.DigestsPage], _MSGPACK)
