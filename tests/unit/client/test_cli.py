@@ -216,7 +216,7 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
 def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     answers |= {"status": STATUS, "replicas": [REPLICA]}
     out = run("status").out
-    assert "job default at entry 12, led by registry-0" in out
+    assert "job default at entry 12 and level 0, led by registry-0" in out
     assert re.search(r"^agent-0 +host-0 +rack-0 +site-0 +live +1$", out, re.MULTILINE)
     assert re.search(r"^policy +3 +trainer +3 +1 +agent-0$", out, re.MULTILINE)
     [told] = run("status", "--json").objects
