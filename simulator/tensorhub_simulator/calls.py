@@ -142,7 +142,11 @@ class Calls:
             raise Violation("one answer per round", f"a read of {key} returned {end.version} and was in no round")
         number = world.truth.round_of[open_call.want_by]
         said = world.truth.rules.answers.get(number, "nothing")
-        if said != end.version:
+        if end.version is None and end.report is not None and end.report.failure:
+            # The round failed, and the shard holds what it held: an update says so by None.
+            if said != "nothing":
+                raise Violation("the log's answer", f"an update of {key} gave up, and the log ended it with {said}")
+        elif said != end.version:
             raise Violation("the log's answer", f"a read of {key} returned {end.version}; the log ended it with {said}")
         answers = self._answers.setdefault((Key(key.model, key.replica, 0), number), set())
         answers.add(end.version)

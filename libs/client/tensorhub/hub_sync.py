@@ -82,7 +82,10 @@ class Shard:
 
     @property
     def last_read(self) -> ReadReport | None:
-        """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
+        """How the last `replicate` or `update` that found something went: bytes, seconds, sources and why these.
+
+        Where an `update` has found a newer version and could not have it, `failure` says why.
+        """
         return self._shard.last_read
 
     def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
@@ -144,7 +147,9 @@ class Shard:
     ) -> int | None:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
-        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer. None also
+        where a newer version can't be had just now: then the shard holds what it held, `last_read.failure` says why,
+        and the next call tries again.
         `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         with self._swapping(swap_under):

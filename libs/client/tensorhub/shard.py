@@ -25,6 +25,8 @@ from tensorhub_common.errors import NotPublished, ReplicaConflict
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.worker import ReadReport
 
+log = telemetry.logger(__name__)
+
 if TYPE_CHECKING:
     import torch
 
@@ -98,7 +100,10 @@ class AsyncShard:
 
     @property
     def last_read(self) -> ReadReport | None:
-        """How the last `replicate` or `update` that brought something went: bytes, seconds, sources and why these."""
+        """How the last `replicate` or `update` that found something went: bytes, seconds, sources and why these.
+
+        Where an `update` has found a newer version and could not have it, `failure` says why.
+        """
         return self._last_read
 
     async def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
@@ -179,7 +184,9 @@ class AsyncShard:
     ) -> int | None:
         """Fetch a newer version than the one held, if there is one, and return its number, or None.
 
-        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer.
+        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer. None also
+        where a newer version can't be had just now: then the shard holds what it held, `last_read.failure` says why,
+        and the next call tries again.
         `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
         async with self._swapping(swap_under):
@@ -288,6 +295,14 @@ class AsyncShard:
         if done.version is not None:
             self._filled()
         if done.report is not None:
-            self._last_read = done.report
-            self._tell_of_left()
+            self._note(done.report)
+            if not done.report.failure:
+                self._tell_of_left()
         return done.version
+
+    def _note(self, report: ReadReport) -> None:
+        """Keep how a read went; why one has brought nothing is logged once, however often that is tried again."""
+        before = "" if self._last_read is None else self._last_read.failure
+        if report.failure and not before:
+            log.warning("no update", shard=self._attachment.place.where, why=report.failure)
+        self._last_read = report

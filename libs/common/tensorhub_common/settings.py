@@ -316,7 +316,7 @@ class Settings:
         "1.2",
         unit="s",
         example="3",
-        meaning="How long a read that has lost its last source waits for another before it gives up.",
+        meaning="How long a read without a source goes on where no planner can say whether the log counts a holder.",
     )
     log_level: values.LogLevel = _variable(
         values.log_level,

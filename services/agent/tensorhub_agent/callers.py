@@ -33,6 +33,8 @@ class Waiting:
     about: Key | None = None
     """The shard of any other call, and whether that reads."""
     reads: bool = False
+    told_bytes: int = -1
+    """How much of its read the worker was told last."""
 
 
 class Callers:
@@ -126,7 +128,7 @@ class Callers:
         return None if core is None else core.session
 
     def show_progress(self) -> None:
-        """Tell each reading worker how far its read is, a few times a second, while there is one."""
+        """Tell each reading worker how far its read is, a few times a second, while it gets on."""
         if self._progress is None or self._progress.done():
             self._progress = asyncio.create_task(self._tell_progress())
 
@@ -140,8 +142,11 @@ class Callers:
                 if isinstance(operation, ReadOperation) and operation.transfer is not None:
                     busy = True
                     waiting = self._waiting.get(operation.call.call)
-                    if waiting is not None:
-                        done, total = operation.transfer.done_bytes(), sum(core.place.nbytes)
+                    done = operation.transfer.done_bytes() if waiting is not None else 0
+                    if waiting is not None and done != waiting.told_bytes:
+                        # A thousand reads that wait would say so four thousand times a second.
+                        waiting.told_bytes = done
+                        total = sum(core.place.nbytes)
                         waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
 
     async def stop(self) -> None:

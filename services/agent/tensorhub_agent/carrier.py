@@ -347,6 +347,19 @@ class Carrier:
         )
         core.out.append(AskPlan(key, self._plan_number, demand))
 
+    def plan_kept_back(self) -> None:
+        """The question for a plan waits for others of this agent."""
+        if self.transfer is not None:
+            self.transfer.asking.kept_back()
+
+    def plan_sent(self, number: int, now: float) -> bool:
+        """The question that was kept back goes out, if it is still wanted."""
+        transfer = self.transfer
+        if transfer is None or number != self._plan_number or not transfer.asking.waiting:
+            return False
+        transfer.asking.goes_out(now)
+        return True
+
     def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
         """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
         key, mates = self._core.key, transfer.readings.mates

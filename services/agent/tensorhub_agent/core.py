@@ -15,12 +15,14 @@ from tensorhub_agent.effects import (
     Answer,
     AnyCall,
     AnyEffect,
+    AskPlan,
     BreakLease,
     CallRelease,
     CopyMade,
     Fenced,
     Free,
     Key,
+    PlanCame,
     Raise,
     Rejoin,
     Say,
@@ -33,6 +35,7 @@ from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.op_publish import PublishOperation
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.operations import begin
+from tensorhub_agent.plan_queue import PlanQueue
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.speech import SHARDS_MAX, Speech
@@ -70,6 +73,7 @@ class AgentCore:
         self.keeper = Keeper(agent)
         self.aside: set[Key] = set()
         """Shards whose memory stands here and could not be taken back."""
+        self._plans = PlanQueue()
 
     # Standing in the log.
 
@@ -151,7 +155,7 @@ class AgentCore:
             effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
             self.keeper.forget(Key(event.model, event.replica, event.shard))
-        return effects + self._tend_copies(now)
+        return effects + self._tend_copies(now) + self._ask_plans(now)
 
     def job_deleted(self, why: str, now: float) -> list[AnyEffect]:
         """Free all that stands here, each as soon as nothing can be written into it any more, and say nothing more."""
@@ -342,8 +346,10 @@ class AgentCore:
         core = self.shards.get(news.key)
         if core is None:
             return []
+        if isinstance(news, PlanCame):
+            self._plans.answered(news.key, news.number)
         core.on_news(news, now)
-        return self._take(core)
+        return self._take(core) + self._ask_plans(now)
 
     # Leases.
 
@@ -391,7 +397,7 @@ class AgentCore:
             if core is not None:
                 core.tick(now)
                 effects += self._take(core)
-        return effects + self._tend_copies(now)
+        return effects + self._tend_copies(now) + self._ask_plans(now)
 
     def _lease_expired(self, lease: Lease, now: float) -> list[AnyEffect]:
         effects: list[AnyEffect] = [BreakLease(lease.name, "the reader was silent for too long")]
@@ -439,8 +445,10 @@ class AgentCore:
 
     def _take(self, core: ShardCore) -> list[AnyEffect]:
         """Take a core's effects, and forget the core if it is gone."""
-        out = [each for each in core.out if not (isinstance(each, Answer | Raise) and self.keeper.ended(each))]
+        out = [each for each in core.out if self._goes_out(core, each)]
         core.out = []
+        if core.operation is None:
+            self._plans.ended(core.key)
         if self.shards.get(core.key) is core:
             if core.gone:
                 self._forget(core.key)
@@ -449,6 +457,30 @@ class AgentCore:
         if self.deleted is not None:
             return [effect for effect in out if not isinstance(effect, Say)]
         return out if self.joined else [effect for effect in out if not self._kept_back(effect)]
+
+    def _goes_out(self, core: ShardCore, effect: AnyEffect) -> bool:
+        """Tell whether an effect is for the driver, and now."""
+        if isinstance(effect, Answer | Raise):
+            return not self.keeper.ended(effect)
+        if isinstance(effect, AskPlan) and not self._plans.admit(effect):
+            if isinstance(core.operation, ReadOperation):
+                core.operation.plan_kept_back()
+            return False
+        return True
+
+    def _ask_plans(self, now: float) -> list[AnyEffect]:
+        """Let questions for plans go out that have waited for others."""
+        asked: list[AnyEffect] = []
+        while self._plans.has_room:
+            question = self._plans.next()
+            core = self.shards.get(question.key)
+            operation = None if core is None else core.operation
+            if core is not None and isinstance(operation, ReadOperation) and operation.plan_sent(question.number, now):
+                asked.append(question)
+                self._deadlines.note(core.key, core.deadline())
+            else:
+                self._plans.answered(question.key, question.number)
+        return asked
 
     def _kept_back(self, effect: AnyEffect) -> bool:
         """Keep a command until the log knows this incarnation."""

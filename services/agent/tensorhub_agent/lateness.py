@@ -29,11 +29,17 @@ class Absent:
 
 
 def not_in_time(
-    key: Key, want: Wish, missing: tuple[int, ...], *, is_joining: bool, unplanned: str | None = None
+    key: Key,
+    want: Wish,
+    missing: tuple[int, ...],
+    *,
+    is_joining: bool,
+    unplanned: str | None = None,
+    trouble: str = "",
 ) -> tuple[str, str]:
     """Return the error and its message; `missing` are the shards that never joined.
 
-    `unplanned` says why the planner's last answer did not come, if it did not.
+    `unplanned` says why the planner's last answer did not come, if it did not; `trouble` why the last source was left.
     """
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     if not is_joining and unplanned is not None:
@@ -44,7 +50,8 @@ def not_in_time(
         return RoundTimeout.__name__, message
     if not is_joining:
         # The fold says before it which shard it is: it fails the round for all of them.
-        message = f"{key.model}/{key.replica} could not be filled within the bound: allow more time"
+        why = f" ({trouble})" if trouble else ""
+        message = f"{key.model}/{key.replica} could not be filled within the bound{why}: allow more time"
         return RoundTimeout.__name__, message
     others = [index for index in missing if index != key.shard]
     if others:

@@ -100,7 +100,10 @@ class Leasing:
             body = await self._bus.request(
                 agent_ask(agent, "digests", reader), msgspec.msgpack.encode(ask), LEASE_ASK_S, headers
             )
-            page = msgspec.msgpack.decode(body, type=DigestsPage)
+            try:
+                page = msgspec.msgpack.decode(body, type=DigestsPage)
+            except MALFORMED as why:
+                raise SourceGone(f"a page of its digests could not be read: {why}") from None
             if not page.digests or len(page.digests) > DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES:
                 raise SourceGone("its digests did not come whole")
             digests += page.digests

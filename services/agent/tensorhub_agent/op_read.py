@@ -6,6 +6,8 @@ nothing, and doesn't wait for that where it is the last that is missing), and no
 read is quiet: whatever was asked for has come or can come no more.
 """
 
+from typing import Final
+
 import msgspec
 
 from tensorhub_agent.carrier import Carrier
@@ -13,7 +15,7 @@ from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import CallRead, ShardNews
 from tensorhub_agent.lateness import Absent, not_in_time, still_mapped, unanswered
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.reports import report_of, stages_of
+from tensorhub_agent.reports import report_of, report_of_failure, stages_of
 from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
 from tensorhub_agent.stage import REACHED, Stage
 from tensorhub_agent.superseding import is_better_dropped
@@ -48,6 +50,13 @@ from tensorhub_common.wire.worker import ReadReport
 REPLAN_S: float = 0.1
 """How long to wait before the log is asked to decide again, when no lease can be had."""
 
+DRY_REPLAN_S: float = 1.0
+"""The same while the log counts a holder that grants none; after each time twice as long. A newer version may have come
+meanwhile, from a holder that does."""
+
+NOT_NOW: Final = frozenset({VersionUnavailable.__name__, RoundTimeout.__name__})
+"""What an `update` does not raise where the shard still holds what it held: calling again may bring the version."""
+
 
 class ReadOperation:
     """One replicate or update call of one shard."""
@@ -65,6 +74,11 @@ class ReadOperation:
         """The last shard that is missing only maps what others hold: it need not wait for `round.started`."""
         self._replan_at: float | None = None
         self._dry_since: float | None = None
+        self._dry_replan_s = DRY_REPLAN_S
+        self._trouble = ""
+        """Why an earlier attempt had no leases, in words."""
+        self._was_decided = self._gave_up_old = False
+        """The log has decided a version; and what the shard held before is given up for it."""
         self._fills_since = 0.0
         self.began = 0.0
         self._report: ReadReport | None = None
@@ -123,6 +137,14 @@ class ReadOperation:
         """Take note that the log has lost an agent, which may be a source's."""
         if self.transfer is not None:
             self.transfer.readings.lose_agent(agent, incarnation)
+
+    def plan_kept_back(self) -> None:
+        """The question for a plan waits for others of this agent."""
+        self._carrier.plan_kept_back()
+
+    def plan_sent(self, number: int, now: float) -> bool:
+        """The question that was kept back goes out; False: it is not wanted any more."""
+        return self._carrier.plan_sent(number, now)
 
     def _is_over(self) -> bool:
         operation: object = self.core.operation
@@ -188,6 +210,7 @@ class ReadOperation:
     def _decided(self, event: RoundDecided, now: float) -> None:
         """Begin to read the version, once nothing of an earlier plan can be written any more."""
         core = self.core
+        self._was_decided = True
         self._begin_anew()
         self._voice.attempt = event.attempt
         self.stage = Stage.LEASING
@@ -236,12 +259,15 @@ class ReadOperation:
             return
         self._carrier.drive(self._voice.agent, now)
         if self.stage is Stage.ENDING:
-            self._settle_end()
+            self._settle_end(now)
         elif self._carrier.abandoned:
             self._follow_decision(now)
         elif transfer.phase is Phase.LEASED and self.stage is Stage.LEASING:
             self._dry_since = None
             self._granted(now)
+        elif transfer.is_dry and self.stage is Stage.LEASING and self._replan_at is None:
+            self._replan_at = now + self._dry_replan_s
+            self._dry_replan_s *= 2
         elif transfer.phase is Phase.FAILED and transfer.quiet:
             self._transfer_failed(transfer, now)
         elif transfer.phase is Phase.DONE and transfer.quiet and self.stage is Stage.FILLING:
@@ -267,12 +293,18 @@ class ReadOperation:
         if self.stage is Stage.LEASING and error == VersionUnavailable.__name__:
             self._dry_since = now if self._dry_since is None else self._dry_since
             if now - self._dry_since < self.core.limits.sources_lost_s:
-                self._carrier.forgo_kept()
-                self._carrier.abandon()
+                self._leave_dry()
                 self._replan_at = now + REPLAN_S
                 return
         if self._voice.give_up_by is None and self.stage is not Stage.FILLED:
             self._give_up(error, message, now, self._voice.attempt)
+
+    def _leave_dry(self) -> None:
+        """Give up an attempt that has no leases. Holders of other layouts, which may be left, give all or nothing."""
+        if self.transfer is not None:
+            self._trouble = self.transfer.trouble or self._trouble
+        self._carrier.forgo_kept()
+        self._carrier.abandon()
 
     def _vacate(self, now: float) -> None:
         """Every shard has its leases: stop serving what stands here, then write."""
@@ -283,6 +315,7 @@ class ReadOperation:
             # Its sources went after they had granted: what stands here is better than nothing.
             return
         self.stage = Stage.DRAINING
+        self._gave_up_old = not self.core.place.swaps
         if self._destination.vacate(now):
             self._write(now)
 
@@ -320,7 +353,9 @@ class ReadOperation:
         """Let time pass: patience, the drain's bound, another plan, and the call's own bound."""
         if self._replan_at is not None and now >= self._replan_at:
             self._replan_at = None
-            self._voice.replan()
+            if self.stage is Stage.LEASING:
+                self._leave_dry()
+                self._voice.replan()
         if not self._settled and now >= self.call.patience and self._voice.round is not None:
             self._settled = True
             self._voice.settle()
@@ -346,27 +381,32 @@ class ReadOperation:
         self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:
-        absent = self._absent.of(missing)
+        absent, is_joining = self._absent.of(missing), self.stage is Stage.JOINING
         unplanned = None if self.transfer is None else self.transfer.asking.unanswered
-        is_joining = self.stage is Stage.JOINING
-        return not_in_time(self.core.key, self.call.want, absent, is_joining=is_joining, unplanned=unplanned)
+        trouble = (self.transfer.trouble if self.transfer is not None else "") or self._trouble
+        return not_in_time(
+            self.core.key, self.call.want, absent, is_joining=is_joining, unplanned=unplanned, trouble=trouble
+        )
 
-    def _end(self, error: str, message: str, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+    def _end(self, error: str, message: str, now: float) -> None:
         """Answer the call as soon as nothing can be written any more. An empty error means None."""
         if self.stage is not Stage.ENDING or not self._verdict:
             self._verdict = (error, message)
         self.stage = Stage.ENDING
         self._carrier.stop()
-        self._settle_end()
+        self._settle_end(now)
 
-    def _settle_end(self) -> None:
+    def _settle_end(self, now: float) -> None:
         core = self.core
         if self._verdict is None or not self._carrier.is_quiet:
             return
         self._carrier.remember()
         self._destination.leave()
         error, message = self._verdict
-        if error:
+        if error in NOT_NOW and self.call.want == "newer" and self._was_decided and not self._gave_up_old:
+            # What the shard held it still holds, so that its worker can go on with that and call again.
+            core.finish(report=report_of_failure(message, now - self.began))
+        elif error:
             core.fail(error, message)
         else:
             core.finish(version=self._answer)

@@ -27,6 +27,11 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
     )
 
 
+def report_of_failure(why: str, total_s: float) -> ReadReport:
+    """Say why an update has brought nothing."""
+    return ReadReport(nbytes=0, wire_s=0.0, total_s=total_s, pieces=0, retried=0, kept=0, sources=(), failure=why)
+
+
 def encoded_of(reading: Reading) -> tuple[Encoded, ...]:
     """Return what came of a source otherwise than as it is."""
     return tuple(each for _, each in sorted(reading.encoded.items()))

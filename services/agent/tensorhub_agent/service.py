@@ -24,6 +24,7 @@ from tensorhub_agent.encodings.deltas import KEPT_VERSIONS, DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.lease import LeaseMove
+from tensorhub_agent.leasing import LEASE_ASK_S
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.refused import REFUSED, Kind
@@ -60,6 +61,9 @@ TURN_S: Final = 0.25
 
 FAULT_END_S_MAX: Final = 5.0
 """After a fault the process has so long for an orderly end; then it ends as it is, and nothing more can be written."""
+
+LEASE_ASKS_MAX: Final = 2048
+"""So many questions for leases are answered at a time. Most of these wait until a shard begins to be filled."""
 
 JOBS_MAX: Final = 100
 """One agent serves at most so many jobs."""
@@ -106,7 +110,13 @@ class AgentService:
                 self._open(job).adopt(adopted)
             for job_agent in self._jobs.values():
                 job_agent.start()
-            await bus.serve(agent_asks(self.agent, "lease"), self._on_lease_ask)
+            await bus.serve(
+                agent_asks(self.agent, "lease"),
+                self._on_lease_ask,
+                concurrent_max=LEASE_ASKS_MAX,
+                pending_max=LEASE_ASKS_MAX,
+                age_s_max=LEASE_ASK_S,
+            )
             await bus.serve(agent_asks(self.agent, "digests"), self._on_digests_ask)
             workers = WorkerServer(settings.socket, desk)
             workers.start()

@@ -151,6 +151,7 @@ class Transfer:
             return None
         if self.proof.verify and not self.proof.vouched(digests):
             self._damaged = True
+            self.readings.trust.reject(source.share.source)
             self.lost(number, "its digests are not those of the log", now)
             return None
         return source
@@ -206,6 +207,7 @@ class Transfer:
         if source is None or batch not in source.flying:
             return
         ranges, nbytes = source.answered(batch, now)
+        self.asking.progressed()
         source.decoded(encoded, now)
         self.last_at = now
         if not self._begun:
@@ -224,7 +226,9 @@ class Transfer:
             return
         source.has_answered(now)
         if source.doubted:
-            self._damaged = self._damaged or holds
+            if holds:
+                self._damaged = True
+                self.readings.trust.reject(source.share.source)
             self.lost(number, "its bytes did not match the digests of the log", now)
             return
         if not holds:
@@ -266,6 +270,11 @@ class Transfer:
     def has_nothing(self) -> bool:
         """Whether a plan is awaited for all of it: nothing has come, and nothing can come of what was asked for."""
         return self.asking.waiting and not self._ending and count_of(self.readings.loose) == len(self._nbytes)
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the log counts a holder, and no lease can be had just now."""
+        return self.phase is Phase.LEASING and self.asking.is_held
 
     def goes_on(self, before: "Transfer") -> None:
         """Take the place of a read that has nothing: as far as that has come, this one has."""
@@ -349,10 +358,15 @@ class Transfer:
         if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
             self._fail_without(refusal.reason)
 
-    def _fail_without(self, reason: str) -> None:
+    @property
+    def trouble(self) -> str:
+        """Why the last source that was left was left, in words; empty where none was."""
         lost = next((source for source in reversed(list(self.sources.values())) if source.lost), None)
-        if lost is not None:
-            reason += f" (the last source, on {lost.share.source.agent}, was left because {lost.lost})"
+        return "" if lost is None else f"the last source, on {lost.share.source.agent}, was left because {lost.lost}"
+
+    def _fail_without(self, reason: str) -> None:
+        if self.trouble:
+            reason += f" ({self.trouble})"
         self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)
 
     def _fail(self, error: str, message: str) -> None:
@@ -360,7 +374,7 @@ class Transfer:
         self.stop()
 
     def _ask_plan(self, now: float) -> None:
-        if self.asking.count >= PLANS_MAX:
+        if self.asking.count >= PLANS_MAX and not self.asking.is_held:
             self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
             return
         self.asking.asked(now)

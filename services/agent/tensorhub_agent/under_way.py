@@ -41,7 +41,7 @@ def _told(read: ReadOperation, now: float, trace: str | None) -> ReadUnderWay:
         bytes_per_s=round(done / (now - transfer.started)) if transfer is not None and filling else 0.0,
         for_s=round(now - read.began, 3),
         still_s=round(still_s(transfer, now), 3) if transfer is not None and filling else 0.0,
-        plan_s=None if transfer is None or not transfer.asking.waiting else round(now - transfer.asking.sent, 3),
+        plan_s=None if transfer is None or not transfer.asking.is_out else round(now - transfer.asking.sent, 3),
         trace=trace,
         sources=() if transfer is None else _sources(transfer, now),
     )

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tensorhub_common.errors import BadCommand, LayoutMismatch
+from tensorhub_common.errors import BadCommand, LayoutMismatch, VersionUnavailable
 from tensorhub_common.execution import Execution
 from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
@@ -29,7 +29,7 @@ from tensorhub_planner.resharding import (
     turns_to_program,
 )
 from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import Found, registered_layouts
+from tensorhub_planner.sources import Found, is_held, registered_layouts
 
 
 class Compiled(NamedTuple):
@@ -80,6 +80,13 @@ class Answering:
 
     async def answer(self, demand: Demand) -> PlanAnswer:
         """Return the plan, or a refusal. Raises what `Knowledge` raises, and `BadCommand`."""
+        answer = await self._answer(demand)
+        if isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__:
+            fold = await self._knowledge.fold(demand.at_seq)
+            return msgspec.structs.replace(answer, is_held=is_held(fold.catalog, demand))
+        return answer
+
+    async def _answer(self, demand: Demand) -> PlanAnswer:
         if demand.mapped and demand.program is not None:
             raise BadCommand("what is mapped is not filled, so a demand for it names no program")
         if not reads_by_program(demand):

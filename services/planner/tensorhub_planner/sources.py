@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
-from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
+from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
 from tensorhub_common.errors import BadCommand, ReplicaConflict, VersionUnavailable
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
 from tensorhub_planner.ranges import Ranges
 from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.topology import Place, Topology
+from tensorhub_planner.topology import Distance, Place, Topology, between
 
 ROLLS_MAX: Final = 32
 """So many rolls are kept of a catalog as it stands: replicas that read by programs at once."""
@@ -204,6 +204,22 @@ def find(
             rolls.clear()
         known = rolls[key] = _roll(catalog, model, demand, None, pipelining=pipelining)
     return Found(seat, known.holders, known.topology, known.originals, known)
+
+
+def is_held(catalog: Catalog, demand: Demand) -> bool:
+    """Tell whether the log counts a holder of the version; for a reader that maps, one that it could map."""
+    model = catalog.models.get(demand.model)
+    version = None if model is None else model.versions.get(demand.version)
+    if model is None or version is None or version.state is not VersionState.AVAILABLE:
+        return False
+    seat = _seat(catalog, model, demand)
+    if isinstance(seat, Refusal) or not demand.mapped:
+        return not isinstance(seat, Refusal)
+    roll = _roll(catalog, model, demand, seat, pipelining=False)
+    places = roll.topology.places
+    here = places[demand.agent]
+    suitable = (each.source.agent for each in roll.holders.able if each.key == seat.key)
+    return any(between(here, places[agent]) <= Distance.HOST for agent in suitable)
 
 
 def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """When the planner is asked, and what its silence and its refusals lead to."""
 
-from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX, Asking
+from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, Asking
 from tensorhub_agent.trust import Trust
 from tensorhub_common.errors import VersionUnavailable
 from tensorhub_common.wire.transfer import Refusal, SourceId
@@ -78,3 +78,55 @@ def test_a_plan_in_between_begins_the_time_anew() -> None:
     assert asking.refused(NOBODY, Trust(), LOST_S, 11.0)
     assert asking.refused(NOBODY, Trust(), LOST_S, 11.9)
     assert not asking.refused(NOBODY, Trust(), LOST_S, 12.0)
+
+
+HELD = Refusal(error=VersionUnavailable.__name__, reason="its holder failed this read", is_held=True)
+GONE = Refusal(error=VersionUnavailable.__name__, reason="nobody has it", is_held=False)
+
+
+def test_while_the_log_counts_a_holder_it_is_asked_again_for_ever_with_growing_pauses() -> None:
+    asking, trust, pauses = Asking(0.0), Trust(), list[float]()
+    for second in range(1000):
+        trust.fail(SOURCE)
+        assert asking.refused(HELD, trust, 0.0, float(second))
+        assert trust.left_out() == (), "the holder that failed is asked again"
+        assert asking.at is not None
+        pauses.append(round(asking.at - second, 3))
+    assert pauses[:5] == [0.1, 0.2, 0.4, 0.8, PLAN_AGAIN_S_MAX]
+    assert set(pauses[5:]) == {PLAN_AGAIN_S_MAX}
+
+
+def test_pauses_are_short_again_once_bytes_have_come() -> None:
+    asking, trust = Asking(0.0), Trust()
+    for _ in range(5):
+        asking.refused(HELD, trust, 0.0, 1.0)
+    asking.progressed()
+    asking.refused(HELD, trust, 0.0, 1.0)
+    assert asking.at == 1.0 + PLAN_AGAIN_S
+
+
+def test_once_the_log_counts_none_it_ends_at_once() -> None:
+    asking, trust = Asking(0.0), Trust()
+    trust.suspect(SOURCE)
+    assert not asking.refused(GONE, trust, LOST_S, 1.0)
+
+
+def test_a_holder_whose_bytes_were_wrong_is_not_waited_for() -> None:
+    asking, trust = Asking(0.0), Trust()
+    trust.reject(SOURCE)
+    assert not asking.refused(HELD, trust, LOST_S, 1.0)
+    assert trust.left_out() == (SOURCE,)
+    trust.fail(SourceId("agent", 1, "another", 0))
+    assert asking.refused(HELD, trust, LOST_S, 1.0), "another one may come back"
+    assert trust.left_out() == (SOURCE,)
+
+
+def test_a_question_that_is_kept_back_has_its_time_from_when_it_goes_out() -> None:
+    asking = Asking(0.0)
+    asking.asked(1.0)
+    asking.kept_back()
+    assert asking.deadline() is None
+    assert not asking.is_silent(1e6)
+    asking.goes_out(50.0)
+    assert asking.deadline() == 50.0 + PLAN_S_MAX
+    assert asking.is_silent(50.0 + PLAN_S_MAX)

@@ -46,6 +46,7 @@ _VALUES: Final[Json] = {
     "agents": [],
     "ailing": 1,
     "at_seq": 4711,
+    "is_held": True,
     "attempt": 1,
     "attributes": {"tensorhub.version": 12, "tensorhub.replica": "rollout-3", "tensorhub.bytes": 1073741824},
     "avoid": [],

@@ -141,6 +141,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
 
     error: str
     reason: str
+    is_held: bool | None = None
+    """Whether the log counts a holder of the version from which the reader could read; None: the planner can't say."""
 
 
 PlanAnswer = Plan | Refusal

@@ -229,6 +229,8 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The version that stood there before, from which deltas lead to this one, if any came."""
     sources: tuple[SourceReport, ...]
     stages: ReadStages | None = None
+    failure: str = ""
+    """Why an `update` that found a newer version has brought nothing, and returned None. Empty: it did bring it."""
 
 
 class Done(Frame, frozen=True, kw_only=True, tag="done"):

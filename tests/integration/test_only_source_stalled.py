@@ -1,0 +1,60 @@
+"""A read whose only holder is stopped, while the log counts it."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tests.integration.hubs import new_job, running_hub
+
+import tensorhub
+from tensorhub_common.errors import RoundTimeout
+
+LONG_S = 30.0
+VALUES = {"w": torch.arange(4096, dtype=torch.float32)}
+
+
+async def test_a_read_goes_on_while_the_log_counts_its_holder(tmp_path: Path) -> None:
+    """It waits past every bound of a source, ends soon after the holder is back, and else at its own deadline."""
+    async with (
+        running_hub(tmp_path, TENSORHUB_STALL_S="0.3", TENSORHUB_LOST_AFTER_S="600") as hub,
+        hub.connected(new_job()) as (there, here),
+    ):
+        trainer = await there.register("m", VALUES, replica="trainer")
+        engine = await here.register("m", {"w": torch.zeros(4096)}, replica="engine")
+        assert await trainer.publish() == 1
+        holder = hub.file.agents[0].pid
+        os.kill(holder, signal.SIGSTOP)
+        try:
+            with pytest.raises(RoundTimeout, match="on agent-0, was left because"):
+                await engine.replicate(timeout_s=5.0)
+            assert await engine.update(timeout_s=3.0) is None
+            assert engine.last_read is not None
+            assert "on agent-0, was left because" in engine.last_read.failure
+            reading = asyncio.create_task(engine.replicate(timeout_s=LONG_S))
+            done, _ = await asyncio.wait({reading}, timeout=5.0)
+            assert not done
+        finally:
+            os.kill(holder, signal.SIGCONT)
+        assert await reading == 1
+        assert torch.equal(engine.tensors["w"], VALUES["w"])
+
+
+async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path) -> None:
+    async with (
+        running_hub(tmp_path, TENSORHUB_STALL_S="0.3", TENSORHUB_LOST_AFTER_S="2") as hub,
+        hub.connected(new_job()) as (there, here),
+    ):
+        trainer = await there.register("m", VALUES, replica="trainer")
+        engine = await here.register("m", {"w": torch.zeros(4096)}, replica="engine")
+        assert await trainer.publish() == 1
+        holder = hub.file.agents[0].pid
+        os.kill(holder, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(LONG_S):
+                with pytest.raises(tensorhub.VersionUnavailable):
+                    await engine.replicate(1, timeout_s=600)
+        finally:
+            os.kill(holder, signal.SIGCONT)
