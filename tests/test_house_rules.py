@@ -1,6 +1,8 @@
 """The rules of CONTRIBUTING.md that no tool checks, and which tests begin first."""
 
+import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,48 @@ def test_what_reading_foreign_bytes_raises_has_one_name() -> None:
     """Who names msgspec's own error alone forgets that texts may be no UTF-8, and lists too deep."""
     where = [name_of(path) for path in python_files(*INSTALLED) if "MsgspecError" in path.read_text()]
     assert where == ["libs/common/tensorhub_common/malformed.py"]
+
+
+SUPERVISED: Final = (
+    "libs/common",
+    "services/planner",
+)
+"""Folders whose background work runs under a `Supervisor`; in the end all of libs and services."""
+
+UNSUPERVISED: Final = re.compile(
+    r"(?<!tasks\.)(?<!group\.)\bcreate_task\(|\bensure_future\(|\bcall_(?:later|at|soon)\(|\bshield\(|threading\.(?:Thread|Timer)\("
+)
+"""What begins something whose error nobody owns. A task group (`group`, `tasks`) owns those of its tasks."""
+
+BY_SUPERVISOR: Final = re.compile(r"\b_?work\.(?:call_later|call_at|call_soon)\(")
+
+UNSUPERVISED_BUT: Final = {
+    "libs/common/tensorhub_common/supervision.py": "it is what supervises",
+    "libs/common/tensorhub_common/span_keeper.py": "a thread of the whole process, which catches all that it does",
+    "libs/common/tensorhub_common/telemetry.py": "threads of the process's last moments, when no loop runs any more",
+}
+"""Files that may, and why."""
+
+
+def test_background_work_has_a_supervisor() -> None:
+    """Else an error in it is asyncio's "exception was never retrieved", and what it did stays undone without a word."""
+    found = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in python_files(*SUPERVISED)
+        if name_of(path) not in UNSUPERVISED_BUT
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if UNSUPERVISED.search(BY_SUPERVISOR.sub("", line)) and not line.lstrip().startswith("#")
+    ]
+    assert found == [], "run it under a Supervisor (tensorhub_common/supervision.py)"
+    assert all((ROOT / name).is_file() for name in UNSUPERVISED_BUT)
+
+
+def test_nats_py_is_pinned_to_the_version_whose_insides_are_overridden() -> None:
+    """`bus/client.py` replaces its reading loop, its flushing and its transport, which no release promises to keep."""
+    pinned = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if '"nats-py' in line]
+    tested = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("nats-py")]
+    assert [re.sub(r"[\s\",]|\[nkeys\]", "", line) for line in pinned] == tested
+    assert version("nats-py") == tested[0].partition("==")[2]
 
 
 def test_the_files_that_begin_first_are_there() -> None:

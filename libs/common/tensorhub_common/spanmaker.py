@@ -10,7 +10,6 @@ nothing.
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from random import getrandbits
@@ -24,6 +23,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 
 from tensorhub_common.span_cost import SPANS
+from tensorhub_common.supervision import Supervisor, handled
 from tensorhub_common.tracecontext import HEX, SpanRecord, TraceContext
 
 NAME: Final = "tensorhub"
@@ -39,6 +39,8 @@ LATER_S: Final = 2.0
 """Where stories end all the time, their spans are made so seldom: waking up would cost more than the spans. Who asks a
 process for its spans gets them all the same (`flush_waiting`)."""
 
+_TURN: Final = "making spans"
+
 TURN_STORIES_MAX: Final = 4
 """In one turn of the event loop the spans of so many stories are made, which takes some tenths of a millisecond."""
 
@@ -49,8 +51,6 @@ Keep = Callable[[SpanRecord], None]
 
 Story = Callable[[], None]
 """Makes the spans of what is over."""
-
-_log: Final = logging.getLogger(__name__)
 
 
 def new_span_id() -> str:
@@ -130,6 +130,7 @@ class SpansLater:
     def __init__(self, after_all: Callable[[], None] | None = None) -> None:
         """Begin with none. `after_all` is called when the spans of all stories up to now have been made."""
         self._loop = asyncio.get_running_loop()
+        self._work = Supervisor("the spans of finished stories", on_fault=handled)
         self._after_all = after_all
         _waiting.add(self)
         self._stories: deque[Story] = deque(maxlen=STORIES_MAX)
@@ -141,7 +142,7 @@ class SpansLater:
         self._stories.append(story)
         if self._timer is None:
             at = max(self._loop.time() + SOON_S, self._told_at + LATER_S)
-            self._timer = self._loop.call_at(at, self._next_turn)
+            self._timer = self._work.call_at(at, self._next_turn, what=_TURN)
 
     def flush(self) -> None:
         """Make all of them now: the process ends."""
@@ -159,7 +160,7 @@ class SpansLater:
         self._timer = None
         self._turn()
         if self._stories:
-            self._timer = self._loop.call_later(0, self._next_turn)
+            self._timer = self._work.call_later(0, self._next_turn, what=_TURN)
         else:
             self._told_at = self._loop.time()
 
@@ -173,8 +174,8 @@ class SpansLater:
     def _tell(self, story: Story) -> None:
         try:
             story()
-        except Exception:  # noqa: BLE001 (whatever a story or somebody's processor does, the process goes on)
-            _log.exception("the spans of a story could not be made")
+        except Exception as error:  # noqa: BLE001 (whatever a story or somebody's processor does, the process goes on)
+            self._work.fault(_TURN, error)
 
 
 _UNSET: Final = Status(StatusCode.UNSET)

@@ -90,7 +90,9 @@ class Lanes:
                 _log.exception("a command is larger than a message can be, and was dropped")
                 return
             except TensorHubError as why:
-                _log.warning("the log did not take %s yet: %s", verb, why)
+                # That NATS is away the bus itself has said, once.
+                level = logging.WARNING if self._joblog.is_reachable else logging.DEBUG
+                _log.log(level, "the log did not take %s yet: %s", verb, why)
             else:
                 return
             await asyncio.sleep(AGAIN_S)

@@ -151,7 +151,7 @@ class Questions:
         answering = self._answering.get(name)
         if answering is None:
             answering = self._answering[name] = Answering(
-                self._reply_to, self._respond, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
+                self._reply_to, self._respond, self._bus.work, concurrent_max=CONCURRENT_MAX, pending_max=PENDING_MAX
             )
         answering.take(question)
 

@@ -1,6 +1,7 @@
 """The connection to NATS: it comes back whatever becomes of the server, and no call on it waits without a bound."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -294,3 +295,30 @@ async def test_what_is_served_can_be_asked_at_once_from_elsewhere(nats_server: R
             service = await bus.serve(subject, echo)
             assert await other.request(subject, b"ab", WAIT_S) == b"ba"
             await service.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_lost_server_is_told_once_and_its_return_once(
+    own_nats_server: RunningNats, caplog: pytest.LogCaptureFixture, how: signal.Signals
+) -> None:
+    """With how long it was away. What is asked meanwhile fails, and adds nothing to the log."""
+    async with await connect(own_nats_server.url, name="agent-7", ping_every_s=0.1) as bus:
+        if how == signal.SIGSTOP:
+            own_nats_server.signal(signal.SIGSTOP)
+        else:
+            own_nats_server.kill()
+        await until(lambda: not bus.is_connected)
+        for _ in range(3):
+            with pytest.raises(NoBus):
+                await bus.request("somewhere", b"", 0.05)
+        if how == signal.SIGSTOP:
+            own_nats_server.signal(signal.SIGCONT)
+        else:
+            own_nats_server.start()
+        await until(lambda: bus.is_connected)
+        assert bus.lost_count == 1
+    lost, back = [record.getMessage() for record in caplog.records]
+    assert lost.startswith(f"agent-7 has lost NATS at {shown(own_nats_server.url)} (")
+    why = "it has stopped answering pings" if how == signal.SIGSTOP else "it has closed the connection"
+    assert f"({why})" in lost
+    assert re.fullmatch(rf"agent-7 has NATS back after \d+\.\d s, at {shown(own_nats_server.url)}", back)

@@ -1,5 +1,9 @@
 """Questions under way: each gets its own answer, and whoever can't get one is told."""
 
+import asyncio
+import gc
+from typing import Any
+
 import pytest
 
 from tensorhub_common.bus.awaited import Awaited
@@ -47,3 +51,16 @@ async def test_when_the_connection_breaks_all_are_told() -> None:
     assert answered.result().data == b"in time"
     with pytest.raises(NoBus, match="whether it was done is unknown"):
         waiting.result()
+
+
+async def test_a_question_that_was_still_being_sent_leaves_no_error_behind() -> None:
+    """It waited for room in the socket when the connection broke, so its asker never looks at the answer."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    awaited = Awaited("_INBOX.a")
+    inbox, answer = awaited.begin("one")
+    awaited.give_up()
+    awaited.end(inbox)
+    del answer
+    gc.collect()
+    assert complaints == []

@@ -8,6 +8,7 @@ import pytest
 from tensorhub_common.bus.client import LeanClient
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.parsing import take_messages
+from tensorhub_common.supervision import Supervisor
 
 SID = 7
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"
@@ -34,7 +35,7 @@ class Reading:
     """A client that reads what a test feeds it."""
 
     def __init__(self) -> None:
-        self.client = LeanClient()
+        self.client = LeanClient(Supervisor("a test's connection"))
         self.heard: list[Message] = []
         self.client.handle(SID, self.heard.append)
         self.reader: Any = asyncio.StreamReader()
@@ -94,4 +95,5 @@ async def test_a_handlers_fault_is_its_own(caplog: pytest.LogCaptureFixture) -> 
     reading.reader.feed_data(STREAM)
     await reading.read_the_rest()
     assert reading.said == SAID
-    assert "could not be handled" in caplog.text
+    assert "handling a message on " in caplog.text
+    assert "ZeroDivisionError" in caplog.text

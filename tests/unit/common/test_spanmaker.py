@@ -124,7 +124,7 @@ async def test_a_story_that_fails_is_logged_and_the_next_one_told(caplog: pytest
     later.add(lambda: told.append("next"))
     later.flush()
     assert told == ["next"]
-    assert "could not be made" in caplog.text
+    assert "making spans failed" in caplog.text
 
 
 async def test_so_many_stories_wait_and_no_more() -> None:

@@ -19,6 +19,7 @@ from tensorhub_common.bus.failures import Busy, MessageTooLarge
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import TensorHubError, from_code
 from tensorhub_common.subjects import is_inbox
+from tensorhub_common.supervision import Supervisor, handled
 
 CONCURRENT_MAX: Final = 64
 PENDING_MAX: Final = 1024
@@ -43,12 +44,13 @@ class Answering:
         self,
         handler: Handler,
         respond: Respond,
+        work: Supervisor,
         *,
         concurrent_max: int,
         pending_max: int,
         age_s_max: float = HANDLER_S_MAX,
     ) -> None:
-        self._handler = handler
+        self._handler, self._work = handler, work
         self._age_s_max = age_s_max
         self.stale = 0
         """Questions whose askers had given up when their turn came."""
@@ -79,7 +81,7 @@ class Answering:
             self._pending_count += 1
         elif len(self._refusing) < BUSY_MAX:
             busy = Busy(f"{question.subject} has {len(waiting)} questions waiting: ask again a little later")
-            task = asyncio.get_running_loop().create_task(self._refuse(question, busy))
+            task = self._work.start(self._refuse(question, busy), "refusing a question", on_fault=handled)
             self._refusing.add(task)
             task.add_done_callback(self._refusing.discard)
 
@@ -93,7 +95,8 @@ class Answering:
         await asyncio.gather(*running, return_exceptions=True)
 
     def _begin(self, question: Message, arrived: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(question, arrived))
+        # What fails here fails this question alone, and its asker hears nothing.
+        task = self._work.start(self._answer(question, arrived), "answering a question", on_fault=handled)
         self._running[task] = question.subject
         self._running_of[question.subject] += 1
         task.add_done_callback(self._ended)
@@ -140,7 +143,7 @@ class Answering:
             headers, body = {ERROR_HEADER: error.code}, str(error).encode()
         except Exception as error:  # noqa: BLE001 (whatever it is, the asker must hear of it)
             # A fault of ours: the asker learns that it is one, the log learns which.
-            _log.exception("no answer to a question on %s", question.subject)
+            self._work.fault(f"answering a question on {question.subject}", error, handled)
             fault = f"the answering process failed with {type(error).__name__}; its log says where"
             headers, body = {ERROR_HEADER: TensorHubError().code}, fault.encode()
         await self._say(question, body, headers)

@@ -38,7 +38,11 @@ class Awaited:
 
     def end(self, inbox: str) -> None:
         """Expect no answer there any more."""
-        del self._waiting[_token(inbox)]
+        _, answer = self._waiting.pop(_token(inbox))
+        if answer.done() and not answer.cancelled():
+            # Where the connection breaks while the question itself waits for room in the socket, as it does where NATS
+            # is stopped, the asker never looks at its answer: asyncio would report an error that was never fetched.
+            answer.exception()
 
     def take(self, message: Message) -> None:
         """Take what came in."""

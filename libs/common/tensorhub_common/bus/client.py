@@ -12,16 +12,17 @@ to be sent holds.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import ParseResult
 
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
-from nats.errors import SecureConnRequiredError
+from nats.errors import SecureConnRequiredError, StaleConnectionError, UnexpectedEOF
 
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.parsing import SlowParser, take_messages
+from tensorhub_common.supervision import Supervisor, handled
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -29,8 +30,6 @@ Handler = Callable[[Message], None]
 
 _LINE: Final = b"NATS/1.0"
 _STATUS_DIGITS: Final = 3
-
-_log: Final = logging.getLogger(__name__)
 
 
 class Headers(Mapping[str, str]):
@@ -86,11 +85,66 @@ def parse_headers(raw: bytes) -> dict[str, str]:
     return parsed
 
 
+def _in_words(error: Exception) -> str:
+    """Say why a connection is given up."""
+    if isinstance(error, UnexpectedEOF | ConnectionError):
+        return "it has closed the connection"
+    if isinstance(error, StaleConnectionError):
+        return "it has stopped answering pings"
+    return str(error) or type(error).__name__
+
+
+class Tcp(TcpTransport):
+    """A connection by TCP: nats-py's, which writes to what has ended, and dials anew without ending what it had."""
+
+    def __init__(self) -> None:
+        """Begin without a connection."""
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __bool__(self) -> bool:
+        # Else nats-py would put one of its own in its place.
+        return True
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        """Connect; the connection before this one is ended first.
+
+        A server that is stopped lets us connect and says nothing, so without this each attempt would leave a socket.
+        """
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    def write(self, payload: bytes) -> None:
+        """Write, unless the connection has ended: `drain` says so, and asyncio may raise TypeError here (from 3.12)."""
+        if self._io_writer is not None and not self._io_writer.is_closing():
+            self._io_writer.write(payload)
+
+    def writelines(self, payload: Iterable[bytes]) -> None:
+        """Write several."""
+        if self._io_writer is not None and not self._io_writer.is_closing():
+            self._io_writer.writelines(payload)
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the connection."""
+        if self._io_writer is not None:
+            await self._io_writer.wait_closed()
+
+    async def drain(self) -> None:
+        """Wait until the socket takes more. Raises OSError when the connection has ended."""
+        if self._io_writer is None or self._io_writer.is_closing():
+            raise ConnectionResetError("the connection has ended")
+        await self._io_writer.drain()
+
+
 class LeanClient(Client):
     """A client whose subscriptions may have a handler of their own; see the module's head."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Supervisor) -> None:
+        """Begin without a connection. `work` is where the errors of handlers end."""
         super().__init__()
+        self._work = work
+        self.why_lost = ""
+        """Why the last connection was given up, in words."""
         self._ps: SlowParser = SlowParser(self)
         self._handlers: dict[int, Handler] = {}
         self._flushing: asyncio.Handle | None = None
@@ -117,7 +171,14 @@ class LeanClient(Client):
             return  # A web socket, which asks for nothing, or a connection that the server has ended already.
         protocol.connection_made(writer.transport)
 
+    async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is None and s.uri.scheme not in ("ws", "wss"):
+            self._transport = Tcp()
+        await super()._connect_to_server(s)
+
     async def _process_op_err(self, e: Exception) -> None:
+        if self.is_connected:
+            self.why_lost = _in_words(e)
         # Before it dials anew nats-py waits until the old connection is closed, and TLS closes one only with a word of
         # the other side, for which it would wait half a minute where that one has stopped.
         writer = self._transport._io_writer if isinstance(self._transport, TcpTransport) else None  # noqa: SLF001
@@ -172,8 +233,8 @@ class LeanClient(Client):
         )
         try:
             handler(message)
-        except Exception:  # noqa: BLE001 (a fault in one handler must not silence all others)
-            _log.exception("a message on %s could not be handled", message.subject)
+        except Exception as error:  # noqa: BLE001 (a fault in one handler must not silence all others)
+            self._work.fault(f"handling a message on {message.subject}", error, handled)
 
     # -------------------------------------------------------------------------------------------- sending
 
@@ -182,7 +243,7 @@ class LeanClient(Client):
             return await super()._flush_pending(force_flush)
         if self._flushing is None:
             # Once for all that is sent in this turn of the loop.
-            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+            self._flushing = self._work.call_soon(self._flush, what="sending what was said")
         return None
 
     def _flush(self) -> None:

@@ -10,6 +10,7 @@ is not said after all.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from secrets import SystemRandom, token_hex
@@ -39,6 +40,7 @@ from tensorhub_common.bus.server_check import check_server, why_never
 from tensorhub_common.bus.silence import PING_EVERY_S, PINGS_OUTSTANDING_MAX
 from tensorhub_common.bus.subscription import Service, Subscription
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.supervision import Supervisor, handled
 
 CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1
@@ -64,10 +66,12 @@ class Bus:
         self.name = name
         self._user = user
         self._refusals = Refusals(name)
-        self._client = LeanClient()
+        self.work = Supervisor(f"the connection of {name} to NATS")
+        """Background work of this connection, and of what is made of it. What fails here ends a service."""
+        self._client = LeanClient(self.work)
         self._closing = False
         self._closer: asyncio.Task[Any] | None = None
-        self._closing_late: asyncio.Task[None] | None = None
+        self._lost_at: float | None = None
         self._presence = Presence()
         self._presence.watch(self._on_change)
         self._refused: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -212,7 +216,7 @@ class Bus:
             await self.publish(question.reply, body, headers)
 
         answering = Answering(
-            handler, respond, concurrent_max=concurrent_max, pending_max=pending_max, age_s_max=age_s_max
+            handler, respond, self.work, concurrent_max=concurrent_max, pending_max=pending_max, age_s_max=age_s_max
         )
         service = Service(await self.subscribe(subject, answering.take, queue), answering)
         self._services = [each for each in self._services if not each.is_closed]
@@ -223,7 +227,7 @@ class Bus:
 
     async def start(self, timeout_s: float) -> None:
         """Connect for the first time. Only `connect` calls it."""
-        dialling = asyncio.create_task(self._dial())
+        dialling = self.work.start(self._dial(), "dialling", awaited=True)
         waited: set[asyncio.Future[Any]] = {dialling, self._refused}
         try:
             await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -269,13 +273,14 @@ class Bus:
             subscription.detach()
         while True:
             await asyncio.sleep(RECONNECT_WAIT_S)
-            self._client = LeanClient()
+            self._client = LeanClient(self.work)
             try:
                 await self._dial()
                 break
             except (RegistryUnavailable, nats.errors.Error, OSError) as error:
+                if str(error) != self._last_error:
+                    _log.warning("%s can't connect to NATS yet: %s", self.name, error)
                 self._last_error = str(error)
-                _log.warning("%s can't connect to NATS yet: %s", self.name, error)
         # Others may subscribe meanwhile, so look again until none is left.
         while loose := [each for each in self._subscriptions if not each.is_attached]:
             for subscription in loose:
@@ -295,6 +300,9 @@ class Bus:
             self._revival.cancel()
         await self._end()
         self._presence.note(connected=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.work.close()
 
     async def _end(self) -> None:
         try:
@@ -322,6 +330,20 @@ class Bus:
     def _on_change(self, connected: bool) -> None:  # noqa: FBT001 (as it is told to watchers)
         if not connected:
             self._awaited.give_up()
+        if not self._closing:
+            self._tell(connected=connected)
+
+    def _tell(self, *, connected: bool) -> None:
+        """Log that NATS is lost, and that it is back: one line each."""
+        now = time.monotonic()
+        if not connected:
+            self._lost_at = now
+            why = self._client.why_lost or self._last_error
+            _log.warning("%s has lost NATS at %s (%s); it dials until NATS is back", self.name, shown(self.url), why)
+        elif self._lost_at is not None:
+            at = shown(self._client.connected_url.geturl()) if self._client.connected_url is not None else "another"
+            _log.warning("%s has NATS back after %.1f s, at %s", self.name, now - self._lost_at, at)
+            self._lost_at = None
 
     def _take_refusal(self, text: str) -> bool:
         """Tell whoever waits for an answer that its question was not let through; False: it is another complaint."""
@@ -336,7 +358,7 @@ class Bus:
     async def _on_connected(self) -> None:
         if self._closing:
             # It was about to come back when `close` was called, and the cancellation was lost (see `_on_error`).
-            self._closing_late = asyncio.create_task(self._client.close())
+            self.work.start(self._client.close(), "closing", on_fault=handled)
         else:
             self._presence.note(connected=True)
 
@@ -345,7 +367,7 @@ class Bus:
 
     async def _on_closed(self) -> None:
         if not self._closing:
-            self._revival = asyncio.create_task(self._revive())
+            self._revival = self.work.start(self._revive(), "connecting anew")
 
     async def _on_error(self, error: Exception) -> None:
         if self._closing and asyncio.current_task() is not self._closer:
@@ -366,7 +388,7 @@ class Bus:
         elif isinstance(error, nats.errors.Error | OSError | TimeoutError):
             _log.debug("NATS at %s: %s", shown(self.url), self._last_error)
         else:
-            _log.error("a message could not be handled", exc_info=error)
+            self.work.fault("nats-py", error, handled)
 
 
 async def connect(

@@ -53,6 +53,7 @@ replaced while it slept notices that sooner."""
 
 HEARTBEAT: Final = "100"
 PULL_ENDED: Final = frozenset({"404", "408"})
+_LOOKING: Final = "watching over a consumer"
 _ACK_TOKENS: Final = 9
 _ACK_TOKENS_LONG: Final = 12
 
@@ -271,7 +272,7 @@ class Following:
         self._wake = loop.create_future()
         self._heard_at = loop.time()
         if self._watchdog is None:
-            self._watchdog = loop.call_later(HEARTBEAT_S * HEARTBEATS_MISSED_MAX, self._look)
+            self._watchdog = self._bus.work.call_later(HEARTBEAT_S * HEARTBEATS_MISSED_MAX, self._look, what=_LOOKING)
         try:
             await self._wake
         finally:
@@ -288,7 +289,7 @@ class Following:
             self._in_doubt = True
             self._rouse()
         else:
-            self._watchdog = loop.call_at(due, self._look)
+            self._watchdog = self._bus.work.call_at(due, self._look, what=_LOOKING)
 
     def _on_message(self, message: Message) -> None:
         self._heard_at = asyncio.get_running_loop().time()

@@ -130,6 +130,11 @@ class JobLog:
         self._bus = bus
         self._events = events_of(job)
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether there is a connection to NATS, as far as is known."""
+        return self._bus.is_connected
+
     async def append(
         self,
         subject: str,

@@ -28,6 +28,7 @@ from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFa
 from tensorhub_common.errors import InvalidName, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.names import is_name
+from tensorhub_common.supervision import Supervisor, handled
 
 BUCKET: Final = "tensorhub"
 BUCKET_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -102,6 +103,7 @@ class LeaderLease:
         # Rounded down, as the server does: to think that it lasted longer would make two holders.
         self.ttl_s = int(ttl_s)
         self._bus = bus
+        self._work = Supervisor(f"lease {key} of {holder}")
         self._bucket = bucket
         self._replicas = replicas
         self._stream = f"KV_{bucket}"
@@ -146,7 +148,7 @@ class LeaderLease:
 
     async def start(self) -> None:
         """Begin to ask for the lease."""
-        self._task = asyncio.create_task(self._keep())
+        self._task = self._work.start(self._keep(), "keeping it")
 
     async def close(self) -> None:
         """Give the lease back, so that another may have it at once; after `CLOSE_TIMEOUT_S` leave it to expire."""
@@ -189,15 +191,15 @@ class LeaderLease:
                 self._has_bucket = not isinstance(error, NoResponder)
                 pause_s = RETRY_S
                 self._say_why(error)
-            except Exception:  # noqa: BLE001 (a fault here must not end the asking; the lease runs out by itself)
+            except Exception as error:  # noqa: BLE001 (a fault must not end the asking; the lease runs out by itself)
                 self._revision = 0
-                _log.exception("lease %s could not be kept", self.key)
+                self._work.fault("asking for it", error, handled)
             await self._tell()
             await self._pause(pause_s)
 
     async def _turn_and_tell(self) -> None:
         """Take a turn; should the lease run out meanwhile, tell so at once and not at the end of a long wait."""
-        turn = asyncio.create_task(self._turn(), name=f"lease {self.key}")
+        turn = self._work.start(self._turn(), "asking for it", awaited=True)
         try:
             while not turn.done():
                 await asyncio.wait({turn}, timeout=self.held_for_s or None)
@@ -283,7 +285,7 @@ class LeaderLease:
         if self.held == self._told:
             return
         self._told = self.held
-        _log.info("%s %s lease %s (term %d)", self.holder, "holds" if self._told else "lost", self.key, self._term)
+        _log.debug("%s %s lease %s (term %d)", self.holder, "holds" if self._told else "lost", self.key, self._term)
         if self._on_change is not None:
             self._on_change(self._told)
         async with self._changed:
