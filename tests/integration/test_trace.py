@@ -65,7 +65,7 @@ async def names_in(bus: Bus, job: str, wanted: set[str]) -> Spans:
 async def test_an_update_is_one_trace_that_all_processes_know_a_part_of(hub: RunningHub, bus: Bus) -> None:
     job = new_job()
     await one_update(hub, job)
-    wanted = {"publish", "publish.agent", "transfer", "round", "plan", "planner.plan", "lease", "lease.grant", "read"}
+    wanted = {"publish", "publish.agent", "transfer", "wait", "plan", "planner.plan", "lease", "lease.grant", "read"}
     spans = (await names_in(bus, job, wanted | {"version.published", "round.decided", "update"})).spans
     assert {span.instance for span in spans} >= PROCESSES
     (read,) = [span for span in spans if span.name == "read"]

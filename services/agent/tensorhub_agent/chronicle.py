@@ -84,7 +84,8 @@ class Chronicle:
         """A worker calls. `cause` is its publish span, or what was active in an engine that reads."""
         note: Note
         if isinstance(call, CallRead):
-            note = ReadNote(key, call, self._new_trace("transfer"), at, cause)
+            place = self._new_trace("transfer")
+            note = ReadNote(key, call, place, at, cause, place.beside(self._new_span()))
         elif isinstance(call, CallPublish):
             note = PublishNote(key, call, cause or self._new_trace("publish"), at, is_ours=cause is None)
         else:
@@ -213,7 +214,8 @@ class Chronicle:
     def _anew(self, old: ReadNote, at: int) -> ReadNote:
         """The log has decided another version: what was begun is a story of its own, and the call's goes on."""
         place = self._new_trace("transfer")
-        new = ReadNote(old.key, old.call, place, at, old.engine, said_by=old.said_by, round=old.round)
+        wait = place.beside(self._new_span())
+        new = ReadNote(old.key, old.call, place, at, old.engine, wait, said_by=old.said_by, round=old.round)
         old.ended, old.error = at, "the log decided another version"
         if old.place.sampled:
             self.finished.append(old)

@@ -52,6 +52,9 @@ class ReadNote:
     began: int
     engine: TraceContext | None
     """The span that was active in the worker's process when it called."""
+    wait: TraceContext
+    """The place of the span from the call to the log's decision, in a trace of the call's own: a version that is waited
+    for is published later, and no span of its trace begins before that."""
     parent: TraceContext | None = None
     published: TraceContext | None = None
     """The version's publish span, where it is not the parent."""

@@ -64,7 +64,8 @@ class Teller:
     def _transfer(self, note: ReadNote) -> Iterator[SpanRecord]:
         place = note.place
         yield self._whole(note)
-        yield self._child(place, "round", note.began, note.decided, {"tensorhub.round": note.round or 0})
+        if note.decided > note.began:
+            yield self._wait(note)
         for plan in note.plans:
             yield self._plan(note, plan)
         for source in note.sources.values():
@@ -87,7 +88,7 @@ class Teller:
             "tensorhub.attempts": note.attempts,
             "tensorhub.bytes": got,
             "tensorhub.GBps": round(got / GB * NS_PER_S / reading_ns, 3) if note.started and reading_ns > 0 else 0.0,
-            "tensorhub.round_s": round(max(note.decided - note.began, 0) / NS_PER_S, 6),
+            "tensorhub.wait_s": round(max(note.decided - note.began, 0) / NS_PER_S, 6),
             "tensorhub.pieces": sum(reading.got_pieces for reading in readings),
             "tensorhub.retries": sum(reading.retried for reading in readings),
             "tensorhub.kept": note.kept,
@@ -95,15 +96,27 @@ class Teller:
             "tensorhub.transports": tuple(sorted({str(source.share.transport) for source in note.sources.values()})),
             "tensorhub.verified_in_read": self.digests,
         }
+        wait = note.wait if note.decided > note.began else None
         return finished(
             "transfer",
             note.place,
             note.parent,
-            (note.began, note.ended),
+            (note.decided, note.ended),
             attributes,
-            links=tuple(link for link in (note.published, note.engine) if link is not None),
+            links=tuple(link for link in (note.published, note.engine, wait) if link is not None),
             error=note.error,
         )
+
+    def _wait(self, note: ReadNote) -> SpanRecord:
+        """Tell of the time before the log has decided: a sibling or a publisher was awaited, and nothing read."""
+        attributes: dict[str, Value] = {
+            **self._about(note.key, note.version),
+            "tensorhub.want": str(note.call.want),
+            "tensorhub.round": note.round or 0,
+        }
+        times = (note.began, note.decided)
+        links = tuple(link for link in (note.place, note.engine) if link is not None)
+        return finished("wait", note.wait, None, times, attributes, links=links)
 
     def _plan(self, note: ReadNote, plan: PlanNote) -> SpanRecord:
         answer = plan.answer

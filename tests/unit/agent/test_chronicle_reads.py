@@ -26,11 +26,11 @@ def test_a_read_stands_in_the_trace_of_its_version() -> None:
     assert agent.causes["AskPlan"] is not None
     read_whole(agent, key)
     spans = agent.spans()
-    assert names(spans) == ["transfer", "round", "plan", "lease", "read", "verify", "ready"]
+    assert names(spans) == ["transfer", "wait", "plan", "lease", "read", "verify", "ready"]
     check_tree(spans, VERSION)
     whole = one(spans, "transfer")
     assert (whole.trace, whole.parent) == (VERSION.trace_id, VERSION.span_id)
-    assert whole.links == (ENGINE,)
+    assert whole.links == (ENGINE, place_of(one(spans, "wait")))
     assert agent.causes["Answer"] == place_of(whole), "the worker's own span belongs to the transfer"
     assert agent.causes["Want"] is not None
     assert agent.causes["Want"].span_id == whole.span, "what was said before is right up to its trace"
@@ -38,7 +38,11 @@ def test_a_read_stands_in_the_trace_of_its_version() -> None:
     assert agent.causes["AskPlan"] == place_of(one(spans, "plan"))
     assert agent.causes["OpenSource"] == place_of(one(spans, "lease"))
     seconds = {span.name: (span.end_ns - span.start_ns) / NS for span in spans}
-    assert seconds == {"transfer": 5, "round": 1, "plan": 1, "lease": 1, "read": 1, "verify": 0, "ready": 1}
+    assert seconds == {"transfer": 4, "wait": 1, "plan": 1, "lease": 1, "read": 1, "verify": 0, "ready": 1}
+    wait = one(spans, "wait")
+    assert wait.trace not in {VERSION.trace_id, ENGINE.trace_id}, "it began before there was a version"
+    assert wait.links == (place_of(whole), ENGINE)
+    assert whole.attributes["tensorhub.wait_s"] == 1
 
 
 def test_a_read_says_what_each_source_gave() -> None:
@@ -99,7 +103,7 @@ def test_a_source_that_is_lost_and_one_that_takes_over_are_both_told() -> None:
     assert agent.end_of(call) is not None
     spans = agent.spans()
     check_tree(spans, VERSION)
-    assert names(spans) == ["transfer", "round", "plan", "plan", "lease", "read", "lease", "read", "verify", "ready"]
+    assert names(spans) == ["transfer", "wait", "plan", "plan", "lease", "read", "lease", "read", "verify", "ready"]
     lost, over = (span for span in spans if span.name == "read")
     assert lost.attributes["tensorhub.source.agent"] == "elsewhere"
     assert lost.attributes["tensorhub.end"] == lost.error == "lost: its agent is gone"
@@ -142,7 +146,7 @@ def test_a_failed_read_says_why_and_how_far_it_got() -> None:
     agent.closed(key)
     assert agent.error_of(call) == "RoundTimeout"
     spans = agent.spans()
-    assert names(spans) == ["transfer", "round", "plan", "lease", "read"]
+    assert names(spans) == ["transfer", "wait", "plan", "lease", "read"]
     whole = one(spans, "transfer")
     assert whole.error is not None
     assert whole.error.startswith("RoundTimeout: ")
@@ -191,7 +195,7 @@ def test_a_read_without_bytes() -> None:
     agent.log()
     agent.log()
     spans = agent.spans()
-    assert names(spans) == ["transfer", "round", "verify", "ready"]
+    assert names(spans) == ["transfer", "verify", "ready"]
     whole = one(spans, "transfer").attributes
     assert (whole["tensorhub.bytes"], whole["tensorhub.kept"], whole["tensorhub.sources"]) == (0, 3, 0)
     check_tree(spans, VERSION)

@@ -49,7 +49,7 @@ def test_another_version_is_another_story() -> None:
     )
     agent.chronicle.event(again, {TRACEPARENT: other.traceparent}, agent.at)
     first = agent.spans()
-    assert names(first) == ["transfer", "round", "plan", "lease"]
+    assert names(first) == ["transfer", "wait", "plan", "lease"]
     check_tree(first, VERSION)
     assert one(first, "transfer").error == "the log decided another version"
     now = agent.chronicle._now[key]

@@ -119,6 +119,13 @@ def one(spans: list[SpanRecord], name: str) -> SpanRecord:
 
 def check_tree(spans: list[SpanRecord], *outside: TraceContext) -> None:
     """Raise unless all stand in one trace, each within the time of one that is there, or below one of those outside."""
+    waits = [span for span in spans if span.name == "wait"]
+    spans = [span for span in spans if span.name != "wait"]
+    for wait in waits:
+        transfers = {TraceContext(span.trace, span.span): span for span in spans if span.name == "transfer"}
+        assert wait.parent is None, "what is waited for is published later"
+        (whole,) = [transfers[link] for link in wait.links if link in transfers]
+        assert wait.end_ns == whole.start_ns, "the transfer begins where the wait for it ends"
     ids = {span.span: span for span in spans}
     assert len(ids) == len(spans), "two spans have one id"
     assert len({span.trace for span in spans}) == 1

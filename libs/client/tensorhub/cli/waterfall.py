@@ -29,7 +29,7 @@ DEPTH_MAX: Final = 10
 STRETCH: Final = 2
 """The axis reaches back to the publication if that makes it at most so many times as long again."""
 
-WAITS: Final = frozenset({TRANSFER, "round", "update", "replicate", "publish", "round.decided"})
+WAITS: Final = frozenset({TRANSFER, "wait", "round", "update", "replicate", "publish", "round.decided"})
 """These hold a wait for others, or for the version, so they don't say where the axis begins."""
 
 _GAP: Final = "  "
