@@ -341,6 +341,29 @@ async def test_a_holder_that_maps_nothing_itself_may_be_mapped_and_is_then_fille
         del engine
 
 
+async def test_an_engine_in_one_memory_that_is_mapped_updates_once_that_is_let_go(hub: RunningHub) -> None:
+    """Its update says that a reader maps the memory; calling again works as soon as that reader has let go."""
+    async with hub.connected() as (here, there):
+        trainer = await here.register("policy", weights(1), replica="trainer", install="staged")
+        engine = await there.register("policy", weights(0), replica="engine")
+        await trainer.publish(1)
+        assert await engine.update() == 1
+        await trainer.unpublish()
+        reader = await there.register("policy", weights(0), replica="reader", install="mapped")
+        assert await reader.replicate(1) == 1
+        trainer.tensors["w"].fill_(2)
+        await trainer.publish(2)
+        for _ in range(2):
+            with pytest.raises(DrainTimeout, match="still mapped"):
+                await engine.update(timeout_s=1)
+            assert (values(engine), values(reader)) == ({1.0}, {1.0})
+        assert await reader.update() == 2
+        assert await engine.update(timeout_s=WAIT_S) == 2
+        assert values(engine) == {2.0}
+        await reader.release()
+        del reader
+
+
 async def test_where_no_holder_stands_on_the_host_that_is_said(tmp_path: Path) -> None:
     async with (
         running_hub(tmp_path / "hub", agents=2, hosts=2, TENSORHUB_UCXX="off") as two_hosts,

@@ -112,9 +112,11 @@ class ReadOperation:
         """Join the replica's round."""
         core, call = self.core, self.call
         self.began = now
-        if core.held.memory not in (Memory.EMPTY, Memory.READY):
-            core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: call unpublish again and wait for its end")
+        if core.held.memory is Memory.FILLING:
+            core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: wait until that has ended")
             return
+        # Memory that drains because readers map it, and that the log counts as empty, may be read into again: this call
+        # waits for those readers before it writes. What an unpublish drains the log refuses.
         patient = call.patience > now
         self._settled = not patient
         self._voice.want(call.want, patient=patient)
@@ -166,6 +168,9 @@ class ReadOperation:
 
     def _on_refused(self, by: Sender | None, error: str, message: str, now: float) -> None:
         """A round that is over has told its end before, so a refused giving-up is no news; the others are the end."""
+        core = self.core
+        if by == self._voice.want_by and core.held.memory is Memory.DRAINING and error == ReplicaConflict.__name__:
+            message = f"{core.where} is {core.held.memory}: call unpublish again and wait for its end"
         if by in (self._voice.want_by, self._voice.filled_by) or self._voice.round is None:
             self._end(error, message, now)
 

@@ -384,3 +384,77 @@ def test_it_neither_publishes_nor_unpublishes() -> None:
     agent, key = mapped()
     assert agent.error_of(agent.publish(key, "one")) == "NotFilled"
     assert agent.error_of(agent.unpublish(key)) == "NotPublished"
+
+
+def lent_engine() -> tuple[OneAgent, OneAgent, Key]:
+    """An engine that holds version 1 in one memory, which a reader of its host has mapped, and a trainer with 2."""
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    source = trainer.register("trainer")
+    trainer.publish(source, "one")
+    trainer.log()
+    agent = OneAgent("agent-1", catalog=trainer.catalog)
+    agent.join()
+    key = agent.register("rollout")
+    call = agent.read(key)
+    filled(agent, key, "one")
+    assert agent.error_of(call) is None
+    agent.lend(key, 1, ROOT)
+    trainer.unpublish(source)
+    trainer.log()
+    trainer.publish(source, "two")
+    trainer.log()
+    return trainer, agent, key
+
+
+def filled(agent: OneAgent, key: Key, text: str) -> None:
+    """Let the read under way bring a version."""
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, text)
+    agent.log()
+    agent.brought(key, text)
+    agent.log()
+
+
+def test_an_engine_whose_memory_is_mapped_may_call_again_and_again_until_it_is_let_go() -> None:
+    _, agent, key = lent_engine()
+    for _ in range(2):
+        call = agent.read(key, "newer", patience=0.0)
+        agent.log()
+        agent.plan(key)
+        agent.opened(key, "two")
+        agent.log()
+        agent.probed(lent=True)
+        agent.tick(10.0)
+        agent.log()
+        agent.closed(key)
+        assert agent.error_of(call) == "DrainTimeout"
+        assert agent.memory(key) is Memory.DRAINING
+    again = agent.read(key, "newer", patience=0.0)
+    agent.log()
+    agent.plan(key)
+    agent.opened(key, "two")
+    agent.log()
+    agent.probed(lent=True)
+    assert agent.last(Post) is None or agent.memory(key) is not Memory.FILLING
+    agent.tick(PROBE_AGAIN_S)
+    agent.probed(lent=False)
+    agent.brought(key, "two")
+    agent.log()
+    assert agent.error_of(again) is None
+    assert agent.memory(key) is Memory.READY
+
+
+def test_what_an_unpublish_drains_is_not_read_into() -> None:
+    agent, key = published()
+    agent.unpublish(key)
+    agent.log()
+    agent.probed(lent=True)
+    agent.tick(10)
+    call = agent.read(key)
+    agent.log()
+    assert agent.error_of(call) == "ReplicaConflict"
+    end = agent.end_of(call)
+    assert "call unpublish again and wait for its end" in getattr(end, "message", "")
+    assert agent.memory(key) is Memory.DRAINING
