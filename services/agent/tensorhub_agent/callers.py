@@ -15,6 +15,7 @@ from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
 from tensorhub_common.layout import segment_bytes
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext
 from tensorhub_common.wire.worker import Done, Failed, Holds, Mapped, Progress, Registered, Spare, Swapped
 
@@ -40,8 +41,9 @@ class Waiting:
 class Callers:
     """The calls under way of one job."""
 
-    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf) -> None:
-        """Look at the core's shards, and at the memory that they stand in."""
+    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf, work: Supervisor) -> None:
+        """Look at the core's shards, and at the memory that they stand in; `work` is the job's."""
+        self._work = work
         self._shards, self._shelf = shards, shelf
         self._waiting: dict[int, Waiting] = {}
         self._calls = 0
@@ -130,7 +132,7 @@ class Callers:
     def show_progress(self) -> None:
         """Tell each reading worker how far its read is, a few times a second, while it gets on."""
         if self._progress is None or self._progress.done():
-            self._progress = asyncio.create_task(self._tell_progress())
+            self._progress = self._work.start(self._tell_progress(), "telling how far reads are")
 
     async def _tell_progress(self) -> None:
         busy = True
@@ -148,9 +150,3 @@ class Callers:
                         waiting.told_bytes = done
                         total = sum(core.place.nbytes)
                         waiting.worker.tell(Progress(call=waiting.call, done_bytes=done, total_bytes=total))
-
-    async def stop(self) -> None:
-        """Tell no more."""
-        if self._progress is not None:
-            self._progress.cancel()
-            await asyncio.gather(self._progress, return_exceptions=True)

@@ -6,7 +6,7 @@ All decisions are the core's. This file carries out its effects in their order a
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tensorhub_agent.alarm import Alarm
@@ -66,6 +66,7 @@ from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.folds import folds_of
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import events_of
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
@@ -95,16 +96,17 @@ class JobAgent:
         self.job = job
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
+        # Of what has failed here nothing says in which state it has left the job: the agent ends, and is started anew.
+        self._work = Supervisor(f"job {job!r}", lambda fault: around.fault(str(fault)))
         self.core = AgentCore(around.agent, around.limits, around.measured)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         programs = Programs(job, around.blobs)
         self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job)
-        self.callers = Callers(self.core.shards, self.shelf)
+        self.callers = Callers(self.core.shards, self.shelf, self._work)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
-        self._alarm = Alarm(self._loop, self._tick)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._alarm = Alarm(self._loop, self._work.guarded(self._tick, "letting time pass"))
         self._joined = asyncio.Event()
         self._postponed = Postponed()
         self.deltas = JobDeltas(
@@ -124,6 +126,7 @@ class JobAgent:
             self._news,
             deltas=self.deltas,
             encodings=around.limits.encodings,
+            on_fault=lambda fault: around.fault(str(fault)),
         )
         self.lending = Lending(
             self.core,
@@ -150,7 +153,7 @@ class JobAgent:
 
     def start(self) -> None:
         """Open the job, follow its log, and join; goes on in the background."""
-        self._spawn(self._follow())
+        self._work.start(self._follow(), "following the log")
 
     async def wait_joined(self, timeout_s: float) -> None:
         """Return once the log has taken this agent's word. Raises `RegistryUnavailable`, `JobGone`."""
@@ -279,27 +282,27 @@ class JobAgent:
             case Hold():
                 self._hold(effect)
             case Digest():
-                self._spawn(self._memory.digest(effect))
+                self._work.start(self._memory.digest(effect), "hashing a shard")
             case Save():
                 self.shelf.save(effect)
                 self.deltas.saved(effect, self.shelf.places[effect.key])
                 if self.shelf.is_kept_on_disk(effect.key):
-                    self._spawn(self._settle(effect.key))
+                    self._work.start(self._settle(effect.key), "settling a copy")
                 if effect.swap:
                     self.callers.swapped(effect.key)
             case Probe():
-                self._loop.call_soon(self._memory.probe, effect)
+                self._work.call_soon(self._memory.probe, effect, what="looking who maps a shard")
             case Duplicate():
-                self._spawn(self._memory.duplicate(effect.key))
+                self._work.start(self._memory.duplicate(effect.key), "copying a shard")
             case LetGo():
                 self.shelf.let_go(effect.key)
             case CheckSiblings():
-                self._spawn(self._check_siblings(effect.key, effect.siblings))
+                self._work.start(self._check_siblings(effect.key, effect.siblings), "comparing layouts")
             case MakeCopy():
                 self.concern(effect.key.replica)
-                self._spawn(self._make_copy(effect))
+                self._work.start(self._make_copy(effect), "making a copy")
             case AskPlan():
-                self._spawn(self._plan(effect, cause))
+                self._work.start(self._plan(effect, cause), "asking for a plan")
             case OpenSource():
                 me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
                 self.sources.open(effect, me, cause)
@@ -332,20 +335,6 @@ class JobAgent:
 
     def _tick(self) -> None:
         self.carry_out(self.core.tick(self._loop.time()))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except Exception as why:  # noqa: BLE001 (whatever it is, this process can't be trusted to go on)
-            _log.exception("a task of job %s failed", self.job)
-            self._around.fault(f"a task of job {self.job!r} failed: {why!r}")
 
     def _post(self, effect: Post) -> None:
         place = self.shelf.places[effect.key]
@@ -409,11 +398,7 @@ class JobAgent:
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""
         self._alarm.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.callers.stop()
+        await self._work.close()
         await self.sources.stop()
         await self.deltas.stop()
         await self._lanes.close()

@@ -3,6 +3,7 @@
 Always true:
 - `read` and `close` come back only when no byte of theirs can be written any more.
 - The owner hears of a loss once, and not after it has called `close`.
+- An error that escapes here is a loss of the session, and is told as one.
 - A copy under way when the session is lost goes on: the memory stays readable, and its digests judge it.
 """
 
@@ -28,6 +29,7 @@ from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.regions import Regions
+from tensorhub_common.supervision import Fault, Supervisor
 
 _log: Final = logging.getLogger(__name__)
 
@@ -43,7 +45,9 @@ class OpenLease(ABC):
         self._confirming = Confirmations()
         self._read_bytes = 0
         self._ending = Ending(self._end)
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._renew())]
+        self._work = Supervisor("an open lease", self._failed)
+        self._work.start(self._listen(), "hearing the source")
+        self._work.start(self._renew(), "renewing the lease")
 
     @abstractmethod
     async def read(
@@ -79,9 +83,7 @@ class OpenLease(ABC):
         lost = self._over is not None
         self._over = self._over or "the session was closed"
         await self._stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.close()
         if not lost:
             with contextlib.suppress(PeerGone):
                 await send(self._framed, Done(self._read_bytes))
@@ -96,6 +98,9 @@ class OpenLease(ABC):
     @abstractmethod
     def _forget(self) -> None:
         """Let go of the segment."""
+
+    def _failed(self, fault: Fault) -> None:
+        self._lose(f"this agent has failed with {fault.error!r}")
 
     def _lose(self, reason: str) -> None:
         if self._over is None:

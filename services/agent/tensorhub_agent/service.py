@@ -200,6 +200,7 @@ class AgentService:
             renew=self.renew,
             holds=self.holds,
             ended=self.ended,
+            on_fault=lambda fault: self._on_fault(str(fault)),
         )
         if not settings.ucxx:
             return Transports(local, None)

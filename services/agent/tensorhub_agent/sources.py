@@ -1,7 +1,12 @@
 """The sources of this agent's reads: leases asked for by NATS, bytes brought by a transport.
 
-Carries out what `transfer.py` decides. Always true: `SourceClosed` is told only after the transport's own close has
-returned, which is when nothing can be written into the destination any more.
+Carries out what `transfer.py` decides.
+
+Invariants:
+- `SourceClosed` is told only after the transport's own close has returned, when nothing can be written into the
+  destination any more.
+- An error that escapes from reading a source is a loss of that source, which its read is told at once. One that escapes
+  from closing a source, or from the core that is told, is a fault of the agent: what may still be written is not known.
 """
 
 import asyncio
@@ -46,10 +51,14 @@ from tensorhub_common.errors import TensorHubError
 from tensorhub_common.execution import Execution
 from tensorhub_common.layout import PieceTable
 from tensorhub_common.regions import Regions
+from tensorhub_common.supervision import Fault, OnFault, Supervisor
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.transfer import LeaseGrant, SourceId
 
 NOTHING: Final = (b"", b"")
+
+REASON_CHARS_MAX: Final = 500
+"""So much of an error is told to the caller of a read."""
 
 News = Callable[
     [SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None
@@ -94,14 +103,17 @@ class Sources:
         *,
         deltas: JobDeltas,
         encodings: bool = True,
+        on_fault: OnFault | None = None,
     ) -> None:
         """Report what comes of everything to `tell`; keep in `deltas` what was applied.
 
-        Without `encodings` every piece comes as it is.
+        Without `encodings` every piece comes as it is. `on_fault` ends the agent.
         """
+        self._work = Supervisor(f"the reads of job {job!r}", on_fault)
         self._encodings = encodings
         self._programs, self._deltas = programs, deltas
-        self._leasing, self._transports, self._tell = Leasing(job, bus), transports, tell
+        self._leasing, self._transports = Leasing(job, bus), transports
+        self._tell = self._work.guarded(tell, "taking news of a source")
         self._open: dict[tuple[Key, int], Source] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         """Leases that are let go: nobody waits for that."""
@@ -116,7 +128,8 @@ class Sources:
 
     def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
-        task = asyncio.create_task(self._opened(effect, reader, headers_of(cause)))
+        opening = self._opened(effect, reader, headers_of(cause))
+        task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
         source = self._open[effect.key, effect.source] = Source(task, effect)
         if not effect.hold:
             source.entered.set()
@@ -218,6 +231,18 @@ class Sources:
                 news = Have(source.availability.units(news.pieces))
             self._tell(Available(key, number, news))
 
+    def _begin(self, source: Source, work: Coroutine[None, None, None], effect: Post | Confirm, what: str) -> None:
+        """Do something with an open source; an error that escapes is a loss of the source."""
+        task = self._work.start(work, what, self._losing(effect))
+        source.tasks.add(task)
+        task.add_done_callback(source.tasks.discard)
+
+    def _losing(self, effect: OpenSource | Post | Confirm) -> OnFault:
+        def lose(fault: Fault) -> None:
+            self._lost(effect.key, effect.source, f"this agent has failed with {fault.error!r}"[:REASON_CHARS_MAX])
+
+        return lose
+
     def _lost(self, key: Key, number: int, reason: str) -> None:
         source = self._open.get((key, number))
         if source is not None and not source.closing:
@@ -244,9 +269,7 @@ class Sources:
         else:
             spans = Spans.of(table, effect.pieces)
             work = self._posted(effect, source, source.session, segment, spans, digests=digests)
-        task = asyncio.create_task(work)
-        source.tasks.add(task)
-        task.add_done_callback(source.tasks.discard)
+        self._begin(source, work, effect, "reading from a source")
 
     def take(self, effect: Post, borrowed: Borrowed) -> None:
         """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
@@ -256,9 +279,7 @@ class Sources:
         fd = source.session.take()
         if fd is not None:
             borrowed.take(fd)
-        task = asyncio.create_task(self._taken(effect))
-        source.tasks.add(task)
-        task.add_done_callback(source.tasks.discard)
+        self._begin(source, self._taken(effect), effect, "taking a source's memory")
 
     async def _taken(self, effect: Post) -> None:
         self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
@@ -320,9 +341,7 @@ class Sources:
         source = self._open.get((effect.key, effect.source))
         if source is None or source.session is None:
             return
-        task = asyncio.create_task(self._confirmed(effect, source.session))
-        source.tasks.add(task)
-        task.add_done_callback(source.tasks.discard)
+        self._begin(source, self._confirmed(effect, source.session), effect, "asking a source for its word")
 
     async def _confirmed(self, effect: Confirm, session: SourceSession) -> None:
         try:
@@ -336,14 +355,14 @@ class Sources:
         source = self._open.get((effect.key, effect.source))
         if source is not None and not source.closing:
             source.closing = True
-            task = asyncio.create_task(self._closed(effect, source))
-            source.tasks.add(task)
+            source.tasks.add(self._work.start(self._closed(effect, source), "closing a source"))
 
     async def _closed(self, effect: CloseSource, source: Source) -> None:
         source.opening.cancel()
         await asyncio.gather(source.opening, return_exceptions=True)
         if source.held is not None:
-            leaving = asyncio.create_task(source.held.let_go())
+            # Where that fails the lease ends by its time.
+            leaving = self._work.start(source.held.let_go(), "letting go of a lease", lambda _: None)
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
         if source.session is not None:
@@ -361,4 +380,5 @@ class Sources:
         for (key, number), source in list(self._open.items()):
             self.close(CloseSource(key, number))
             await asyncio.gather(*source.tasks, return_exceptions=True)
-        await asyncio.gather(*self._leaving)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._work.close()

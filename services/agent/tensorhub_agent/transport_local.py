@@ -43,6 +43,7 @@ from tensorhub_agent.transport import LeaseOpened, OnHave, OnLost, Refused, Tran
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.supervision import Fault, OnFault, Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import LeaseGrant
 
@@ -71,8 +72,8 @@ _log: Final = logging.getLogger(__name__)
 class _Served:
     """The serving side of one open lease."""
 
-    def __init__(self, framed: Framed, lease: str) -> None:
-        self.framed, self.lease = framed, lease
+    def __init__(self, framed: Framed, lease: str, work: Supervisor) -> None:
+        self.framed, self.lease, self._work = framed, lease, work
         self.breaking: asyncio.Task[None] | None = None
         self._untold: list[Stock] = []
         self._telling: asyncio.Task[None] | None = None
@@ -81,7 +82,7 @@ class _Served:
         """Tell the reader of pieces; of what stands here, what comes while it is told goes with the next frame."""
         self._untold.append(news)
         if self._telling is None:
-            self._telling = asyncio.create_task(self._tell())
+            self._telling = self._work.start(self._tell(), "telling a reader of pieces", self._cut_off)
 
     async def _tell(self) -> None:
         with contextlib.suppress(PeerGone):
@@ -102,7 +103,11 @@ class _Served:
     def end(self, reason: str) -> None:
         """Tell the reader, and close the connection, which ends the task that serves it."""
         if self.breaking is None:
-            self.breaking = asyncio.create_task(self._end(reason))
+            self.breaking = self._work.start(self._end(reason), "breaking a lease", self._cut_off)
+
+    def _cut_off(self, _: Fault) -> None:
+        """Something has failed here: the reader's connection ends, and with it the lease."""
+        self.framed.close()
 
     async def _end(self, reason: str) -> None:
         with contextlib.suppress(PeerGone):
@@ -124,13 +129,14 @@ class LocalTransport:
         holds: Callable[[str], bool],
         ended: Callable[[str, bool], None],
         mappings_max: int = MAPPINGS_MAX,
+        on_fault: OnFault | None = None,
     ) -> None:
-        """Serve at `socket`. The four callables are the methods of a `LeaseBook`."""
+        """Serve at `socket`. The four callables are the methods of a `LeaseBook`; `on_fault` ends the agent."""
         self._path, self._agent, self._pool = socket, agent, pool
         self._redeem, self._renew, self._holds, self._ended = redeem, renew, holds, ended
         self._cache = MappingCache(mappings_max)
         self._socket: sockets.socket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = Supervisor(f"the local transport of agent {agent!r}", on_fault)
         self._serving: set[asyncio.Task[None]] = set()
         self._served: dict[str, _Served] = {}
         self.served_bytes = 0
@@ -149,14 +155,12 @@ class LocalTransport:
     async def start(self) -> None:
         """Listen. A socket that an earlier process left there is replaced."""
         self._socket = _listen(self._path)
-        self._tasks = {asyncio.create_task(self._accept(self._socket)), asyncio.create_task(self._sweep())}
+        self._work.start(self._accept(self._socket), "letting readers in")
+        self._work.start(self._sweep(), "letting go of mappings")
 
     async def stop(self) -> None:
         """End the served leases, remove the socket and let go of the mappings that no session uses."""
-        ending = self._tasks | self._serving
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self._work.close()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -234,7 +238,9 @@ class LocalTransport:
                 REFUSED.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
-            task = asyncio.create_task(self._serve(Framed(connection, FRAME_BYTES_MAX), pid))
+            # It closes its connection and ends its lease whatever happens, so that a fault costs this reader alone.
+            serving = self._serve(Framed(connection, FRAME_BYTES_MAX), pid)
+            task = self._work.start(serving, "serving a reader", lambda _: None)
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
@@ -269,7 +275,7 @@ class LocalTransport:
         return self._redeem(hello.ticket, hello.reader)
 
     async def _serve_lease(self, framed: Framed, opened: LeaseOpened) -> None:
-        served = self._served[opened.lease] = _Served(framed, opened.lease)
+        served = self._served[opened.lease] = _Served(framed, opened.lease, self._work)
         done = False
         try:
             segment = opened.segment
