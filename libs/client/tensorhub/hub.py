@@ -33,7 +33,6 @@ from tensorhub_common.access.tls import TlsFiles
 from tensorhub_common.bus.address import addresses
 from tensorhub_common.errors import JobGone, TensorHubError
 from tensorhub_common.layout import encoded
-from tensorhub_common.names import check_name
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import check_job
 from tensorhub_common.wire.asks import ReplicaInfo, VersionInfo
@@ -108,15 +107,16 @@ class AsyncHub:
         tensor that it has no rule for, or that is not as its rule says.
         """
         self._session.check()
-        check_name("model", model)
-        check_name("replica", replica)
+        arguments.name("model", model)
+        arguments.name("replica", replica)
         number, count = arguments.shard_of(shard, shards)
+        is_spot = arguments.flag("spot", spot)
         how, choice = arguments.install(install), arguments.resume(resume)
         deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
         names = arguments.mapping(mapping)
         described, layout = await in_thread(lambda: _described(module_or_tensors, names))
         place = Place(
-            model=model, replica=replica, shard=number, shards=count, spot=bool(spot), layout=layout, install=how
+            model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
         )
         return await self._made(described, await self._session.register(place, deadline), choice, deadline)
 
@@ -177,14 +177,14 @@ class AsyncHub:
     async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
         """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        check_name("model", model)
+        arguments.name("model", model)
         await self._open_job(bound_s)
         return await self.registry.versions(model, bound_s)
 
     async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
         """Return the replicas of a model with their shards, in the order of their registration."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
-        check_name("model", model)
+        arguments.name("model", model)
         await self._open_job(bound_s)
         return await self.registry.replicas(model, bound_s)
 
@@ -204,7 +204,7 @@ class AsyncHub:
         `kinds`: other kinds of events than those of versions; an empty collection means all.
         """
         self._session.check()
-        check_name("model", model)
+        arguments.name("model", model)
         wanted = arguments.kinds(kinds, KINDS)
         return self._until_closed(self.registry.watch(model, arguments.seen(after), wanted))
 
@@ -234,17 +234,17 @@ class AsyncHub:
         A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
         and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
         """
-        await self._rule(Retain(model=check_name("model", model), last=arguments.whole("last", last)), timeout_s)
+        await self._rule(Retain(model=arguments.name("model", model), last=arguments.retained(last)), timeout_s)
 
     async def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
         """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
-        number = arguments.whole("version", version)
-        await self._rule(Pin(model=check_name("model", model), version=number), timeout_s)
+        number = arguments.known_version("version", version)
+        await self._rule(Pin(model=arguments.name("model", model), version=number), timeout_s)
 
     async def unpin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
         """Keep a version no longer than `retain` says."""
-        number = arguments.whole("version", version)
-        await self._rule(Unpin(model=check_name("model", model), version=number), timeout_s)
+        number = arguments.known_version("version", version)
+        await self._rule(Unpin(model=arguments.name("model", model), version=number), timeout_s)
 
     async def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
         """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
@@ -252,13 +252,13 @@ class AsyncHub:
         Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
         holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
         """
-        command = Rewind(model=check_name("model", model), to=arguments.whole("to", to))
+        command = Rewind(model=arguments.name("model", model), to=arguments.known_version("to", to))
         events = await self._rule(command, timeout_s)
         return [event.version for event in events if isinstance(event, VersionRetired)]
 
     async def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
         """Forget a model with its versions and the copies of them. Its replicas must have been released."""
-        await self._rule(Delete(model=check_name("model", model)), timeout_s)
+        await self._rule(Delete(model=arguments.name("model", model)), timeout_s)
 
     async def delete_job(self, *, timeout_s: float = ASK_S) -> None:
         """Delete the whole job: agents free its memory and its copies, and every later call of anybody is `JobGone`.
@@ -283,6 +283,7 @@ class AsyncHub:
         The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
         shards.
         """
+        releases_all = arguments.flag("release", release)
         if self._closed.is_set():
             return
         self._session.check()
@@ -290,7 +291,7 @@ class AsyncHub:
         if not self._session.is_connected:
             bound_s = min(bound_s, CLOSE_AWAY_S)
         try:
-            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards) if release]
+            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards) if releases_all]
             outcomes = await asyncio.gather(*releases, return_exceptions=True)
         finally:
             self._closed.set()
@@ -336,7 +337,7 @@ async def connect_async(
     settings = settings_module.load(os.environ)
     for sentence in settings_module.strangers(os.environ):
         log.warning(sentence)
-    name = check_job(settings.job if job is None else job)
+    name = check_job(arguments.name("job", settings.job if job is None else job))
     arguments.text("nats", nats)
     if not isinstance(agent, PathLike):
         arguments.text("agent", agent)

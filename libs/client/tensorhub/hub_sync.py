@@ -134,6 +134,7 @@ class Shard:
         called in the hub's own thread. Raises `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`.
         `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
+        arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
             return self._background.run(self._shard._fetch(version, timeout_s, on_progress))  # noqa: SLF001 (twins)
 
@@ -152,6 +153,7 @@ class Shard:
         and the next call tries again.
         `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
+        arguments.lock(swap_under, is_async=False)
         with self._swapping(swap_under):
             return self._background.run(self._shard._fetch_newer(wait_s, timeout_s, on_progress))  # noqa: SLF001
 

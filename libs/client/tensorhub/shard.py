@@ -171,6 +171,7 @@ class AsyncShard:
         `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`. `swap_under`: a lock (or another
         context manager) to hold while the tensors of a staged or mapped shard swap.
         """
+        arguments.lock(swap_under, is_async=True)
         async with self._swapping(swap_under):
             return await self._fetch(version, timeout_s, on_progress)
 
@@ -189,6 +190,7 @@ class AsyncShard:
         and the next call tries again.
         `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
         """
+        arguments.lock(swap_under, is_async=True)
         async with self._swapping(swap_under):
             return await self._fetch_newer(wait_s, timeout_s, on_progress)
 
@@ -285,6 +287,7 @@ class AsyncShard:
         return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
 
     async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        arguments.function("on_progress", on_progress)
         shown = getattr(self._swaps, "shown", None)
         if shown is not None:
             question = replace(question, segment=shown)

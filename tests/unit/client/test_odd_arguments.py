@@ -1,0 +1,160 @@
+"""Whatever a caller passes, each call takes it or refuses it at once, in a sentence, with nothing sent to the agent."""
+
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.client.fake_agent import FakeAgent
+
+import tensorhub
+from tensorhub import AsyncHub, AsyncShard, TensorHubError, arguments
+
+HUGE: Final = 10**5000
+"""More digits than Python writes out."""
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+NEITHER: Final[tuple[Any, ...]] = (True, b"3", [], object(), Unshowable())
+NO_SECONDS: Final = (*NEITHER, None, "3", np.True_, {}, 1j, Decimal(3), torch.tensor(3.0))
+OUT_OF_RANGE: Final = (-1, -0.001, math.nan, math.inf, -math.inf, HUGE, -HUGE, 1e308, np.float32("inf"))
+NO_NUMBERS: Final = (*NEITHER, "1", 1.5, math.nan, torch.ones(2), np.ones(3))
+
+
+@pytest.mark.parametrize("value", NO_SECONDS, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_of_seconds(value: object) -> None:
+    with pytest.raises(TypeError, match="timeout_s is a number of seconds; got "):
+        arguments.seconds("timeout_s", value)
+
+
+@pytest.mark.parametrize("value", OUT_OF_RANGE, ids=lambda value: f"{type(value).__name__} {str(value > 0)[0]}")
+def test_seconds_that_can_not_be_waited(value: object) -> None:
+    with pytest.raises(ValueError, match="give a number of seconds from 0 to 604800"):
+        arguments.seconds("timeout_s", value)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2.5, np.float32(2.5), np.int64(3), Fraction(5, 2), -0.0], ids=repr)
+def test_numbers_of_other_libraries_are_seconds(value: Any) -> None:
+    assert arguments.seconds("timeout_s", value) == float(value)
+
+
+Call = Callable[[AsyncHub, AsyncShard, Any], Any]
+BOUNDED: Final[dict[str, Call]] = {
+    "register": lambda hub, _, s: hub.register("m", {"w": torch.ones(1)}, replica="r", timeout_s=s),
+    "versions": lambda hub, _, s: hub.versions("m", timeout_s=s),
+    "replicas": lambda hub, _, s: hub.replicas("m", timeout_s=s),
+    "retain": lambda hub, _, s: hub.retain("m", last=1, timeout_s=s),
+    "pin": lambda hub, _, s: hub.pin("m", 1, timeout_s=s),
+    "unpin": lambda hub, _, s: hub.unpin("m", 1, timeout_s=s),
+    "rewind": lambda hub, _, s: hub.rewind("m", to=1, timeout_s=s),
+    "delete": lambda hub, _, s: hub.delete("m", timeout_s=s),
+    "delete_job": lambda hub, _, s: hub.delete_job(timeout_s=s),
+    "close": lambda hub, _, s: hub.close(timeout_s=s),
+    "publish": lambda _, shard, s: shard.publish(timeout_s=s),
+    "unpublish": lambda _, shard, s: shard.unpublish(timeout_s=s),
+    "overwriting": lambda _, shard, s: shard.overwriting(timeout_s=s).__aenter__(),
+    "replicate": lambda _, shard, s: shard.replicate(timeout_s=s),
+    "update": lambda _, shard, s: shard.update(timeout_s=s),
+    "update wait_s": lambda _, shard, s: shard.update(wait_s=-1.0 if s == math.inf else s),
+    "release": lambda _, shard, s: shard.release(timeout_s=s),
+}
+NUMBERED: Final[dict[str, Call]] = {
+    "shard": lambda hub, _, n: hub.register("m", {"w": torch.ones(1)}, replica="r", shard=n),
+    "shards": lambda hub, _, n: hub.register("m", {"w": torch.ones(1)}, replica="r", shards=n),
+    "last": lambda hub, _, n: hub.retain("m", last=n),
+    "pin": lambda hub, _, n: hub.pin("m", n),
+    "unpin": lambda hub, _, n: hub.unpin("m", n),
+    "to": lambda hub, _, n: hub.rewind("m", to=n),
+    "publish": lambda _, shard, n: shard.publish(n),
+    "replicate": lambda _, shard, n: shard.replicate(n),
+}
+FLAGS: Final[dict[str, Call]] = {
+    "spot": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", spot=x),
+    "release": lambda hub, _, x: hub.close(release=x),
+    "publish": lambda _, shard, x: shard.overwriting(publish=x).__aenter__(),
+}
+OTHERS: Final[dict[str, Call]] = {
+    "on_progress": lambda _, shard, x: shard.replicate(on_progress=x),
+    "on_progress is": lambda _, shard, x: shard.update(on_progress=x),
+    "swap_under": lambda _, shard, x: shard.replicate(swap_under=x),
+    "swap_under is": lambda _, shard, x: shard.update(swap_under=x),
+    "mapping": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", mapping=x),
+    "install": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", install=x),
+    "resume": lambda hub, _, x: hub.register("m", {"w": torch.ones(1)}, replica="r", resume=x),
+}
+
+
+async def refused(agent: FakeAgent, hub: AsyncHub, call: Call, values: tuple[Any, ...]) -> None:
+    shard = await hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
+    sent = len(agent.frames)
+    for value in values:
+        with pytest.raises((TypeError, ValueError, TensorHubError)) as told:
+            await call(hub, shard, value)
+        assert len(str(told.value)) < 400, value if not isinstance(value, Unshowable) else "unshowable"
+        assert "string conversion" not in str(told.value), "Python's own words for a number that it does not write out"
+    assert len(agent.frames) == sent, "a mistake is told before anything travels"
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+async def test_bounds(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, BOUNDED[name], (*NO_SECONDS, *OUT_OF_RANGE))
+
+
+@pytest.mark.parametrize("name", NUMBERED)
+async def test_numbers(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, NUMBERED[name], (*NO_NUMBERS, -1, 2**53, 2**63, 2**64, HUGE, -HUGE))
+
+
+@pytest.mark.parametrize("name", FLAGS)
+async def test_flags(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, FLAGS[name], (None, 0, 1, "no", "", [], torch.ones(1, dtype=torch.bool), Unshowable()))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+async def test_other_things(agent: FakeAgent, hub: AsyncHub, name: str) -> None:
+    await refused(agent, hub, OTHERS[name], (0, 1, "x", b"x", [1], {1: 2}, torch.ones(2), Unshowable()))
+
+
+NAMES: Final = ("", " ", "a b", "a.b", "a/b", "ä", "_x", "x" * 65, "a\n", "\ud800", None, 7, b"x", HUGE, Unshowable())
+
+
+@pytest.mark.parametrize("what", ["model", "replica"])
+async def test_names(agent: FakeAgent, hub: AsyncHub, what: str) -> None:
+    def register(hub: AsyncHub, _: AsyncShard, value: Any) -> Any:
+        model, replica = (value, "r") if what == "model" else ("m", value)
+        return hub.register(model, {"w": torch.ones(1)}, replica=replica)
+
+    await refused(agent, hub, register, NAMES)
+
+
+async def test_names_of_jobs_and_of_models_that_are_asked_about(agent: FakeAgent, hub: AsyncHub) -> None:
+    async def connect(_: AsyncHub, __: AsyncShard, value: Any) -> Any:
+        return await tensorhub.connect_async(value if value is not None else "", agent=agent.path)
+
+    asks: tuple[Call, ...] = (
+        connect,
+        lambda hub, _, value: hub.versions(value),
+        lambda hub, _, value: hub.replicas(value),
+        lambda hub, _, value: hub.retain(value, last=1),
+        lambda hub, _, value: hub.delete(value),
+        lambda hub, _, value: anext(hub.watch(value)),
+    )
+    for ask in asks:
+        await refused(agent, hub, ask, NAMES)
+        await hub._session.release(next(iter(hub._shards))._attachment, 5)
+        hub._shards.clear()
+
+
+@pytest.mark.parametrize("nats", [7, b"nats://x", [], True])
+async def test_where_nats_is(agent: FakeAgent, nats: Any) -> None:
+    with pytest.raises(TypeError, match="nats is text"):
+        await tensorhub.connect_async(agent=agent.path, nats=nats)
+    assert not agent.frames
