@@ -25,6 +25,7 @@ from tensorhub_common.errors import (
     ReplicaConflict,
     TensorHubError,
 )
+from tensorhub_common.supervision import Fault
 from tensorhub_common.wire.worker import Loaded, Registered
 
 BRING_BACK_S: Final = 10.0
@@ -68,7 +69,8 @@ class Attachments:
             return await self._claim(known, place, deadline)
         attachment = Attachment(place)
         self._by_key[place.key] = attachment
-        task = self._link.begin(self._register(attachment, deadline))
+        what = f"registering {place.where}"
+        task = self._link.work.start(self._register(attachment, deadline), what, awaited=True)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -76,7 +78,6 @@ class Attachments:
             if task.cancelled():
                 # Not the caller was cancelled, but the hub was closed.
                 raise closed_error() from None
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             raise
         return attachment
 
@@ -107,7 +108,7 @@ class Attachments:
             raise
         attachment.registering = False
         if attachment.handle is None and self._link.is_up:
-            self._link.begin(self._bring_back(attachment))
+            self._begin_bringing_back(attachment)
 
     async def _insist(self, attachment: Attachment, deadline: float) -> None:
         """Register a shard, again after each break."""
@@ -209,7 +210,15 @@ class Attachments:
         """There is a new connection: register every shard on it."""
         for attachment in self._by_key.values():
             if not attachment.registering:
-                self._link.begin(self._bring_back(attachment))
+                self._begin_bringing_back(attachment)
+
+    def _begin_bringing_back(self, attachment: Attachment) -> None:
+        def lose(fault: Fault) -> None:
+            why = f"this program failed with {type(fault.error).__name__}; its log says where"
+            self._lose(attachment, AgentUnavailable(why))
+
+        where = attachment.place.where
+        self._link.work.start(self._bring_back(attachment), f"attaching {where} again", lose)
 
     async def _bring_back(self, attachment: Attachment) -> None:
         """Register a shard on this connection. What can pass is tried again; any other refusal loses the shard."""

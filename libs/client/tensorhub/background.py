@@ -2,7 +2,7 @@
 
 Always true: a call from any thread returns what its coroutine returned, or raises; Ctrl-C ends the waiting at once;
 the end of the interpreter waits for no call and for at most `END_S`; a child of `fork`, which has no such thread, is
-told to connect again instead of waiting for ever.
+told to connect again instead of waiting for ever. One that nobody refers to any more ends its thread as `stop` does.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from tensorhub.link import closed_error
@@ -27,13 +27,16 @@ class Background:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._leaves: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._loop = asyncio.new_event_loop()
         self._ending = threading.Lock()
         self._ended = False
         self._exiting = False
-        self._thread = threading.Thread(target=self._serve, name="tensorhub", daemon=True)
+        # The thread knows the loop alone, so that an object which nobody has any more can go, and ends it.
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tensorhub", daemon=True)
         self._thread.start()
         _running.add(self)
+        weakref.finalize(self, _end_soon, self._pid, self._loop, self._leaves).atexit = False
 
     @property
     def is_ended(self) -> bool:
@@ -44,6 +47,10 @@ class Background:
     def is_forked(self) -> bool:
         """Whether this process is a child of the one that made the thread, which it then lacks."""
         return os.getpid() != self._pid
+
+    def before_its_end(self, leave: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have this done in the loop where nothing refers to this object any more, and nobody has called `stop`."""
+        self._leaves.append(leave)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end and return its result. Interrupted, it is cancelled and not waited for."""
@@ -91,7 +98,8 @@ class Background:
             if self._ended:
                 return
             self._ended = True
-            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
+            self._leaves.clear()
+            asyncio.run_coroutine_threadsafe(_cancel_all(self._loop), self._loop)
         self._thread.join(END_S)
 
     def stop_at_exit(self) -> None:
@@ -99,21 +107,40 @@ class Background:
         self._exiting = True
         self.stop()
 
-    async def _cancel_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=END_S)
-        await self._loop.shutdown_asyncgens()
-        self._loop.stop()
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.close()
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=END_S)
+    await loop.shutdown_asyncgens()
+    loop.stop()
+
+
+def _end_soon(pid: int, loop: asyncio.AbstractEventLoop, leaves: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """End the loop of an object that was dropped: in the loop's own thread, for garbage is collected in any."""
+    if os.getpid() != pid or loop.is_closed():
+        return
+
+    async def end() -> None:
+        for leave in leaves:
+            await leave()
+        await _cancel_all(loop)
+
+    ending = end()
+    try:
+        asyncio.run_coroutine_threadsafe(ending, loop)
+    except RuntimeError:
+        ending.close()
 
 
 _running: "weakref.WeakSet[Background]" = weakref.WeakSet()

@@ -19,6 +19,7 @@ import msgspec
 from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.framed import Framed
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Frame, FromAgent, Mapped, Registered, Spare
 
 UNSENT_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
@@ -40,7 +41,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Connection:
     """One connection to an agent. Make it with `dial`; it belongs to the event loop that made it."""
 
-    def __init__(self, sock: socket.socket, on_frame: OnFrame, on_end: OnEnd) -> None:
+    def __init__(self, sock: socket.socket, on_frame: OnFrame, on_end: OnEnd, work: Supervisor) -> None:
         self._socket = sock
         self._framed = Framed(sock, FRAME_BYTES_MAX)
         self._on_frame = on_frame
@@ -48,8 +49,10 @@ class Connection:
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
         self._unsent_bytes = 0
         self._open = True
-        loop = asyncio.get_running_loop()
-        self._tasks = (loop.create_task(self._read()), loop.create_task(self._write()))
+        self._tasks = (
+            work.start(self._read(), "reading what the agent says", self._on_fault),
+            work.start(self._write(), "writing to the agent", self._on_fault),
+        )
 
     @property
     def is_open(self) -> bool:
@@ -92,6 +95,10 @@ class Connection:
         except MALFORMED as error:
             self._end(f"the agent sent a frame that this version can't read ({error})")
 
+    def _on_fault(self, fault: Fault) -> None:
+        """A fault of this program ends the connection: what was asked on it is asked anew on the next one."""
+        self._end(f"this program failed with {type(fault.error).__name__}; its log says where")
+
     def _end(self, reason: str) -> None:
         if self._open:
             self.close()
@@ -118,7 +125,7 @@ class Connection:
         self._socket.close()
 
 
-async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd) -> Connection:
+async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd, work: Supervisor) -> Connection:
     """Connect to an agent's socket. Raises `OSError`. The caller bounds the time."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
@@ -127,4 +134,4 @@ async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd) -> Connection:
     except BaseException:
         sock.close()
         raise
-    return Connection(sock, on_frame, on_end)
+    return Connection(sock, on_frame, on_end, work)

@@ -20,6 +20,7 @@ import zstandard
 from tensorhub import arguments
 from tensorhub.attachment import Attachment, Place
 from tensorhub.find import find_agent
+from tensorhub.leaving import leave, leave_when_dropped
 from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S, NatsAddress, Registry
 from tensorhub.resuming import OpenChoice, Resume
@@ -68,6 +69,7 @@ class AsyncHub:
         self._shards: dict[AsyncShard, None] = {}
         self._closed = asyncio.Event()
         self._job_is_open = False
+        self._was_closed = leave_when_dropped(self, session, registry)
 
     def __repr__(self) -> str:
         return f"<hub of job {self.job} at agent {self.agent}>"
@@ -295,12 +297,19 @@ class AsyncHub:
             outcomes = await asyncio.gather(*releases, return_exceptions=True)
         finally:
             self._closed.set()
+            self._was_closed()
             await self._session.close()
             await self.registry.close()
         for outcome in outcomes:
             # With the job its shards have gone too.
             if isinstance(outcome, BaseException) and not isinstance(outcome, JobGone):
                 raise outcome
+
+    async def _leave(self) -> None:
+        """End the connection as a process that ends does: the shards stay with the agent, published as they are."""
+        self._closed.set()
+        self._was_closed()
+        await leave(self._session, self.registry)
 
     async def __aenter__(self) -> Self:
         return self
@@ -332,7 +341,8 @@ async def connect_async(
     `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
     default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
     of a cluster the addresses of several nodes, with commas between.
-    Raises `AgentUnavailable` when no agent answers within the bound.
+    Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
+    not reached.
     """
     settings = settings_module.load(os.environ)
     for sentence in settings_module.strangers(os.environ):
@@ -342,13 +352,21 @@ async def connect_async(
     if not isinstance(agent, PathLike):
         arguments.text("agent", agent)
     bound_s = arguments.seconds("timeout_s", timeout_s)
+    deadline = asyncio.get_running_loop().time() + bound_s
     session = Session(find_agent(agent, settings, os.environ), name)
+    registry: Registry | None = None
     try:
         attached = await session.open(bound_s)
+        registry = Registry(name, _nats_address(nats, settings, attached))
+        if nats:
+            # An address that was given and is wrong would be noticed by the first question, hours later.
+            await registry.bus(max(0.0, deadline - asyncio.get_running_loop().time()))
     except BaseException:
         await session.close()
+        if registry is not None:
+            await registry.close()
         raise
-    return AsyncHub(name, session, Registry(name, _nats_address(nats, settings, attached)))
+    return AsyncHub(name, session, registry)
 
 
 def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsAddress:

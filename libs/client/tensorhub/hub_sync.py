@@ -186,6 +186,7 @@ class Hub:
     """A connection to one agent, for one job. `connect` makes it; `with` releases everything at its end."""
 
     def __init__(self, background: Background, hub: AsyncHub) -> None:
+        background.before_its_end(hub._leave)  # noqa: SLF001 (twins)
         self._background = background
         self._hub = hub
         self.job = hub.job
@@ -347,7 +348,8 @@ def connect(
     `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
     default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
     of a cluster the addresses of several nodes, with commas between.
-    Raises `AgentUnavailable` when no agent answers within the bound.
+    Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
+    not reached.
     """
     background = Background()
     try:

@@ -10,13 +10,14 @@ sent before the handshake is done; in a child of `fork` the link holds no socket
 import asyncio
 import os
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tensorhub.frames import Connection, OnFrame, dial
 from tensorhub_common import telemetry
 from tensorhub_common.errors import AgentUnavailable, TensorHubError, from_code
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import Attach, Attached, Frame, FromAgent, Refused
 
@@ -40,6 +41,8 @@ class Link:
     def __init__(
         self, socket_path: Path, job: str, on_frame: OnFrame, on_up: Callable[[], None], on_down: Callable[[], None]
     ) -> None:
+        self.work = Supervisor(f"the hub of job {job!r} in this process")
+        """Runs all that goes on beside the calls, of the link and of what is kept over it."""
         self.socket_path = socket_path
         self.job = job
         self.agent: Attached | None = None
@@ -52,7 +55,6 @@ class Link:
         self._connection: Connection | None = None
         self._hello: asyncio.Future[Attached] | None = None
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         _links.add(self)
 
@@ -88,8 +90,15 @@ class Link:
                 raise self.unavailable()
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RECONNECT_WAIT_MAX_S)
-        self.begin(self._keep())
+        self._keep_up()
         return agent
+
+    def _keep_up(self) -> None:
+        self.work.start(self._keep(), "connecting to the agent again", self._keep_up_later)
+
+    def _keep_up_later(self, _: Fault) -> None:
+        """A fault of this program must not leave the shards without their agent for good."""
+        self.work.call_later(RECONNECT_WAIT_MAX_S, self._keep_up, what="connecting to the agent again")
 
     async def _connect(self, deadline: float) -> Attached:
         """Connect and shake hands. Raises `OSError` (`TimeoutError` is one), or the agent's refusal."""
@@ -97,7 +106,7 @@ class Link:
         self._hello = self._loop.create_future()
         try:
             async with asyncio.timeout_at(deadline):
-                connection = await dial(self.socket_path, self._take, self._end)
+                connection = await dial(self.socket_path, self._take, self._end, self.work)
                 connection.send(Attach(protocol=PROTOCOL, job=self.job))
                 self.agent = await self._hello
         except TimeoutError:
@@ -181,13 +190,6 @@ class Link:
 
     # -------------------------------------------------------------------------------------------- beginning, end
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something beside, until it ends or the link is closed."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     def check(self) -> None:
         """Raise `AgentUnavailable` in a child of `fork`, and after `close`."""
         if self.is_forked:
@@ -206,14 +208,16 @@ class Link:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-        running = list(self._tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await self.work.close()
         self.notify()
 
+    def drop(self) -> None:
+        """Close the socket without an event loop, which has ended: nothing runs any more that would."""
+        self._closed = True
+        self.let_go()
+
     def let_go(self) -> None:
-        """In a child of `fork`: close its copy of the socket, or the agent would not see the parent's end."""
+        """Close the socket alone. A child of `fork` must, or its copy would hide the parent's end from the agent."""
         if self._connection is not None:
             self._connection.abandon()
 

@@ -101,6 +101,10 @@ class Session:
         self.tracing.flush()
         await self._link.close()
 
+    def drop(self) -> None:
+        """Close the socket of a session whose event loop has ended."""
+        self._link.drop()
+
     # -------------------------------------------------------------------------------------------------- shards
 
     def deadline(self, timeout_s: float) -> float:
@@ -256,6 +260,19 @@ class Session:
                 each.answer.set_exception(Broken(self._link.reason))
 
     def _take(self, frame: FromAgent, fd: int | None) -> None:
+        """Take a frame. A fault of ours fails the call that it is about, or else ends the connection."""
+        try:
+            self._take_frame(frame, fd)
+        except Exception as error:
+            pending = self._pending.pop(getattr(frame, "call", 0), None)
+            if pending is None:
+                raise
+            self._link.work.fault(f"taking {type(frame).__name__}", error)
+            if not pending.answer.done():
+                why = f"this program failed with {type(error).__name__} on the agent's answer; its log says where"
+                pending.answer.set_exception(TensorHubError(why))
+
+    def _take_frame(self, frame: FromAgent, fd: int | None) -> None:
         match frame:
             case Registered():
                 self._take_registered(frame, fd)

@@ -1,0 +1,68 @@
+"""What becomes of a hub object that is dropped without `close`: its connections end, its shards stay with the agent.
+
+That is what happens to a process that ends; a program that makes hub objects in a loop must not run out of threads and
+descriptors. Garbage is collected in any thread, so what is left to do is handed to the hub's own event loop, and nobody
+waits for it.
+"""
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from tensorhub_common.errors import TensorHubError
+
+
+class Leaving(Protocol):
+    """What a hub object holds that must end with it."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class Session(Leaving, Protocol):
+    """The connection to the agent, which can also be ended where no event loop runs any more."""
+
+    def drop(self) -> None:
+        """Close the socket."""
+
+
+_tasks: Final[set["asyncio.Task[None]"]] = set()
+"""The event loop alone would not keep them."""
+
+
+async def leave(session: Session, registry: Leaving) -> None:
+    """End the connections, and leave the shards with the agent. What is closed already stays so."""
+    with suppress(TensorHubError, OSError):
+        await session.close()
+    with suppress(TensorHubError, OSError):
+        await registry.close()
+
+
+def leave_when_dropped(hub: object, session: Session, registry: Leaving) -> Callable[[], object]:
+    """End a hub's connections once nothing refers to the hub any more; return what calls this off.
+
+    Called in the event loop that the hub belongs to.
+    """
+    loop = asyncio.get_running_loop()
+    finalizer = weakref.finalize(hub, _leave_soon, os.getpid(), loop, session, registry)
+    finalizer.atexit = False
+    return finalizer.detach
+
+
+def _leave_soon(pid: int, loop: asyncio.AbstractEventLoop, session: Session, registry: Leaving) -> None:
+    if os.getpid() != pid:
+        # The parent's; what this child had of the socket it has closed.
+        return
+
+    def begin() -> None:
+        task = loop.create_task(leave(session, registry))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    try:
+        loop.call_soon_threadsafe(begin)
+    except RuntimeError:
+        session.drop()
