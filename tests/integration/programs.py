@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -33,17 +34,22 @@ def environment(hub: RunningHub, **more: str) -> dict[str, str]:
     return {**own, "TENSORHUB_DIR": str(hub.directory), **more}
 
 
-@cache
+_nursery = cache(Nursery)
+_making = threading.Lock()
+
+
 def nursery() -> Nursery:
-    """Return the one of this run, which `close_nursery` ends."""
-    return Nursery()
+    """Return the one of this run, which `close_nursery` ends. Several threads may ask for it at once."""
+    with _making:
+        return _nursery()
 
 
 def close_nursery() -> None:
     """End the nursery, if there is one, and all programs in it."""
-    if nursery.cache_info().currsize:
-        nursery().close()
-        nursery.cache_clear()
+    with _making:
+        if _nursery.cache_info().currsize:
+            _nursery().close()
+            _nursery.cache_clear()
 
 
 def fork_program(hub: RunningHub, program: str, *arguments: str) -> Ended:

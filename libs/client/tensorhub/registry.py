@@ -16,6 +16,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
+from tensorhub.link import closed_error
 from tensorhub.watching import Watched, watch
 from tensorhub_common import subjects
 from tensorhub_common.access.tls import TlsFiles
@@ -60,6 +61,7 @@ class Registry:
         self._bus: Bus | None = None
         self._blobs: Blobs | None = None
         self._connecting = asyncio.Lock()
+        self._is_closed = False
 
     async def open_job(self, timeout_s: float = ASK_S) -> None:
         """Make the job if it is not there yet."""
@@ -155,6 +157,7 @@ class Registry:
     async def bus(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Bus:
         """Return the connection to NATS, made now if there is none yet. Raises `RegistryUnavailable`."""
         async with self._connecting:
+            self._check_open()
             if self._bus is None:
                 where = self.address
                 self._bus = await connect(
@@ -163,10 +166,15 @@ class Registry:
             return self._bus
 
     async def close(self) -> None:
-        """End the connection to NATS."""
+        """End the connection to NATS. What is being asked raises, and so does whatever is asked later."""
+        self._is_closed = True
         bus, self._bus = self._bus, None
         if bus is not None:
             await bus.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise closed_error()
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,7 +194,7 @@ class Registry:
         bus = await self.bus(timeout_s)
         try:
             async with asyncio.timeout_at(deadline):
-                data = await _insist(bus, subject, body, timeout_s)
+                data = await self._insist(bus, subject, body, timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
                 f"no registry answered about job {self.job!r} within {timeout_s:g} s: see 'tensorhub doctor'"
@@ -201,11 +209,11 @@ class Registry:
             raise from_code(answer.error, answer.message)
         return answer
 
-
-async def _insist(bus: Bus, subject: str, body: bytes, timeout_s: float) -> bytes:
-    """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
-    while True:
-        try:
-            return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
-        except (NoResponder, NoAnswer, NoBus, Busy):
-            await asyncio.sleep(RETRY_WAIT_S)
+    async def _insist(self, bus: Bus, subject: str, body: bytes, timeout_s: float) -> bytes:
+        """Ask until there is an answer; the caller bounds the time. Asking changes nothing, so it may be repeated."""
+        while True:
+            try:
+                return await bus.request(subject, body, min(timeout_s, ATTEMPT_S))
+            except (NoResponder, NoAnswer, NoBus, Busy):
+                self._check_open()
+                await asyncio.sleep(RETRY_WAIT_S)
