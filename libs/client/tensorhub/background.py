@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+# It registers its end with the interpreter, which is to come after the end that is registered here.
+import tensorhub.tracing  # noqa: F401
 from tensorhub.link import closed_error
 from tensorhub_common.errors import AgentUnavailable
 

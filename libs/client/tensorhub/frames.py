@@ -41,8 +41,16 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Connection:
     """One connection to an agent. Make it with `dial`; it belongs to the event loop that made it."""
 
-    def __init__(self, sock: socket.socket, on_frame: OnFrame, on_end: OnEnd, work: Supervisor) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: OnFrame,
+        on_end: OnEnd,
+        work: Supervisor,
+        last_words: Callable[[], None] | None = None,
+    ) -> None:
         self._socket = sock
+        self._last_words = last_words
         self._framed = Framed(sock, FRAME_BYTES_MAX)
         self._on_frame = on_frame
         self._on_end = on_end
@@ -83,6 +91,17 @@ class Connection:
                 self._unsent.task_done()
         except TensorHubError as error:
             self._end(str(error))
+        except asyncio.CancelledError:
+            if self._open and self._last_words is not None:
+                # The event loop ends, and the hub was not closed.
+                self._last_words()
+                self.push()
+            raise
+
+    def push(self) -> None:
+        """Send what waits, as far as the socket takes it at once: the event loop turns no more."""
+        while self._open and not self._unsent.empty() and self._framed.send_now(self._unsent.get_nowait()):
+            pass
 
     async def _read(self) -> None:
         try:
@@ -125,8 +144,13 @@ class Connection:
         self._socket.close()
 
 
-async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd, work: Supervisor) -> Connection:
-    """Connect to an agent's socket. Raises `OSError`. The caller bounds the time."""
+async def dial(
+    path: Path, on_frame: OnFrame, on_end: OnEnd, work: Supervisor, last_words: Callable[[], None] | None = None
+) -> Connection:
+    """Connect to an agent's socket. Raises `OSError`. The caller bounds the time.
+
+    `last_words` is called where the event loop ends before the connection: what it sends still goes out.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)  # noqa: FBT003 (the library's own form)
     try:
@@ -134,4 +158,4 @@ async def dial(path: Path, on_frame: OnFrame, on_end: OnEnd, work: Supervisor) -
     except BaseException:
         sock.close()
         raise
-    return Connection(sock, on_frame, on_end, work)
+    return Connection(sock, on_frame, on_end, work, last_words)

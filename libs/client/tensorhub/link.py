@@ -39,7 +39,13 @@ class Link:
     """The way to one agent, for one job. It belongs to the event loop that made it."""
 
     def __init__(
-        self, socket_path: Path, job: str, on_frame: OnFrame, on_up: Callable[[], None], on_down: Callable[[], None]
+        self,
+        socket_path: Path,
+        job: str,
+        on_frame: OnFrame,
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+        last_words: Callable[[], None] | None = None,
     ) -> None:
         self.work = Supervisor(f"the hub of job {job!r} in this process")
         """Runs all that goes on beside the calls, of the link and of what is kept over it."""
@@ -50,6 +56,7 @@ class Link:
         self.epoch = 0
         """Counts the connections, so that work for an earlier one can tell that it is no longer wanted."""
         self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
+        self._last_words = last_words
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -106,7 +113,7 @@ class Link:
         self._hello = self._loop.create_future()
         try:
             async with asyncio.timeout_at(deadline):
-                connection = await dial(self.socket_path, self._take, self._end, self.work)
+                connection = await dial(self.socket_path, self._take, self._end, self.work, self._last_words)
                 connection.send(Attach(protocol=PROTOCOL, job=self.job))
                 self.agent = await self._hello
         except TimeoutError:
@@ -199,6 +206,11 @@ class Link:
             )
         if self._closed:
             raise closed_error()
+
+    def push(self) -> None:
+        """Send what waits, as far as the socket takes it at once: the event loop turns no more."""
+        if self._connection is not None and not self.is_forked:
+            self._connection.push()
 
     async def close(self) -> None:
         """End the connection and whatever runs beside it. A second call does nothing."""

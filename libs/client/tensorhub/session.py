@@ -59,13 +59,17 @@ class Session:
 
     def __init__(self, socket_path: Path, job: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link = Link(socket_path, job, self._take, self._on_up, self._on_down)
+        self._link = Link(socket_path, job, self._take, self._on_up, self._on_down, self._last_words)
         self._attachments = Attachments(self._link, self._register)
-        self.tracing = Tracing(job, self._link.send)
+        self.tracing = Tracing(job, self._link.send, self._link.push)
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._turns = asyncio.Semaphore(REGISTERING_MAX)
         """Of shards on their way in: the agent refuses more than so many at a time."""
+
+    def _last_words(self) -> None:
+        """The event loop ends without `close`: hand over what was made of the calls before."""
+        self.tracing.flush()
 
     @property
     def is_connected(self) -> bool:

@@ -8,10 +8,12 @@ Always true: nothing is made, sent or exported before the call's answer has been
 is made at all, and an update that found nothing newer leaves no span.
 """
 
+import asyncio
 import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -60,12 +62,15 @@ class TracedCall:
 class Tracing:
     """The spans of one session. It belongs to the event loop that made it."""
 
-    def __init__(self, job: str, hand_over: Callable[[Traced], None]) -> None:
-        self._job, self._hand_over = job, hand_over
+    def __init__(self, job: str, hand_over: Callable[[Traced], None], push: Callable[[], None]) -> None:
+        """Hand finished spans over; `push` sends what was handed over where the event loop turns no more."""
+        self._job, self._hand_over, self._push = job, hand_over, push
+        self._loop = asyncio.get_running_loop()
         self._later = SpansLater(self._hand_over_made)
         self._made: list[Span] = []
         self._provider: trace.TracerProvider | None = None
         self._maker: SpanMaker | None = None
+        _tracings.add(self)
 
     @contextmanager
     def call(self, name: str, attachment: Attachment) -> Iterator[TracedCall]:
@@ -87,6 +92,12 @@ class Tracing:
     def flush(self) -> None:
         """Make and hand over what is left: the session ends."""
         self._later.flush()
+
+    def flush_at_exit(self) -> None:
+        """The same in the interpreter's last moments: nothing else uses the event loop, unless it turns still."""
+        if not self._loop.is_running():
+            self._later.flush()
+            self._push()
 
     def _current(self) -> SpanMaker | None:
         """Return the maker of the provider that this process has now; an application may bring its own late."""
@@ -154,7 +165,25 @@ def _active() -> TraceContext | None:
 _makers: Final[list[SpanMaker | None]] = []
 """Of the private provider, once a call has needed it."""
 
+_exporters: Final[list[Callable[[], object]]] = []
+"""What ends the private provider, once there is one that exports."""
+
 _making: Final = threading.Lock()
+
+_tracings: Final["weakref.WeakSet[Tracing]"] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_at_exit() -> None:
+    """Make the spans that are left, and export them within a bound.
+
+    A program need not close its hub. This runs after the end of the sync SDK's event loops: `background` imports this
+    module before it registers its own end, and the last to register is the first to be called.
+    """
+    for each in list(_tracings):
+        each.flush_at_exit()
+    for shutdown in _exporters:
+        _export_the_rest(shutdown)
 
 
 def _private() -> SpanMaker | None:
@@ -169,11 +198,11 @@ def _make_private() -> SpanMaker | None:
         return None
     provider, exporting = telemetry.make_provider(SERVICE, str(os.getpid()), os.environ)
     if exporting is not None:
-        atexit.register(_export_the_rest, provider.shutdown)
+        _exporters.append(provider.shutdown)
     return SpanMaker.own(provider, exporting)
 
 
-def _export_the_rest(shutdown: Callable[[], None]) -> None:
+def _export_the_rest(shutdown: Callable[[], object]) -> None:
     """Export what is left, within a bound: the end of a trainer never waits for a collector."""
     ending = threading.Thread(target=shutdown, name="tensorhub-spans", daemon=True)
     ending.start()

@@ -73,6 +73,16 @@ class Framed:
             except (OSError, ValueError) as why:
                 raise PeerGone(f"the connection has ended: {why}") from None
 
+    def send_now(self, body: bytes) -> bool:
+        """Send one frame without an event loop; False: the socket did not take all of it, so nothing more goes out."""
+        data = LENGTH.pack(len(body)) + body
+        if self._closed or self._writing.locked():
+            return False
+        try:
+            return self._sock.send(data) == len(data)
+        except (OSError, ValueError):
+            return False
+
     async def _send_fd(self, data: bytes, fd: int) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         while True:
