@@ -4,7 +4,7 @@ The tests start hundreds of interpreters, several workers side by side: each of 
 thread, as a worker has one core, and Ctrl-C is heard. What they start and make is gone when they end (`leftovers.py`).
 
 Examples are the same in every run, on every machine: what fails once fails again, and what passed here passes there.
-With `--hypothesis-profile=anew` they are others each time, and with `thorough` four times as many, as in `make slow`;
+With `--hypothesis-profile=anew` they are others each time, and with `thorough` eight times as many, as in `make slow`;
 `--hypothesis-seed` repeats them. `mutants` keeps what it found as it is, as `make mutants` does.
 """
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 from tests import leftovers, longest_first
 
 # Where images set it, every process would compile all of our modules anew, and each run would rewrite all assertions.
@@ -27,9 +27,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: how long an example takes says how busy the machine is.
-settings.register_profile("same", derandomize=True, database=None, deadline=None)
-settings.register_profile("anew", derandomize=False, database=None, deadline=None)
+# No deadline, and no word of examples that are slow to draw: how long one takes says how busy the machine is.
+settings.register_profile(
+    "same",
+    max_examples=50,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("anew", settings.get_profile("same"), derandomize=False)
 settings.register_profile("thorough", settings.get_profile("anew"), max_examples=400)
 settings.register_profile(
     "mutants", max_examples=10, derandomize=True, database=None, deadline=None, phases=[Phase.explicit, Phase.generate]

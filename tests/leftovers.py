@@ -68,7 +68,9 @@ def nothing_left(folders: Path) -> Iterator[None]:
         yield
     finally:
         left = [str(each) for each in _end(run)]
-        left += [_memory(path, folders) for path in sorted(shm.iterdir())]
+        left += [_memory(path, folders) for path in [*sorted(shm.iterdir()), *_astray(folders)]]
+        for path in _astray(folders):
+            path.unlink(missing_ok=True)
         shutil.rmtree(shm)
     assert not left, "the tests have left (it was ended and removed):\n" + "\n".join(left)
 
@@ -115,6 +117,13 @@ def _memory(path: Path, folders: Path) -> str:
         if folder.is_dir() and path.name.startswith(segment_beginning(folder)):
             return f"{path.name}, {path.stat().st_size} bytes of the hub in {folder}"
     return f"{path.name}, {path.stat().st_size} bytes of no hub that is known"
+
+
+def _astray(folders: Path) -> list[Path]:
+    """Return memory of hubs of these tests that stands beside the run's own folder."""
+    found = [path for path in SHM.glob("tensorhub-*") if path.is_file()]
+    own = tuple(segment_beginning(folder) for folder in folders.rglob("*") if folder.is_dir())
+    return sorted(path for path in found if path.name.startswith(own))
 
 
 def _remove_dead_runs() -> None:

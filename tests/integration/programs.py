@@ -52,11 +52,14 @@ def close_nursery() -> None:
             _nursery.cache_clear()
 
 
-def fork_program(hub: RunningHub, program: str, *arguments: str) -> Ended:
-    """Run Python text to its end in a process that has imported torch and tensorhub already."""
+def fork_program(hub: RunningHub, program: str, *arguments: str, **more: str) -> Ended:
+    """Run Python text to its end in a process that has imported torch and tensorhub already.
+
+    `more` stands in its environment.
+    """
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err, Path(os.devnull).open() as null:
         files = null.fileno(), out.fileno(), err.fileno()
-        pid, ended = nursery().start(program, arguments, environment(hub), files)
+        pid, ended = nursery().start(program, arguments, environment(hub, **more), files)
         try:
             code = ended.result(PROGRAM_S)
         except TimeoutError:

@@ -1,5 +1,6 @@
 """The programs in examples/ do what they say, against a real hub."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,11 +10,23 @@ from pathlib import Path
 
 import pytest
 from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import PROGRAM_S, environment
+from tests.integration.programs import PROGRAM_S, Ended, environment, fork_program
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+PLAY = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+async def played(hub: RunningHub, job: str, example: str, *arguments: str, **more: str) -> Ended:
+    """Run an example to its end, in a process that has imported torch already."""
+    path = str(EXAMPLES / example)
+    return await asyncio.to_thread(fork_program, hub, PLAY, path, *arguments, **{"TENSORHUB_JOB": job, **more})
 
 
 @contextmanager
@@ -60,10 +73,9 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
 async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
     """Without a terminal, and at Ctrl-C."""
     job = new_job()
-    with started(hub, job, "trainer.py", "--steps", "1") as trainer:
-        out, err = trainer.communicate(timeout=PROGRAM_S)
-        assert (trainer.returncode, err) == (0, "")
-        assert "published version 1" in out
+    code, out, err = await played(hub, job, "trainer.py", "--steps", "1")
+    assert (code, err) == (0, "")
+    assert "published version 1" in out
     with started(hub, job, "watch_async.py") as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline() == "version.published 1, now held by nobody\n"
@@ -74,17 +86,15 @@ async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
 
 @pytest.mark.parametrize("example", ["trainer.py", "rollout.py", "sharded.py", "watch_async.py"])
 async def test_without_a_hub_they_say_so_in_one_line(hub: RunningHub, tmp_path: Path, example: str) -> None:
-    with started(hub, new_job(), example, TENSORHUB_DIR=str(tmp_path)) as program:
-        out, err = program.communicate(timeout=PROGRAM_S)
-    assert (program.returncode, out) == (1, "")
+    code, out, err = await played(hub, new_job(), example, TENSORHUB_DIR=str(tmp_path))
+    assert (code, out) == (1, "")
     assert err.startswith(f"{example}: there is no hub in {tmp_path}: start one with 'tensorhub up'")
     assert err.count("\n") == 1
 
 
 async def test_shards(hub: RunningHub) -> None:
-    with started(hub, new_job(), "sharded.py") as process:
-        out, err = process.communicate(timeout=PROGRAM_S)
-    assert (process.returncode, err) == (0, "")
+    code, out, err = await played(hub, new_job(), "sharded.py")
+    assert (code, err) == (0, "")
     assert out.startswith("published 1, replicated 1 1\ntensor([[0., 0., 0.]")
 
 

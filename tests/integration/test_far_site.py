@@ -40,7 +40,10 @@ class TwoSites:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[pytest.param(2, id="local"), pytest.param(2 + REPLICAS, id="ucxx", marks=UCXX.marks)],
+    params=[
+        pytest.param(2, id="local", marks=pytest.mark.slow),
+        pytest.param(2 + REPLICAS, id="ucxx", marks=UCXX.marks),
+    ],
 )
 async def two_sites(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 from tests.integration.hubs import RunningHub, new_job
-from tests.integration.programs import run_program
+from tests.integration.programs import fork_program
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict
@@ -33,17 +33,17 @@ async def job(hub: RunningHub) -> AsyncIterator[str]:
 
 async def test_the_readmes_lines_run_twice_with_other_values_tell(hub: RunningHub, job: str) -> None:
     """The second run must not print the first one's weights as if they were its own."""
-    first = await asyncio.to_thread(run_program, hub, README, job, "1")
-    assert (first.returncode, first.stdout.split()[0]) == (0, "1"), first.stderr
-    second = await asyncio.to_thread(run_program, hub, README, job, "2")
-    assert (second.returncode, second.stdout) == (1, "")
-    assert second.stderr.strip().endswith(
+    code, out, err = await asyncio.to_thread(fork_program, hub, README, job, "1")
+    assert (code, out.split()[0]) == (0, "1"), err
+    code, out, err = await asyncio.to_thread(fork_program, hub, README, job, "2")
+    assert (code, out) == (1, "")
+    assert err.strip().endswith(
         "tensorhub.ReplicaConflict: shard 0 of policy/trainer was found with version 1, and register was given other "
         "values for 'w': register it with resume='memory' to go on from version 1, or with resume='values' to replace "
         "it by the given values"
     )
-    third = await asyncio.to_thread(run_program, hub, README, job, "1")
-    assert third.returncode == 0, third.stderr
+    code, out, err = await asyncio.to_thread(fork_program, hub, README, job, "1")
+    assert code == 0, err
 
 
 async def put(hub: RunningHub, job: str, value: float, **options: object) -> tuple[AsyncHub, AsyncShard]:

@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.property.catalog_chance import AGENTS, SHARDS, Chance, Pick
 from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
 from tests.property.catalog_watcher import Watcher
@@ -49,7 +50,7 @@ def run(pick: Pick, steps: int) -> World:
 @given(st.data())
 @settings(
     # An example is a whole life, and takes as long as ten of others do.
-    max_examples=settings().max_examples // 10,
+    max_examples=examples(0.12),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -57,6 +58,10 @@ def test_no_sequence_of_commands_breaks_the_catalog(data: st.DataObject) -> None
     """Invariants, whole groups, events that fit and read back, refusals that change nothing: see `World.say`."""
     world = run(lambda choices: data.draw(st.sampled_from(choices)), STEPS)
     assert world.replay() == world.catalog
+
+
+FIRST = {1, 4, 5, 6, 33}
+"""Seeds that together took every transition when last looked for; the others are run where they do not any more."""
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def test_seeded_runs_take_every_transition_of_the_tables(taken: set[tuple[str, s
     """What no run takes is either dead, and should go from the table, or not tested."""
     tables = (SHARD_MOVES, VERSION_MOVES, ROUND_MOVES, AGENT_MOVES)
     every = {(repr(state), repr(what)) for table in tables for state, what in table}
-    for seed in range(SEEDED_RUNS):
+    for seed in sorted(range(SEEDED_RUNS), key=lambda seed: seed not in FIRST):
         if seed < RULED_RUNS:
             live(World(), random.Random(seed).choice, SEEDED_STEPS)
         run(random.Random(seed).choice, SEEDED_STEPS)

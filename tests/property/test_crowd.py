@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.property.crowd import READ, STALL_S, STOPPED_S, Crowd
 
 from tensorhub_agent import doors
@@ -45,7 +46,7 @@ def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 12))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(0.4))
 def test_every_byte_comes_whoever_is_killed_or_stopped(seed: int, ranks: int, inside: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(doors, "INSIDE_MAX", inside)

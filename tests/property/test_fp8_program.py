@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.torch_fp8 import referred, weight
 
 from tensorhub_agent.amax_table import AmaxTable
@@ -206,7 +207,7 @@ def fill(reader: Layout, sources: dict[str, tuple[Layout, memoryview]], original
 
 
 @given(st.data(), st.integers(0, 2**32 - 1), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(0.4))
 def test_any_sharding_becomes_values_and_scales(data: st.DataObject, seed: int, by_wire: bool) -> None:  # noqa: FBT001
     """Boxes of values and of scales with any edges, out of shards with any edges, between blocks and through them."""
     shape, scheme = data.draw(shapes()), data.draw(st.sampled_from(SCHEMES))
@@ -241,7 +242,7 @@ def bytes_of(reader: Layout, tensor: Global) -> bytes:
 
 
 @given(st.data(), st.integers(0, 2**32 - 1))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(0.2))
 def test_those_who_have_values_and_scales_are_sources_of_them(data: st.DataObject, seed: int) -> None:
     """A replica that was filled gives them to others as they stand, beside the published tensor."""
     shape, scheme = (300, 400), "fp8-block-128"
@@ -270,7 +271,7 @@ def test_those_who_have_values_and_scales_are_sources_of_them(data: st.DataObjec
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(0.6))
 def test_what_is_lacking_of_a_block_that_is_cut_is_named(data: st.DataObject) -> None:
     """Of three shards whose edges lie within blocks one is missing: the refusal says which of its elements are."""
     shape = (400, 200)

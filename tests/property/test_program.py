@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.property.shardings import Cutting, Model, carry_out, cuttings, fused, memory, models
 
 from tensorhub_common.errors import LayoutMismatch
@@ -59,7 +60,7 @@ def check(model: Model, reader: Layout, layouts: dict[str, Layout], chance: np.r
 
 
 @given(st.data(), st.integers(0, 2**32 - 1))
-@settings(max_examples=300)
+@settings(max_examples=examples(2.0))
 def test_any_sharding_becomes_any_other(data: st.DataObject, seed: int) -> None:
     """FSDP, TP by rows and columns, meshes, PP, EP, replicated and uneven; fused at either end; several replicas."""
     chance = np.random.default_rng(seed)

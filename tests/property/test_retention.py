@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, live
 from tests.unit.common.catalog_world import World
 
@@ -20,7 +21,7 @@ SEEDED_STEPS = 300
 @given(st.data())
 @settings(
     # An example is a whole life, and takes as long as ten of others do.
-    max_examples=settings().max_examples // 10,
+    max_examples=examples(0.12),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -10,7 +10,7 @@ from tensorhub_common.wire.transfer import Demand
 from tensorhub_planner.fold import still_true
 from tensorhub_planner.sources import Found, Rolls, find
 
-LIVES = 20
+LIVES = 8
 STEPS = 300
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 
 from tensorhub_simulator.cluster import baselines
 from tensorhub_simulator.cluster.bound import Bound
@@ -126,7 +127,7 @@ Its round fails since instance 0, its source, vanished. The seed once took piece
 """
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.5))
 @given(cluster=clusters())
 @example(cluster=OVERTAKEN)
 def test_nobody_is_faster_than_bytes_over_wires(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.transfer_chance import World
@@ -24,11 +25,12 @@ def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
 def test_chance_goes_everywhere() -> None:
     """So that the test above means something: sources are left for every reason, and most reads are done."""
     left, ends = Counter[str](), Counter[Phase]()
+    reasons = ("it made no progress", "it was slow, and another source had nothing left to bring")
     with scaled_down():
         for seed in range(400):
             world = World(Random(seed))
             ends[world.run()] += 1
             left += world.story()
-    assert ends[Phase.DONE] > ends[Phase.FAILED] > 0
-    for reason in ("it made no progress", "it was slow, and another source had nothing left to bring"):
-        assert left[reason] > 0, left
+            if ends[Phase.DONE] > ends[Phase.FAILED] > 0 and all(left[reason] for reason in reasons):
+                return
+    pytest.fail(f"400 reads came to {ends}, and left sources for {left}")

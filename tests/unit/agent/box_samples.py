@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.lease_book import GIVE_UP_S
 
 from tensorhub_agent import box_copying
@@ -73,7 +74,7 @@ def check_gathering(runner: asyncio.Runner, session: SourceSession, source: memo
     """Let a session bring random boxes; they are numpy's, and nothing else is touched."""
 
     @given(regions())
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=examples(0.4))
     def each(drawn: tuple[Regions, int, int]) -> None:
         boxes, nbytes, _ = drawn
         memory = bytearray(b"\xaa" * nbytes)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.box_samples import Gate, answer, dense, forms, regions, rows, source_of, widen
 
 from tensorhub_agent import box_copying, converting
@@ -52,7 +53,7 @@ def test_random_boxes_are_numpys(drawn: tuple[Regions, int, int]) -> None:
 
 
 @given(forms(100_000))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=examples(0.4))
 def test_a_box_is_the_same_however_it_is_cut(form: Form) -> None:
     whole, box_copying.PART_BYTES_MAX = PART_BYTES_MAX, 700  # type: ignore[misc]
     try:

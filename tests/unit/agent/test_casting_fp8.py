@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.torch_bits import bits_in, is_nan, tensor_of
 from tests.unit.agent.torch_fp8 import referred, weight
 
@@ -42,7 +43,7 @@ def test_every_scheme_is_bit_for_bit_its_formula(scheme: Fp8Scheme, dtype: str) 
 
 
 @SCHEMES
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(0.3))
 @given(
     shape=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     seed=st.integers(0, 2**32),
@@ -85,7 +86,7 @@ def test_an_infinite_weight_spoils_its_own_block_alone(scheme: Fp8Scheme, bad: f
 
 
 @SCHEMES
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(0.5))
 @given(data=st.data())
 def test_a_box_comes_out_of_the_box_it_needs(scheme: Fp8Scheme, data: st.DataObject) -> None:
     """Any box of values is that of the whole tensor, made of no more of the source than the geometry says."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.torch_bits import is_nan, torch_cast
 
 from tensorhub_agent.casting import kernels, values
@@ -203,7 +204,7 @@ def test_blocks_are_every_element_once(shape: tuple[int, ...], elements_max: int
     assert (seen == 1).all()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(0.6))
 @given(st.data())
 def test_a_box_of_a_larger_array(data: st.DataObject) -> None:
     """Slices with steps, either way round, out of and into larger arrays."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.unit.agent.box_samples import dense, forms, source_of
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.test_ucxx_boxes import messages_for
@@ -203,7 +204,7 @@ few = st.lists(st.integers(-1, 4), max_size=4)
         Gather, numbers, columns, columns, few, columns, few, st.lists(any_forms, max_size=3), st.just(value=False)
     )
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=examples(2.0))
 def test_whatever_is_asked_is_refused_or_is_what_stands_there(frame: Gather) -> None:
     source = source_of(4096)
     try:

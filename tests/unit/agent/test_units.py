@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 from tests.property.shardings import cuttings, models
 from tests.unit.planner import cut_blocks
 
@@ -46,7 +47,7 @@ def box(at: int, form: Form, strides: tuple[int, ...], itemsize: int) -> np.ndar
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(1.0))
 def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
     """Never earlier, each once; and in the end all do."""
     with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
@@ -67,7 +68,7 @@ def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(1.0))
 def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) -> None:
     """Never earlier, each once; and all once everything stands there."""
     with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
@@ -206,7 +207,7 @@ def _gives(execution: Execution, layout: str, unit: int) -> bool:
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(1.0))
 def test_a_run_of_bytes_is_lacked_unless_its_units_stand(data: st.DataObject) -> None:
     """Of a unit that lies in one piece exactly its bytes; of a strided one, what lies in its span."""
     with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
@@ -228,7 +229,7 @@ def test_a_run_of_bytes_is_lacked_unless_its_units_stand(data: st.DataObject) ->
 
 
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(1.0))
 def test_a_source_of_the_reader_s_own_layout_gives_each_unit_where_it_belongs(data: st.DataObject) -> None:
     """By whichever program: the bytes of a unit are the same there and here."""
     execution, reader, _ = of(data)

@@ -324,9 +324,11 @@ print(shard.publish(1), flush=True)
     "ending",
     [
         "",
-        "threading.Thread(target=lambda: shard.update(wait_s=600), daemon=True).start()",
-        "threading.Thread(target=lambda: list(hub.watch('policy')), daemon=True).start()",
-        "import atexit; atexit.register(lambda: print('tensors', shard.tensors['w'].sum().item()))",
+        """
+threading.Thread(target=lambda: shard.update(wait_s=600), daemon=True).start()
+threading.Thread(target=lambda: list(hub.watch('policy')), daemon=True).start()
+import atexit; atexit.register(lambda: print('tensors', shard.tensors['w'].sum().item()))
+""",
     ],
 )
 def test_the_end_of_the_interpreter_never_hangs_and_leaves_the_shard(agent: FakeAgent, ending: str) -> None:

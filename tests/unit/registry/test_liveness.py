@@ -2,6 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples_of import examples
 
 from tensorhub_common.machine import Tick
 from tensorhub_common.wire.asks import Beat
@@ -180,7 +181,7 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(st.tuples(EVENTS, st.sampled_from((0.0, 0.1, 0.5, 0.9, 2.0))), max_size=80))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5))
 def test_nobody_is_expired_who_beat_within_the_window_or_before_we_had_listened_for_one(
     history: list[tuple[Input, float]],
 ) -> None:

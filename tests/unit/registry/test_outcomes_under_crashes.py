@@ -12,6 +12,7 @@ from itertools import pairwise, takewhile
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples_of import examples
 from tests.unit.registry.modelled_log import JOB, ModelledLog, decided
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
@@ -301,4 +302,4 @@ class Crashes(RuleBasedStateMachine):
 
 
 TestCrashes = Crashes.TestCase
-TestCrashes.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestCrashes.settings = settings(max_examples=examples(0.6), stateful_step_count=60)

@@ -177,8 +177,15 @@ vary: [{what: other, set: {seed: 2}}, {what: more, set: {seed: 3}}]
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("begun", "number"),
+    [
+        (False, signal.SIGTERM),
+        (True, signal.SIGINT),
+        pytest.param(False, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(True, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, number: int, *, begun: bool) -> None:
     """Struck when its processes have just been started, or compute; as a terminal does it, all are struck."""
     path = tmp_path / "long.yaml"
