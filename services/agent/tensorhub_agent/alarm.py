@@ -6,13 +6,15 @@ Always true: at most one timer runs, and after `set(when)` the work is called at
 import asyncio
 from collections.abc import Callable
 
+from tensorhub_common.supervision import Supervisor
+
 
 class Alarm:
     """Calls `work` at the earliest moment that was asked for since it was called last."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Begin unset."""
-        self._loop, self._work = loop, work
+    def __init__(self, owner: Supervisor, work: Callable[[], None]) -> None:
+        """Begin unset. An error of the work is the owner's."""
+        self._owner, self._work = owner, work
         self._handle: asyncio.Handle | None = None
         # Kept here, since uvloop's handle of a moment that has come already can't tell when that was.
         self._when = 0.0
@@ -22,7 +24,7 @@ class Alarm:
         if when is None or (self._handle is not None and self._when <= when):
             return
         self.cancel()
-        self._when, self._handle = when, self._loop.call_at(when, self._ring)
+        self._when, self._handle = when, self._owner.call_at(when, self._ring, what="a deadline")
 
     def cancel(self) -> None:
         """Ask for nothing any more."""

@@ -12,17 +12,17 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from tensorhub_common.bus.connection import connect
+from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoBus
 from tensorhub_common.bus.silence import ping_every_s
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import beat
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.asks import Beat, Serving
 
 MAIN_SILENT_S_MAX: Final = 10.0
@@ -35,30 +35,34 @@ _log: Final = logging.getLogger(__name__)
 
 
 class BeatThread:
-    """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread."""
+    """Beats until it is stopped. `incarnation` and `turned` are written by the main loop's thread.
 
-    def __init__(self, settings: Settings, serving: Callable[[], tuple[Serving, ...]]) -> None:
-        """Prepare; `start` begins. `serving` is called from this thread."""
-        self._serving = serving
+    An error that escapes ends the process: an agent without a beat is taken for lost, and would not know it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Prepare; `start` begins."""
+        self._serving: tuple[Serving, ...] = ()
         self.incarnation = 0
         self._turned = time.monotonic()
         self._settings = settings
-        self._thread = threading.Thread(target=self._run, name="tensorhub-beat", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._work = Supervisor("the beat")
+        self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
     def start(self) -> None:
         """Begin to beat."""
+        self._thread = self._work.thread(self._run, "tensorhub-beat")
         self._thread.start()
 
-    def turned(self) -> None:
-        """Note that the main loop turns."""
-        self._turned = time.monotonic()
+    def turned(self, serving: tuple[Serving, ...]) -> None:
+        """Note that the main loop turns, and who reads from this agent."""
+        self._turned, self._serving = time.monotonic(), serving
 
     def stop(self) -> None:
         """End the thread, within a bound."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(JOIN_S_MAX)
 
     def _run(self) -> None:
@@ -77,15 +81,17 @@ class BeatThread:
                     tls=settings.tls,
                     ping_every_s=ping_every_s(settings.lost_after_s),
                 )
+                async with bus:
+                    while not self._stop.is_set():
+                        await self._beat(bus, subject)
+                        await asyncio.sleep(beat_s)
             except TensorHubError as why:
                 _log.debug("no beat yet: %s", why)
                 await asyncio.sleep(CONNECT_AGAIN_S)
-                continue
-            async with bus:
-                while not self._stop.is_set():
-                    if self.incarnation and time.monotonic() - self._turned < MAIN_SILENT_S_MAX:
-                        said = Beat(agent=agent, incarnation=self.incarnation, serving=self._serving())
-                        body = msgspec.json.encode(said)
-                        with contextlib.suppress(NoBus):
-                            await bus.publish(subject, body)
-                    await asyncio.sleep(beat_s)
+
+    async def _beat(self, bus: Bus, subject: str) -> None:
+        if not self.incarnation or time.monotonic() - self._turned >= MAIN_SILENT_S_MAX:
+            return
+        said = Beat(agent=self._settings.agent_id, incarnation=self.incarnation, serving=self._serving)
+        with contextlib.suppress(NoBus):
+            await bus.publish(subject, msgspec.json.encode(said))

@@ -9,6 +9,7 @@ import msgspec
 from tensorhub_agent.cache_room import CacheRoom, Where, candidates, no_room
 from tensorhub_agent.effects import CopyMade, MakeCopy
 from tensorhub_agent.shelf import Shelf, ShelfPlace, Shelves
+from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.errors import MemoryExhausted, TensorHubError
 from tensorhub_common.layout import Layout
@@ -38,6 +39,7 @@ class CopyMaker:
                 place = await self._make(wanted, shelf, layout, incarnation)
         except (TensorHubError, TimeoutError, OSError, *MALFORMED) as why:
             reason = str(why) or "its layout did not come"
+            TROUBLES.note(Kind.COPY, f"a copy for {key.replica} of model {key.model} is given up: {reason}")
             _log.warning("a copy for %s of model %s is given up: %s", key.replica, key.model, reason)
             return CopyMade(key, wanted.shards, wanted.layout, failure=reason)
         return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(place.table.nbytes))

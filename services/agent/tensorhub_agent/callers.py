@@ -14,6 +14,7 @@ from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
+from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import segment_bytes
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext
@@ -42,9 +43,8 @@ class Callers:
     """The calls under way of one job."""
 
     def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf, work: Supervisor) -> None:
-        """Look at the core's shards, and at the memory that they stand in; `work` is the job's."""
-        self._work = work
-        self._shards, self._shelf = shards, shelf
+        """Look at the core's shards, and at the memory that they stand in."""
+        self._shards, self._shelf, self._work = shards, shelf, work
         self._waiting: dict[int, Waiting] = {}
         self._calls = 0
         self.read_counts = ReadCounts()
@@ -78,6 +78,12 @@ class Callers:
             waiting.worker.tell(
                 Done(call=waiting.call, version=effect.version, report=effect.report, traceparent=traceparent)
             )
+
+    def refuse_all(self, error: type[TensorHubError], message: str) -> None:
+        """Let every call under way raise."""
+        for waiting in self._waiting.values():
+            waiting.worker.tell(Failed(call=waiting.call, error=error.__name__, message=message))
+        self._waiting.clear()
 
     def _tell_swapped(self, waiting: Waiting, key: Key) -> None:
         """Tell a staged shard's worker in which of the two segments it stands now, before the call is answered."""
@@ -132,7 +138,7 @@ class Callers:
     def show_progress(self) -> None:
         """Tell each reading worker how far its read is, a few times a second, while it gets on."""
         if self._progress is None or self._progress.done():
-            self._progress = self._work.start(self._tell_progress(), "telling how far reads are")
+            self._progress = self._work.start(self._tell_progress(), "telling workers of progress")
 
     async def _tell_progress(self) -> None:
         busy = True

@@ -20,6 +20,7 @@ that is why parts are not smaller, and why an agent sets a short interval.
 import asyncio
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from tensorhub_agent.settled import settled
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.layout import PieceTable
+from tensorhub_common.supervision import Supervisor
 
 THREADS_MAX: Final = 4
 """More threads than this don't make memory faster."""
@@ -165,23 +167,21 @@ class CopyJob(Job):
 
 
 class CopyPool:
-    """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop."""
+    """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop.
+
+    The threads start with the first work. A job's error is its own; one that escapes from a thread ends the process.
+    """
 
     def __init__(self, threads: int = 0) -> None:
-        """Start the threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
+        """Take how many threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
         self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
         self._turns: SimpleQueue[Job | Chore | None] = SimpleQueue()
         self._chores = asyncio.Lock()
         """One chore at a time has a turn, so what stands beside it in the queue is a job."""
         self._chore: Chore | None = None
         self._jobs: set[Job] = set()
-        self._workers = [
-            # Daemons, so that an exit never hangs on a copy that is under way.
-            threading.Thread(target=_work, args=(self._turns,), name=f"copy-{number}", daemon=True)
-            for number in range(self.threads)
-        ]
-        for worker in self._workers:
-            worker.start()
+        self._work = Supervisor("copying")
+        self._workers: list[threading.Thread] = []
 
     def copy_and_digest(
         self, destination: memoryview, source: memoryview, spans: Spans, *, digests: bool = True
@@ -215,6 +215,7 @@ class CopyPool:
         """
         async with self._chores:
             chore = Chore(work, lambda: self._turns.qsize() > 0)
+            self._begin()
             self._turns.put(chore)
             self._chore = chore
             try:
@@ -233,12 +234,20 @@ class CopyPool:
         for worker in self._workers:
             worker.join(JOIN_S)
 
+    def _begin(self) -> None:
+        for number in range(len(self._workers), self.threads):
+            # Daemons, so that an exit never hangs on a copy that is under way.
+            worker = self._work.thread(functools.partial(_work, self._turns), f"copy-{number}")
+            self._workers.append(worker)
+            worker.start()
+
     def start(self, job: AnyJob, nbytes: Columns) -> AnyJob:
         """Have a job done whose item i has `nbytes[i]` bytes; return it. Raises `CopyPoolFull`."""
         if len(self._jobs) >= JOBS_MAX:
             raise CopyPoolFull(f"{JOBS_MAX} copies are under way already; post less at a time")
         turns = job.begin(_task_bounds(nbytes, self.threads), self.threads)
         if turns:
+            self._begin()
             self._jobs.add(job)
             job.add_done_callback(self._jobs.discard)
         for _ in range(turns):

@@ -4,7 +4,9 @@ Everything that an agent decides is decided here and in the files that this one 
 only carry out what comes back. Each method takes what happened and the time, and returns effects.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -39,13 +41,16 @@ from tensorhub_agent.plan_queue import PlanQueue
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.speech import SHARDS_MAX, Speech
-from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, StaleSender, gone
+from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, RegistryUnavailable, StaleSender, gone
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, JobDeleted
 from tensorhub_common.wire.events.replicas import CopyPlaced
 from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
+
+UNSAID_MAX: Final = 64
+"""At this many commands of a shard that wait until the agent has joined its calls are refused."""
 
 
 class AgentCore:
@@ -65,8 +70,10 @@ class AgentCore:
         self._speech = Speech(agent)
         self._stated: dict[Key, ShardCore] = {}
         """What the present incarnation has stated that it has."""
-        self._unsaid: list[AnyEffect] = []
+        self._unsaid: list[Say] = []
         """Said before the log has let this incarnation in, which would refuse it as stale."""
+        self._unsaid_of: Counter[str] = Counter()
+        """How many of them each lane has."""
         self.deleted: str | None = None
         """What whoever speaks of this job is told, once it is deleted."""
         self._host = self._site = ""
@@ -112,6 +119,7 @@ class AgentCore:
         self.joined = False
         self._host, self._site = host, site
         self._unsaid.clear()
+        self._unsaid_of.clear()
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
@@ -163,6 +171,7 @@ class AgentCore:
             return []
         self.deleted = why
         self._unsaid.clear()
+        self._unsaid_of.clear()
         self.keeper.only(())
         effects: list[AnyEffect] = []
         for core in list(self.shards.values()):
@@ -274,6 +283,7 @@ class AgentCore:
                 core.believed(holding.version, holding.root)
                 effects += self._take(core)
         unsaid, self._unsaid = self._unsaid, []
+        self._unsaid_of.clear()
         return effects + unsaid
 
     def _stated_core(self, holding: Holding) -> ShardCore | None:
@@ -322,8 +332,15 @@ class AgentCore:
             return [
                 Raise(call.call, AgentUnavailable.__name__, f"{name} is not on agent {self.agent!r}: register it again")
             ]
+        if self._unsaid_of[self.lane(key)] >= UNSAID_MAX:
+            why = f"no registry has let agent {self.agent!r} back into the job yet, and earlier calls wait for that"
+            return [Raise(call.call, RegistryUnavailable.__name__, f"{why}: see 'tensorhub status', then call again")]
         core.called(call, now)
         return self._take(core)
+
+    def lane(self, key: Key) -> str:
+        """Return the name of the lane on which a shard that stands here speaks."""
+        return f"{self.agent}/{self._speech.lanes[key]}"
 
     def loaded(self, key: Key) -> list[AnyEffect]:
         """The worker wrote values of its own: the memory is whole, and nothing of an earlier read is left."""
@@ -486,5 +503,7 @@ class AgentCore:
         """Keep a command until the log knows this incarnation."""
         if isinstance(effect, Say):
             self._unsaid.append(effect)
+            if effect.command.by is not None:
+                self._unsaid_of[effect.command.by.lane] += 1
             return True
         return False

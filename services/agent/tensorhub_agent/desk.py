@@ -5,7 +5,6 @@ release may name the shard once more when it stands here again as another worker
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Final
@@ -17,10 +16,19 @@ from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister
 from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent
 from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.memory import Place
+from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_agent.workers import Worker
-from tensorhub_common.errors import AgentUnavailable, BadCommand, LayoutMismatch, ReplicaConflict, TensorHubError
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    BadCommand,
+    LayoutMismatch,
+    MemoryExhausted,
+    ReplicaConflict,
+    TensorHubError,
+)
 from tensorhub_common.layout import Layout, difference, encoded, layout_digest
 from tensorhub_common.names import check_name
+from tensorhub_common.supervision import Fault, OnFault, Supervisor
 from tensorhub_common.telemetry import keep_foreign
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import (
@@ -51,8 +59,6 @@ OTHERWISE: Final = (
     "give the same, or take another replica name. To be rid of what stands there register it as it was, and release it"
 )
 """What whoever comes back otherwise than he went may do: a release is its worker's, and that one may be gone."""
-
-_log: Final = logging.getLogger(__name__)
 
 
 class Session:
@@ -96,6 +102,7 @@ class Desk:
         """Find or open jobs by `job_of`."""
         self._job_of, self._attached = job_of, attached
         self._sessions: dict[int, Session] = {}
+        self._work = Supervisor("registrations")
         self._registering: set[tuple[str, Key]] = set()
 
     async def attach(self, worker: Worker, attach: Attach) -> None:
@@ -104,6 +111,11 @@ class Desk:
         job = await self._job_of(attach.job)
         self._sessions[worker.number] = Session(worker, job)
         worker.tell(msgspec.structs.replace(self._attached(), protocol=PROTOCOL))
+
+    async def end(self, job: JobAgent) -> None:
+        """End the connections of a job, once their workers have been told what there was to tell."""
+        ending = [session.worker.end() for session in list(self._sessions.values()) if session.job is job]
+        await asyncio.gather(*ending)
 
     def gone(self, worker: Worker) -> None:
         """A connection has ended."""
@@ -129,13 +141,13 @@ class Desk:
                 why = f"one connection registers at most {REGISTERING_MAX} shards at a time: call again"
                 worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=why))
                 return
-            task = asyncio.create_task(self._register(session, frame))
+            task = self._work.start(self._register(session, frame), "a registration", _refusing(worker, frame))
             session.registering.add(task)
             task.add_done_callback(session.registering.discard)
         elif isinstance(frame, Loaded):
             key = session.handles.get(frame.handle)
             if key is not None and not session.is_anothers(key):
-                session.job.carry_out(session.job.core.loaded(key))
+                session.job.loaded(key)
         elif isinstance(frame, ShardCall):
             self._call(session, frame)
         elif isinstance(frame, Traced):
@@ -177,10 +189,6 @@ class Desk:
                 "see 'tensorhub doctor'"
             )
             session.worker.tell(Failed(call=frame.call, error="RegistryUnavailable", message=message))
-        except Exception as why:  # noqa: BLE001 (the worker must hear of a fault of ours)
-            _log.exception("a registration failed")
-            message = f"the agent failed with {type(why).__name__}; its log says where"
-            session.worker.tell(Failed(call=frame.call, error="TensorHubError", message=message))
 
     async def _do_register(self, session: Session, frame: RegisterCall) -> None:
         check_name("model", frame.model)
@@ -236,18 +244,33 @@ class Desk:
         job.core.check_room()
         digest = await job.keep_layout(data)
         staged, mapped = frame.install == "staged", frame.install == "mapped"
-        place = await job.shelf.make(
-            key, frame.shards, layout, digest, spot=frame.spot, incarnation=job.core.incarnation, install=frame.install
-        )
+        incarnation = job.core.incarnation
+        try:
+            place = await job.shelf.make(
+                key, frame.shards, layout, digest, spot=frame.spot, incarnation=incarnation, install=frame.install
+            )
+        except MemoryExhausted as why:
+            TROUBLES.note(Kind.MEMORY, why)
+            raise
+        TROUBLES.over(Kind.MEMORY)
         handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
-        job.concern(key.replica)
         call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
         core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
-        job.carry_out(job.core.register(core_place, call, now))
+        job.register(core_place, call, now)
         if key not in job.core.shards:
             session.handles.pop(handle, None)
+
+
+def _refusing(worker: Worker, frame: RegisterCall) -> OnFault:
+    """Return what a fault of a registration does: the call raises."""
+
+    def refuse(fault: Fault) -> None:
+        message = f"the agent failed with {type(fault.error).__name__}; its log says where"
+        worker.tell(Failed(call=frame.call, error="TensorHubError", message=message))
+
+    return refuse
 
 
 def _refuse(worker: Worker, frame: ShardCall, key: Key) -> None:

@@ -1,12 +1,15 @@
 """The agent within one job: drives an `AgentCore` with the log, the workers, the planner and the transports.
 
 All decisions are the core's. This file carries out its effects in their order and brings it what comes of them.
+
+Invariant: an error of the core, or of what is done for it, is this job's alone. It sets the job aside: nothing is
+decided or said any more, every call under way raises, leases are broken, and the memory stays as it is.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tensorhub_agent.alarm import Alarm
@@ -45,7 +48,7 @@ from tensorhub_agent.effects import (
     SiblingsChecked,
 )
 from tensorhub_agent.encodings.job_deltas import JobDeltas
-from tensorhub_agent.lanes import Lanes
+from tensorhub_agent.lanes import CALLS_WAIT_MAX, Lanes
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.memory import Held, Memory, Place
@@ -62,11 +65,11 @@ from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import JobGone, RegistryUnavailable, TensorHubError
+from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.folds import folds_of
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.subjects import events_of
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
@@ -94,19 +97,20 @@ class JobAgent:
         `rejoin_all` raises the incarnation, and has all jobs join anew.
         """
         self.job = job
+        self.aside: str | None = None
+        """Why the job was set aside."""
+        self._work = Supervisor(f"job {job}", on_fault=self._set_aside)
         self._around, self._rejoin_all = around, rejoin_all
         self._loop = asyncio.get_running_loop()
-        # Of what has failed here nothing says in which state it has left the job: the agent ends, and is started anew.
-        self._work = Supervisor(f"job {job!r}", lambda fault: around.fault(str(fault)))
         self.core = AgentCore(around.agent, around.limits, around.measured)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
         programs = Programs(job, around.blobs)
         self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
-        self._lanes = Lanes(self._joblog, self._questions.open_job)
+        self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
         self.callers = Callers(self.core.shards, self.shelf, self._work)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
-        self._alarm = Alarm(self._loop, self._work.guarded(self._tick, "letting time pass"))
+        self._alarm = Alarm(self._work, self._tick)
         self._joined = asyncio.Event()
         self._postponed = Postponed()
         self.deltas = JobDeltas(
@@ -165,6 +169,8 @@ class JobAgent:
                 f"no registry let agent {self._around.agent!r} into job {self.job!r} within {timeout_s:g} s: is one "
                 "running? ('tensorhub status', 'tensorhub doctor')"
             ) from None
+        if self.aside is not None:
+            raise AgentUnavailable(self.aside)
         if self.core.deleted is not None:
             raise JobGone(self.core.deleted)
 
@@ -212,7 +218,7 @@ class JobAgent:
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""
-        if self.core.deleted is not None:
+        if self.core.deleted is not None or self.aside is not None:
             return
         self._joined.clear()
         self._lanes.forget()
@@ -221,7 +227,8 @@ class JobAgent:
             self._rejoin_all()
             return
         around = self._around
-        self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time(), rack=around.rack))
+        with self.isolated("joining"):
+            self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time(), rack=around.rack))
 
     def _on_entry(self, data: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
         if not self._is_concerned(data):
@@ -266,8 +273,35 @@ class JobAgent:
 
     # Effects.
 
+    @contextlib.contextmanager
+    def isolated(self, what: str) -> Iterator[None]:
+        """Keep an error of this job's from whoever asks something of it: it is a fault of the job."""
+        try:
+            yield
+        except Exception as why:  # noqa: BLE001 (whatever it is, this job can't be trusted to go on)
+            self._work.fault(what, why)
+
+    def _set_aside(self, fault: Fault) -> None:
+        if self.aside is not None:
+            return
+        self.aside = (
+            f"agent {self._around.agent!r} has set job {self.job!r} aside, for it failed while {fault.work} "
+            f"({fault.error!r}). Its memory is kept: start the agent again to take it back, and report the agent's log"
+        )
+        self._alarm.cancel()
+        self._lanes.forget()
+        self.callers.refuse_all(AgentUnavailable, self.aside)
+        self._joined.set()
+        self._around.set_aside(self)
+
     def carry_out(self, effects: list[AnyEffect]) -> None:
         """Do what the core wants, in order."""
+        if self.aside is not None:
+            return
+        with self.isolated("carrying out what was decided"):
+            self._carry_out(effects)
+
+    def _carry_out(self, effects: list[AnyEffect]) -> None:
         for effect in effects:
             self._do(effect, self._tracing.effect(effect, self.core.shards))
         self._postponed.happened()
@@ -282,18 +316,18 @@ class JobAgent:
             case Hold():
                 self._hold(effect)
             case Digest():
-                self._work.start(self._memory.digest(effect), "hashing a shard")
+                self._work.start(self._memory.digest(effect), "digesting memory")
             case Save():
                 self.shelf.save(effect)
                 self.deltas.saved(effect, self.shelf.places[effect.key])
                 if self.shelf.is_kept_on_disk(effect.key):
-                    self._work.start(self._settle(effect.key), "settling a copy")
+                    self._work.start(self._settle(effect.key), "bringing a copy to the disk")
                 if effect.swap:
                     self.callers.swapped(effect.key)
             case Probe():
-                self._work.call_soon(self._memory.probe, effect, what="looking who maps a shard")
+                self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
             case Duplicate():
-                self._work.start(self._memory.duplicate(effect.key), "copying a shard")
+                self._work.start(self._memory.duplicate(effect.key), "duplicating memory")
             case LetGo():
                 self.shelf.let_go(effect.key)
             case CheckSiblings():
@@ -330,8 +364,11 @@ class JobAgent:
                 self._around.fenced()
 
     def _news(self, news: ShardNews) -> None:
-        self._tracing.news(news)
-        self.carry_out(self.core.on_news(news, self._loop.time()))
+        if self.aside is not None:
+            return
+        with self.isolated(f"taking {type(news).__name__}"):
+            self._tracing.news(news)
+            self.carry_out(self.core.on_news(news, self._loop.time()))
 
     def _tick(self) -> None:
         self.carry_out(self.core.tick(self._loop.time()))
@@ -383,8 +420,31 @@ class JobAgent:
 
     def call(self, key: Key, call: AnyCall, now: float, traceparent: str | None = None) -> None:
         """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
-        self._tracing.called(key, call, traceparent)
-        self.carry_out(self.core.called(key, call, now))
+        if self.aside is not None:
+            self.callers.answer(Raise(call.call, AgentUnavailable.__name__, self.aside), None)
+            return
+        with self.isolated(f"taking {type(call).__name__}"):
+            self._tracing.called(key, call, traceparent)
+            if key in self.core.shards and self._lanes.waiting(self.core.lane(key)) >= CALLS_WAIT_MAX:
+                why = "the log takes no commands just now, and those of earlier calls wait: see 'tensorhub status'"
+                self.carry_out([Raise(call.call, RegistryUnavailable.__name__, f"{why}, then call again")])
+            else:
+                self.carry_out(self.core.called(key, call, now))
+
+    def loaded(self, key: Key) -> None:
+        """The worker wrote values of its own into a shard."""
+        with self.isolated("taking values"):
+            self.carry_out(self.core.loaded(key))
+
+    def register(self, place: Place, call: AnyCall, now: float) -> None:
+        """Bring a new shard whose memory stands already; `callers` knows who waits for it."""
+        if self.aside is not None:
+            self.shelf.free(place.key)
+            self.callers.answer(Raise(call.call, AgentUnavailable.__name__, self.aside), None)
+            return
+        self.concern(place.key.replica)
+        with self.isolated("taking a new shard"):
+            self.carry_out(self.core.register(place, call, now))
 
     def _hold(self, effect: Hold) -> None:
         session = self.callers.session_of(effect)
@@ -393,13 +453,15 @@ class JobAgent:
 
     def worker_gone(self, worker: Worker) -> None:
         """A worker's connection ended."""
-        self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
+        with self.isolated("taking the end of a worker"):
+            if self.aside is None:
+                self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""
         self._alarm.cancel()
+        self._lanes.forget()
         await self._work.close()
         await self.sources.stop()
         await self.deltas.stop()
-        await self._lanes.close()
         self._tracing.close()

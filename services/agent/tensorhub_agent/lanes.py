@@ -1,8 +1,12 @@
 """Lanes: how an agent's commands reach the log, in the order in which they were said.
 
 A lane has one command under way. It is appended with the same id until the log has acknowledged it, however long that
-takes, and only then the next one is tried: so the order on a lane is the order in the log, and a command that was
-said is never lost while the agent lives. The catalog recognises what came twice.
+takes, and only then the next one is tried. The catalog recognises what came twice.
+
+Invariants:
+- The order on a lane is the order in the log.
+- No single command of a lane is lost: all that was said reaches the log, or the whole incarnation that said it is given
+  up, and the agent states anew what stands in its memory.
 """
 
 import asyncio
@@ -15,12 +19,16 @@ from tensorhub_common.bus.failures import LogMissing, MessageTooLarge
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.codec import encode
 from tensorhub_common.wire.commands import AnyCommand
 
 WAITING_MAX: Final = 256
-"""So many commands may wait on one lane; a core says far fewer before it waits for the log's word."""
+"""At this many commands that wait on one lane the incarnation is given up."""
+
+CALLS_WAIT_MAX: Final = 128
+"""At this many a shard's calls are refused: each says a few commands more, and the log takes none of them now."""
 
 AGAIN_S: Final = 0.2
 """How long to wait after the log could not be reached within an append's own bound."""
@@ -31,9 +39,14 @@ _log: Final = logging.getLogger(__name__)
 class Lanes:
     """All lanes of one agent in one job."""
 
-    def __init__(self, joblog: JobLog, reopen: Callable[[], Awaitable[None]]) -> None:
-        """Append to this log; `reopen` asks a registry to make it when it is missing."""
-        self._joblog, self._reopen = joblog, reopen
+    def __init__(
+        self, joblog: JobLog, reopen: Callable[[], Awaitable[None]], work: Supervisor, give_up: Callable[[], None]
+    ) -> None:
+        """Append to this log; `reopen` asks a registry to make it when it is missing.
+
+        `give_up` is called where a lane has no room left: the agent joins anew, and what waits is forgotten.
+        """
+        self._joblog, self._reopen, self._work, self._give_up = joblog, reopen, work, give_up
         self._waiting: dict[str, deque[tuple[AnyCommand, dict[str, str]]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -44,11 +57,21 @@ class Lanes:
             raise ValueError(f"an agent's command must name its sender: {command}")
         queue = self._waiting.setdefault(by.lane, deque())
         if len(queue) >= WAITING_MAX:
-            _log.error("lane %s has %d commands waiting; %s is dropped", by.lane, len(queue), command)
+            # A lane with a gap would say things out of order, so this incarnation says nothing more.
+            _log.error(
+                "the log has taken none of the %d commands of lane %s that wait: the agent joins anew",
+                len(queue),
+                by.lane,
+            )
+            self._give_up()
             return
         queue.append((command, headers_of(cause)))
         if by.lane not in self._tasks:
-            self._tasks[by.lane] = asyncio.create_task(self._run(by.lane, queue))
+            self._tasks[by.lane] = self._work.start(self._run(by.lane, queue), f"appending the commands of {by.lane}")
+
+    def waiting(self, lane: str) -> int:
+        """Return how many commands of a lane the log has not taken."""
+        return len(self._waiting.get(lane, ()))
 
     def forget(self) -> None:
         """Drop what waits: an older incarnation said it, and would be refused."""
@@ -58,12 +81,6 @@ class Lanes:
             task.cancel()
         self._tasks.clear()
         self._waiting.clear()
-
-    async def close(self) -> None:
-        """End all lanes."""
-        tasks = list(self._tasks.values())
-        self.forget()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, lane: str, queue: deque[tuple[AnyCommand, dict[str, str]]]) -> None:
         while queue:
@@ -87,8 +104,8 @@ class Lanes:
             except LogMissing:
                 await self._try_reopen()
             except MessageTooLarge:
-                _log.exception("a command is larger than a message can be, and was dropped")
-                return
+                # No command that a core says can be that large; going on without it would leave a gap.
+                raise
             except TensorHubError as why:
                 # That NATS is away the bus itself has said, once.
                 level = logging.WARNING if self._joblog.is_reachable else logging.DEBUG

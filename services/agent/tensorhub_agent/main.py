@@ -8,12 +8,12 @@ from typing import Final
 
 import uvloop
 
-from tensorhub_agent.service import AgentService
+from tensorhub_agent.service import FAILED, AgentService
 from tensorhub_common import settings as settings_of
 from tensorhub_common import telemetry
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import set_last_resort, watch_loop
 
-FAILED: Final = 1
 WRONG_USAGE: Final = 2
 """Whoever restarts it need not try again: the settings would be as wrong."""
 
@@ -39,6 +39,8 @@ def main() -> None:
 
 async def _run(service: AgentService) -> None:
     loop = asyncio.get_running_loop()
+    watch_loop(loop)
+    set_last_resort(lambda fault: service.fault(str(fault)))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.end)
     await service.run()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorhub_agent.segments import ForeignSegment
+from tensorhub_common.supervision import Supervisor
 
 MAPPINGS_MAX: Final = 32
 
@@ -53,6 +54,8 @@ class MappingCache:
         """Keep at most so many that nobody uses."""
         self._mappings_max = mappings_max
         self._mappings: dict[Key, Mapping] = {}
+        # What can't be unmapped stays mapped, which costs memory and nothing else.
+        self._work = Supervisor("mappings of other agents' segments", on_fault=lambda _: None)
 
     def __len__(self) -> int:
         """Return how many mappings stand, used or not."""
@@ -95,7 +98,7 @@ class MappingCache:
             if number < surplus or mapping.is_removed():
                 del self._mappings[mapping.key]
                 # In a thread, because unmapping a large segment would hold up the event loop.
-                asyncio.get_running_loop().run_in_executor(None, mapping.unmap)
+                self._work.start(asyncio.to_thread(mapping.unmap), "unmapping")
 
     def close(self) -> None:
         """Unmap all that nobody uses."""

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ from tensorhub_agent.transport import LeaseOpened, Refused
 from tensorhub_agent.transport_local import LocalTransport
 from tensorhub_agent.transport_ucxx import UcxxTransport
 from tensorhub_agent.transports import Transports
+from tensorhub_agent.troubles import TROUBLES
 from tensorhub_agent.ucxx_serving import Book
 from tensorhub_agent.workers import WorkerServer
 from tensorhub_common.bus.activity import answer_activity
@@ -50,7 +52,8 @@ from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_asks
-from tensorhub_common.wire.asks import Activity, Serving
+from tensorhub_common.supervision import Supervisor
+from tensorhub_common.wire.asks import Activity, Serving, Trouble
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.wire.worker import Attached
@@ -58,6 +61,9 @@ from tensorhub_common.wire.worker import Attached
 CONNECT_AGAIN_S: Final = 0.2
 TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
+
+FAILED: Final = 1
+"""The exit code of an agent that ends by itself: whoever supervises it starts it anew."""
 
 FAULT_END_S_MAX: Final = 5.0
 """After a fault the process has so long for an orderly end; then it ends as it is, and nothing more can be written."""
@@ -82,6 +88,11 @@ class AgentService:
         self._ending = asyncio.Event()
         self._rejoining = False
         self._fault: TensorHubError | None = None
+        self._work = Supervisor(f"agent {self.agent}")
+        self._aside: dict[str, tuple[str, float]] = {}
+        """Jobs that were set aside: why, and when."""
+        self._desk: Desk
+        self._began = time.time()
 
     def end(self) -> None:
         """Let `run` return soon."""
@@ -92,14 +103,14 @@ class AgentService:
         settings = self._settings
         bus = await self._connect()
         pool = CopyPool(settings.copy_threads)
-        beat = BeatThread(settings, self.serving)
+        beat = BeatThread(settings)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(bus.close)
             stack.callback(pool.close)
             stack.callback(beat.stop)
             around, shelves = self._surroundings(bus, pool, beat)
             stack.callback(shelves.close)
-            desk = Desk(self._job, self._attached)
+            desk = self._desk = Desk(self._job, self._attached)
             around.tell_holds = lambda number, _job, key, version: desk.holds(number, key, version)
             self._around = around
             await around.transports.start()
@@ -107,8 +118,10 @@ class AgentService:
             stack.push_async_callback(self._stop_jobs)
             around.incarnation.next()
             for job, adopted in (await shelves.adopt(pool, JOBS_MAX)).items():
-                self._open(job).adopt(adopted)
-            for job_agent in self._jobs.values():
+                job_agent = self._open(job)
+                with job_agent.isolated("taking back its memory"):
+                    job_agent.adopt(adopted)
+            for job_agent in list(self._jobs.values()):
                 job_agent.start()
             await bus.serve(
                 agent_asks(self.agent, "lease"),
@@ -185,7 +198,8 @@ class AgentService:
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,
-            fault=self._on_fault,
+            fault=self.fault,
+            set_aside=self._set_aside,
         )
         return around, shelves
 
@@ -200,18 +214,19 @@ class AgentService:
             renew=self.renew,
             holds=self.holds,
             ended=self.ended,
-            on_fault=lambda fault: self._on_fault(str(fault)),
+            on_fault=lambda fault: self.fault(str(fault)),
         )
         if not settings.ucxx:
             return Transports(local, None)
         address = own_address(settings.address, str(settings.nats))
         return Transports(
-            local, UcxxTransport(address=address, agent=self.agent, pool=pool, book=book, fault=self._on_fault)
+            local, UcxxTransport(address=address, agent=self.agent, pool=pool, book=book, fault=self.fault)
         )
 
     async def _turn(self, beat: BeatThread) -> None:
         while not self._ending.is_set():
-            beat.turned()
+            beat.turned(self.serving())
+            self._leave_what_is_aside()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await self._ending.wait()
@@ -222,18 +237,50 @@ class AgentService:
         )
         self._ending.set()
 
-    def _on_fault(self, why: str) -> None:
-        self._fault = TensorHubError(f"{why}; it ends, and takes its segments back when it is started again")
+    def fault(self, why: str) -> None:
+        """End with an error, within a bound: something has failed that no job owns, or that nothing can go on without.
+
+        The next process takes back what stands in memory.
+        """
+        if self._fault is not None:
+            return
+        self._fault = TensorHubError(
+            f"{why}. This is a fault of TensorHub: the agent ends, and takes its segments back when it is started again"
+        )
+        _log.error("%s", self._fault)
         self._ending.set()
         # Whatever has failed may be what an orderly end waits for.
-        end = threading.Timer(FAULT_END_S_MAX, os._exit, (os.EX_SOFTWARE,))
+        end = threading.Timer(FAULT_END_S_MAX, os._exit, (FAILED,))
         end.daemon = True
         end.start()
+
+    def _set_aside(self, job: JobAgent) -> None:
+        """Serve the others: end what the job has under way, and keep its memory as it is for the next process."""
+        self._jobs.pop(job.job, None)
+        why = job.aside or "it failed"
+        self._aside[job.job] = why, time.time()
+        for lease in job.core.table.names():
+            self._around.transports.break_lease(lease, "its job was set aside by the agent that it is of")
+        # Until this has come to its end bytes may still arrive, so a fault in it ends the process.
+        self._work.start(self._end_of(job), f"ending job {job.job}")
+
+    async def _end_of(self, job: JobAgent) -> None:
+        await self._desk.end(job)
+        await job.stop()
+
+    def _leave_what_is_aside(self) -> None:
+        """End where nothing is left but what was set aside: the next process takes that back, at nobody's cost."""
+        if self._aside and not any(job.core.shards for job in self._jobs.values()):
+            why, _ = next(iter(self._aside.values()))
+            self.fault(f"{why}. No other job has anything here")
 
     # Jobs.
 
     async def _job(self, name: str) -> JobAgent:
         await self._forget_deleted()
+        if name in self._aside:
+            why, _ = self._aside[name]
+            raise AgentUnavailable(why)
         job = self._jobs.get(name)
         if job is None:
             job = self._open(name)
@@ -243,8 +290,10 @@ class AgentService:
     async def _forget_deleted(self) -> None:
         """Make room for others, and for a job of the same name that begins anew."""
         for name, job in [(name, job) for name, job in self._jobs.items() if job.core.is_over]:
-            del self._jobs[name]
-            await job.stop()
+            # Another who attaches may have come first while this one waited.
+            if self._jobs.get(name) is job:
+                del self._jobs[name]
+                await job.stop()
 
     def _open(self, name: str) -> JobAgent:
         if len(self._jobs) >= JOBS_MAX:
@@ -257,17 +306,19 @@ class AgentService:
         if not self._rejoining:
             # Several refusals may have come at once; they all speak of the same incarnation.
             self._rejoining = True
-            asyncio.get_running_loop().call_soon(self._do_rejoin_all)
+            self._work.call_soon(self._do_rejoin_all, what="joining anew")
 
     def _do_rejoin_all(self) -> None:
         self._rejoining = False
         number = self._around.incarnation.next()
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             job.rejoin(number)
 
     async def _stop_jobs(self) -> None:
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             await job.stop()
+        await self._work.close()
+        await self._around.shelves.files.idle()
 
     def _attached(self) -> Attached:
         settings = self._settings
@@ -294,7 +345,9 @@ class AgentService:
         answer: LeaseAnswer = LeaseRefusal(reason=f"agent {self.agent!r} serves nothing of job {ask.job!r}")
         if job is not None:
             name = f"{ask.job}:{secrets.token_hex(8)}"
-            answer = await job.lending.asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
+            answer = LeaseRefusal(reason=f"agent {self.agent!r} has set job {ask.job!r} aside: its log says why")
+            with job.isolated("answering a reader's question for a lease"):
+                answer = await job.lending.asked(ask, name, f"{ask.job}:{secrets.token_urlsafe(24)}", message.headers)
         return msgspec.msgpack.encode(answer)
 
     async def _on_digests_ask(self, message: Message) -> bytes:
@@ -305,25 +358,40 @@ class AgentService:
         job = self._jobs.get(_job_of(ask.lease))
         page = DigestsPage(digests=b"")
         if job is not None:
-            table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
-            page = DigestsPage(
-                digests=table.page(ask.lease, ask.first),
-                patch_sizes=table.patch_sizes(ask.lease, ask.first),
-                patches_coming=is_coming,
-            )
+            with job.isolated("answering a reader's question for digests"):
+                table, is_coming = job.core.table, job.lending.look_for_patches(ask.lease)
+                page = DigestsPage(
+                    digests=table.page(ask.lease, ask.first),
+                    patch_sizes=table.patch_sizes(ask.lease, ask.first),
+                    patches_coming=is_coming,
+                )
         return msgspec.msgpack.encode(page)
 
     def activity(self, job: str, about: Activity) -> Activity:
-        """Add what this agent reads in a job."""
+        """Add what this agent reads in a job, and what it can't do."""
         found = self._jobs.get(job)
         reads, left_out = ((), 0) if found is None else found.reads_under_way()
         silent_s = self._around.planner.silent_s
-        return structs.replace(about, reads=reads, reads_left_out=left_out, planner_silent_s=silent_s)
+        return structs.replace(
+            about, reads=reads, reads_left_out=left_out, planner_silent_s=silent_s, troubles=self._troubles()
+        )
+
+    def _troubles(self) -> tuple[Trouble, ...]:
+        aside = [
+            Trouble(kind="job-set-aside", why=why, since=since, job=job) for job, (why, since) in self._aside.items()
+        ]
+        for job, shards, why in self._around.shelves.set_aside():
+            said = f"{shards} shards stand here and could not be taken back when the agent started: {why}"
+            aside.append(Trouble(kind="shards-set-aside", why=said, since=self._began, job=job))
+        return (*aside, *TROUBLES.told())
 
     def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
         """Take a ticket that a reader showed to the transport."""
         job = self._jobs.get(_job_of(ticket))
-        opened = job.lending.redeem(ticket, reader) if job is not None else None
+        opened = None
+        if job is not None:
+            with job.isolated("taking a reader's ticket"):
+                opened = job.lending.redeem(ticket, reader)
         if opened is not None:
             return opened
         REFUSED.note(Kind.TICKET, f"a ticket that {reader!r:.80} showed is unknown, used, too old or another reader's")
@@ -332,25 +400,36 @@ class AgentService:
     def renew(self, lease: str) -> bool:
         """Note that a reader is alive; tells whether it waits for pieces."""
         job = self._jobs.get(_job_of(lease))
-        if job is None:
-            return False
-        job.core.table.renew(lease, asyncio.get_running_loop().time())
-        return job.core.table.waits(lease)
+        waits = False
+        if job is not None:
+            with job.isolated("renewing a lease"):
+                job.core.table.renew(lease, asyncio.get_running_loop().time())
+                waits = job.core.table.waits(lease)
+        return waits
 
     def holds(self, lease: str) -> bool:
         """Tell whether a lease has held up to now."""
         job = self._jobs.get(_job_of(lease))
-        return job is not None and job.core.table.holds(lease)
+        holds = False
+        if job is not None:
+            with job.isolated("confirming a lease"):
+                holds = job.core.table.holds(lease)
+        return holds
 
     def serving(self) -> tuple[Serving, ...]:
-        """Say who reads from this agent. It is called from the beat's thread, so it only reads."""
-        return summed(reader for job in list(self._jobs.values()) for reader in job.core.table.readers())
+        """Say who reads from this agent."""
+        readers = []
+        for job in list(self._jobs.values()):
+            with job.isolated("counting its readers"):
+                readers += job.core.table.readers()
+        return summed(readers)
 
     def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (the transport's word)
         """Note that a reader is done, or gone."""
         job = self._jobs.get(_job_of(lease))
         if job is not None:
-            job.lending.ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
+            with job.isolated("taking the end of a lease"):
+                job.lending.ended(lease, LeaseMove.DONE if done else LeaseMove.READER_GONE)
 
 
 def _absolute(path: Path | None) -> str | None:

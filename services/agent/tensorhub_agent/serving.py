@@ -73,6 +73,10 @@ class LeaseTable:
         self._deadlines: Deadlines[str] = Deadlines()
         """Of each lease under way, its deadline or an earlier one: renewing one costs nothing here."""
 
+    def names(self) -> list[str]:
+        """Return the leases that are under way, by name."""
+        return list(self._leases)
+
     def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
         """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
         coming = self.coming.pop(key, None)

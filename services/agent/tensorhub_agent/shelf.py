@@ -19,6 +19,7 @@ from tensorhub_agent.effects import Key, Save
 from tensorhub_agent.manifest import Adopted, Aside, Manifest, pack_layout
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.speech import SHARDS_MAX
+from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.names import cached_version
@@ -129,7 +130,9 @@ class Files:
 def _save(store: SegmentStore, manifest: Manifest) -> None:
     try:
         manifests.save(store, manifest)
+        TROUBLES.over(Kind.MANIFEST)
     except MemoryExhausted as why:
+        TROUBLES.note(Kind.MANIFEST, why)
         # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
         # the next start, and never a wrong version.
         _log.warning("%s", why)
@@ -178,8 +181,8 @@ class Shelf:
                 f"{aside.manifest.segment} and its manifest"
             )
         staged, mapped = install == "staged", install == "mapped"
-        nbytes = 0 if mapped else segment_bytes(layout)
         store = self._disk if on_disk and self._disk is not None else self._memory
+        nbytes = 0 if mapped else segment_bytes(layout)
         # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
         store.check_room(2 * nbytes if staged else nbytes)
         table = await asyncio.to_thread(pieces, layout)
@@ -359,6 +362,14 @@ class Shelves:
         """Return how many bytes the copies of retained versions take, of all jobs."""
         each = [shelf.copies() for shelf in self._shelves.values()]
         return CacheRoom(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
+
+    def set_aside(self) -> list[tuple[str, int, str]]:
+        """Return the jobs of which shards were set aside, how many of each, and why the first was."""
+        return [
+            (job, len(shelf.aside), next(iter(shelf.aside.values()))[0].reason)
+            for job, shelf in self._shelves.items()
+            if shelf.aside
+        ]
 
     def _stores(self) -> list[SegmentStore]:
         return [self.store] if self.disk is None else [self.store, self.disk]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tensorhub_agent.cache_making import CopyMaker
 from tensorhub_agent.copying import CopyPool
@@ -15,6 +16,9 @@ from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.counterpart import Counterpart
+
+if TYPE_CHECKING:
+    from tensorhub_agent.job_agent import JobAgent
 
 
 @dataclass(slots=True)
@@ -44,3 +48,5 @@ class Surroundings:
     """Another process has this agent's name: end."""
     fault: Callable[[str], None]
     """Something failed that can't fail: end, and let the next process take back what stands in memory."""
+    set_aside: Callable[["JobAgent"], None]
+    """A job has failed: serve the others, and keep its memory for the next process."""

@@ -12,7 +12,8 @@ Always true:
 - A turn looks at the links that have something under way, and at those to which a frame has come; the others, however
   many, cost nothing.
 - What can't be ended within `CLOSE_S_MAX` is a fault of the process: its end is the only thing left that keeps bytes
-  from arriving.
+  from arriving. So is an error of the thread, and of what the event loop does with its news.
+- The thread alone tells news and carries out commands, until it is over; from then on the event loop alone does.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from tensorhub_agent.ucxx_frames import Inbox, framed
 from tensorhub_agent.ucxx_library import Library, Streams, load
 from tensorhub_agent.ucxx_link import Batch, Link
 from tensorhub_common.errors import TensorHubError
+from tensorhub_common.supervision import Supervisor
 
 START_S_MAX: Final = 30.0
 """Loading UCX and looking at the machine's devices takes 0.3 s, and seconds on a busy host with many devices."""
@@ -100,7 +102,10 @@ class Engine:
         """Those that the next turn looks at."""
         self._news: list[Command] = []
         self._ending = self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="ucxx", daemon=True)
+        self._over_lock = threading.Lock()
+        """Held where a command is put in line, and where the thread ends."""
+        self._work = Supervisor("UCX", on_fault=lambda fault: on_fault(str(fault)))
+        self._thread: threading.Thread | None = None
         self._library: Library
         self._worker: Any = None
         self._streams: Streams
@@ -113,18 +118,23 @@ class Engine:
 
     async def start(self) -> int:
         """Start the thread; returns the port at which it listens. Raises `UcxxUnavailable`."""
+        self._thread = self._work.thread(self._run, "ucxx")
         self._thread.start()
         try:
             async with asyncio.timeout(START_S_MAX):
                 return await asyncio.shield(self._started)
         except TimeoutError:
+            # Should it start after all, it is to end at once: nobody asks anything of it.
+            self._ending = True
+            self._kick()
             raise UcxxUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None
 
     async def stop(self) -> None:
         """Close all links and end the thread."""
         self._ending = True
         self._kick()
-        await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
 
     def connect(self, address: str, port: int) -> Link:
         """Begin to connect. A link that can't be made goes down."""
@@ -134,11 +144,12 @@ class Engine:
 
     def do(self, what: Callable[..., None], *args: object) -> None:
         """Have the thread do something, after all that it was told before."""
-        self._commands.append((what, args))
-        if self._is_over:
-            self._end_commands()
-        else:
-            self._kick()
+        with self._over_lock:
+            self._commands.append((what, args))
+            if self._is_over:
+                self._end_commands()
+                return
+        self._kick()
 
     def _kick(self) -> None:
         with contextlib.suppress(BlockingIOError):  # The thread has been woken often enough.
@@ -158,9 +169,13 @@ class Engine:
         try:
             self._turn()
         except Exception as why:  # noqa: BLE001 (nothing can be known of the bytes under way any more)
-            self._news.append((self._on_fault, (f"the UCX thread failed: {why!r}",)))
-            self._tell()
+            self._fail("the thread", why)
         self._shut()
+
+    def _fail(self, what: str, why: Exception) -> None:
+        """Tell the event loop of an error in the thread."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed, and the process at its end.
+            self._loop.call_soon_threadsafe(self._work.fault, what, why)
 
     def _set_started(self, port: int) -> None:
         if not self._started.done():
@@ -203,7 +218,15 @@ class Engine:
     def _tell(self) -> None:
         news, self._news = self._news, []
         with contextlib.suppress(RuntimeError):  # The loop is closed: nobody wants to know.
-            self._loop.call_soon_threadsafe(_deliver, news)
+            self._loop.call_soon_threadsafe(self._deliver, news)
+
+    def _deliver(self, news: list[Command]) -> None:
+        """Hand on what the thread has seen, each piece of news by itself. In the event loop."""
+        for what, args in news:
+            try:
+                what(*args)
+            except Exception as why:  # noqa: BLE001 (what is not taken now is never told again)
+                self._work.fault("a callback", why)
 
     def _shut(self) -> None:
         """End everything, in the thread that owns it."""
@@ -222,9 +245,10 @@ class Engine:
         self._worker.progress()
         self._poll.close()
         self._worker = None
-        self._is_over = True
-        self._news += [(link.has_closed, ()) for link in links]
-        self._end_commands()
+        with self._over_lock:
+            self._is_over = True
+            self._news += [(link.has_closed, ()) for link in links]
+            self._end_commands()
 
     def _end_commands(self) -> None:
         """Answer what came too late: without links nothing can be posted, and every close has ended."""
@@ -241,9 +265,12 @@ class Engine:
             # Not here: UCX is in the middle of its progress.
             self._commands.append((endpoint.close_blocking, ()))
             return
-        link = Link(self)
-        self._adopt(link, endpoint)
-        self._news.append((self._on_link, (link,)))
+        try:
+            link = Link(self)
+            self._adopt(link, endpoint)
+            self._news.append((self._on_link, (link,)))
+        except Exception as why:  # noqa: BLE001 (nothing may escape into UCX)
+            self._fail("taking in a connection", why)
 
     def _connect(self, link: Link, address: str, port: int) -> None:
         try:
@@ -390,8 +417,3 @@ def _why_ended(endpoint: Any) -> str:  # noqa: ANN401
     except Exception as why:  # noqa: BLE001
         return f"the connection ended: {_said(why)}"
     return "the other side has ended the connection"
-
-
-def _deliver(news: list[Command]) -> None:
-    for what, args in news:
-        what(*args)

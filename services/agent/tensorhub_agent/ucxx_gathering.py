@@ -37,6 +37,7 @@ from tensorhub_agent.ucxx_frames import encode
 from tensorhub_agent.ucxx_link import Batch, Link
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.regions import Form, Regions
+from tensorhub_common.supervision import Supervisor
 
 SLOTS_MAX: Final = 4
 """A connection packs into so many slots at most: one is filled, one is sent, and two make up for uneven times."""
@@ -68,6 +69,7 @@ class Gathering:
         self._sent, self._failed = sent, failed
         self._bounce = Bounce(store, SLOTS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._work = Supervisor("gathering for a reader", on_fault=lambda fault: failed(str(fault)))
 
     def take(self, frame: Gather, nbytes_max: int) -> int:
         """Begin to send what a frame asks for; return how many bytes that is. Raises when it may not be asked for."""
@@ -77,7 +79,7 @@ class Gathering:
         nbytes = sum(frame.nbytes) + sum(sizes)
         if nbytes > nbytes_max:
             raise BeyondGrant(f"{nbytes} bytes of boxes were asked for, and {nbytes_max} more are allowed at a time")
-        task = asyncio.create_task(self._serve(frame, sizes, nbytes))
+        task = self._work.start(self._serve(frame, sizes, nbytes), "a frame")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return nbytes

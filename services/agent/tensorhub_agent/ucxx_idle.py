@@ -8,6 +8,7 @@ import asyncio
 from typing import Final
 
 from tensorhub_agent.ucxx_link import Link
+from tensorhub_common.supervision import Supervisor
 
 IDLE_LINKS_MAX: Final = 64
 """Above this the one that has been idle for longest is closed."""
@@ -20,6 +21,8 @@ class IdleLinks:
         """Begin with none."""
         self._links: dict[Link, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        # A connection that can't be closed may bring bytes, so a fault ends the process.
+        self._work = Supervisor("idle connections over ucxx")
 
     def put(self, endpoint: str, link: Link) -> None:
         """Keep a connection to a source."""
@@ -45,6 +48,6 @@ class IdleLinks:
 
     def _drop(self, link: Link) -> None:
         if self._links.pop(link, None) is not None:
-            task = asyncio.create_task(link.close())
+            task = self._work.start(link.close(), "closing one")
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)

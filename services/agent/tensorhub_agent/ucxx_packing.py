@@ -20,6 +20,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_messages import MESSAGES_MAX
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout import PIECE_BYTES_MAX
+from tensorhub_common.supervision import Supervisor
 
 FRAMES_MAX: Final = 16
 """A reader has so many frames packed at a time at most: more than batches under way on a slow link."""
@@ -47,6 +48,7 @@ class Packing:
         self._link, self._pool, self._view, self._lacks, self._settled = link, pool, view, lacks, settled
         self._packed: dict[int, bytes] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._work = Supervisor("packing for a reader", on_fault=lambda fault: failed(str(fault)))
 
     @property
     def is_busy(self) -> bool:
@@ -56,7 +58,7 @@ class Packing:
     def take(self, frame: Pack) -> None:
         """Begin to pack. Raises when it may not be asked for."""
         self._check(frame)
-        self._tasks[frame.number] = asyncio.create_task(self._pack(frame))
+        self._tasks[frame.number] = self._work.start(self._pack(frame), "a frame")
 
     def fetch(self, frame: Fetch) -> memoryview:
         """Return what was packed under a number, once."""

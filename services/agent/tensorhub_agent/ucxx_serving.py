@@ -39,6 +39,7 @@ from tensorhub_agent.ucxx_messages import MESSAGES_MAX, messages_in
 from tensorhub_agent.ucxx_packing import Packing
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
 
 HELLO_S: Final = 2.0
@@ -104,9 +105,19 @@ class Served:
         self._sending_bytes = 0
         self._is_done = self._is_broken = False
         self._ending: asyncio.Task[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._silent = self._loop.call_later(HELLO_S, self.end, "it showed no ticket")
-        link.on_frame, link.on_down = self._took, self.end
+        self._work = Supervisor("a reader's connection over ucxx", on_fault=self._failed)
+        self._silent = self._call_later(HELLO_S, "it showed no ticket")
+        link.on_frame = self._work.guarded(self._took, "taking a frame")
+        link.on_down = self._work.guarded(self.end, "taking its end")
+
+    def _call_later(self, delay_s: float, why: str) -> asyncio.TimerHandle:
+        return self._work.call_later(delay_s, self.end, why, what="a silence")
+
+    def _failed(self, fault: Fault) -> None:
+        """End the connection after an error in serving it. Where that is what fails, the process has to end."""
+        if self._ending is not None:
+            raise fault.error
+        self.end(f"the agent failed: {fault.error!r}")
 
     def show(self, news: Stock) -> None:
         """Tell the reader of the pieces here."""
@@ -119,14 +130,14 @@ class Served:
         if self._ending is None:
             self._is_broken = True
             self._link.send(encode(Broken(reason[:REASON_CHARS_MAX])))
-            self._ending = asyncio.create_task(self._end(LAST_WORD_S))
+            self._ending = self._work.start(self._end(LAST_WORD_S), "ending")
 
     def end(self, why: str) -> None:
         """End the connection, because of what is said."""
         if self._ending is None:
             if self.lease is not None:
                 _log.info("a reader's connection ends: %s", why)
-            self._ending = asyncio.create_task(self._end(0))
+            self._ending = self._work.start(self._end(0), "ending")
 
     async def ended(self) -> None:
         """Wait for the end that was begun."""
@@ -154,7 +165,7 @@ class Served:
         if self._ending is not None:
             return
         self._silent.cancel()
-        self._silent = self._loop.call_later(SILENCE_S, self.end, "it was silent for too long")
+        self._silent = self._call_later(SILENCE_S, "it was silent for too long")
         try:
             frame = from_reader(data)
             if self.lease is None:
@@ -174,7 +185,7 @@ class Served:
         opened = self._opened(hello)
         if isinstance(opened, Refused):
             self._link.send(encode(No(opened.reason[:REASON_CHARS_MAX])))
-            self._ending = asyncio.create_task(self._end(LAST_WORD_S))
+            self._ending = self._work.start(self._end(LAST_WORD_S), "ending")
             return
         self.lease = opened.lease
         segment = opened.segment
@@ -253,7 +264,7 @@ class Served:
             raise BeyondGrant(f"more than {WANTED_BYTES_MAX} bytes were asked for at a time")
         batch = self._link.transmit(views, tag)
         self._sending_bytes += total
-        batch.ended.add_done_callback(lambda _: self._sent(total))
+        batch.ended.add_done_callback(self._work.guarded(lambda _: self._sent(total), "counting what was sent"))
 
     def _pack(self, frame: Pack) -> None:
         assert self._packing is not None
@@ -281,5 +292,5 @@ class Served:
         self._patches = ()
         self._is_done = False
         self._silent.cancel()
-        self._silent = self._loop.call_later(IDLE_S, self.end, "it opened no other lease")
+        self._silent = self._call_later(IDLE_S, "it opened no other lease")
         self._link.send(encode(Idle()))

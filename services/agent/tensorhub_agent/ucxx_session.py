@@ -33,6 +33,7 @@ from tensorhub_common.digests import PIECE_DIGEST_BYTES
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.regions import Regions
+from tensorhub_common.supervision import Supervisor
 
 DONE_S: Final = 0.5
 """A source that was told that all is done says so within this, or the connection is closed by force."""
@@ -75,7 +76,9 @@ class UcxxSession:
         self._gatherer = Gatherer(self, link, pool, store)
         self._ending = Ending(self._end)
         self._renewing: asyncio.Task[None] | None = None
-        link.on_frame, link.on_down = self._took, self.lose
+        self._work = Supervisor("a source's connection over ucxx", on_fault=lambda fault: self.lose(str(fault)))
+        link.on_frame = self._work.guarded(self._took, "taking a frame")
+        link.on_down = self._work.guarded(self.lose, "taking its end")
 
     @property
     def over(self) -> str | None:
@@ -86,7 +89,7 @@ class UcxxSession:
         """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
         await self._welcomed
         self._is_open = True
-        self._renewing = asyncio.create_task(self._renew())
+        self._renewing = self._work.start(self._renew(), "renewing the lease")
 
     async def read(
         self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent

@@ -20,6 +20,7 @@ from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, FrameTooLarge, PeerGone, peer_of
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, Frame, FromWorker, Refused
 
@@ -45,10 +46,10 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Worker:
     """One attached connection."""
 
-    def __init__(self, number: int, pid: int, framed: Framed, job: str) -> None:
+    def __init__(self, number: int, pid: int, framed: Framed, job: str, work: Supervisor) -> None:
         """Take over an attached connection."""
         self.number, self.pid, self.job = number, pid, job
-        self._framed = framed
+        self._framed, self._work = framed, work
         self._sending: set[asyncio.Task[None]] = set()
 
     def tell(self, frame: Frame, fd: int | None = None) -> None:
@@ -56,7 +57,7 @@ class Worker:
         if len(self._sending) >= TELLS_WAITING_MAX:
             # It says more than it hears.
             self._framed.close()
-        task = asyncio.create_task(self._tell(_encode(frame), fd))
+        task = self._work.start(self._tell(_encode(frame), fd), "telling a worker", lambda _: self.close())
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
@@ -84,6 +85,12 @@ class Worker:
         """End the connection."""
         self._framed.close()
 
+    async def end(self) -> None:
+        """End the connection when everything that it was told has been sent, which is bounded."""
+        if self._sending:
+            await asyncio.wait(set(self._sending))
+        self.close()
+
 
 class Desk(Protocol):
     """Who serves the workers' frames."""
@@ -106,7 +113,7 @@ class WorkerServer:
         self._path, self._desk = path, desk
         self._numbers = 0
         self._socket: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._work = Supervisor("workers' connections")
         self._serving: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -131,7 +138,7 @@ class WorkerServer:
         sock.listen(BACKLOG)
         temporary.rename(self._path)
         self._socket = sock
-        self._accepting = asyncio.create_task(self._accept(sock))
+        self._work.start(self._accept(sock), "letting workers in")
 
     @property
     def connections(self) -> int:
@@ -140,10 +147,7 @@ class WorkerServer:
 
     async def stop(self) -> None:
         """End the connections and remove the socket."""
-        tasks = [*self._serving, *([self._accepting] if self._accepting is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.close()
         if self._socket is not None:
             self._socket.close()
             self._path.unlink(missing_ok=True)
@@ -158,14 +162,21 @@ class WorkerServer:
                 _log.warning("no worker can be let in: %s", why)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            pid, uid = peer_of(connection)
+            try:
+                pid, uid = peer_of(connection)
+            except OSError as why:
+                _log.info("a connection ended before it could be served: %s", why)
+                connection.close()
+                continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
                 kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
                 REFUSED.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
                 connection.close()
                 continue
             self._numbers += 1
-            task = asyncio.create_task(self._serve(self._numbers, pid, Framed(connection, FRAME_BYTES_MAX)))
+            framed = Framed(connection, FRAME_BYTES_MAX)
+            # A fault of one connection ends that one; its worker attaches again.
+            task = self._work.start(self._serve(self._numbers, pid, framed), "serving a worker", lambda _: None)
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
 
@@ -175,7 +186,7 @@ class WorkerServer:
         try:
             async with asyncio.timeout(ATTACH_S_MAX):
                 attach = _read_attach(await framed.receive())
-            worker = Worker(number, pid, framed, attach.job)
+            worker = Worker(number, pid, framed, attach.job, self._work)
             await self._desk.attach(worker, attach)
             await worker.frames(lambda frame: self._frame(worker, frame))
         except PeerGone:

@@ -2,7 +2,8 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Rejoin
+from tensorhub_agent.core import UNSAID_MAX
+from tensorhub_agent.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Raise, Rejoin
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Expire, Join, Sender
@@ -38,6 +39,30 @@ def test_nothing_is_said_before_the_log_has_let_the_agent_in() -> None:
     assert [type(command) for command in agent.unsaid] == [Join]
     agent.log()
     assert agent.end_of(1) == Answer(call=1)
+
+
+def test_calls_that_wait_until_the_agent_has_joined_are_bounded() -> None:
+    """A worker that calls and gives up again and again fills no memory; other shards' calls are taken."""
+    agent = published()
+    other = agent.register("other")
+    agent.do(agent.core.join(2, "host", "site", agent.now))
+    key = agent.key("trainer")
+    calls = []
+    for _ in range(2 * UNSAID_MAX):
+        calls.append(agent.unpublish(key))
+        agent.tick(20.0)
+        agent.tick(20.0)
+    ends = [agent.end_of(call) for call in calls]
+    assert all(isinstance(end, Raise) and end.error == "RegistryUnavailable" for end in ends)
+    assert isinstance(ends[-1], Raise)
+    assert "earlier calls wait" in ends[-1].message
+    assert len(agent.core._unsaid) < UNSAID_MAX + 8
+    assert agent.end_of(agent.publish(other, "b")) is None
+    agent.unsaid.clear()
+    agent.join(3)
+    call = agent.unpublish(key)
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
 
 
 def test_a_wrongly_expired_agent_states_what_it_has_and_is_believed() -> None:

@@ -22,6 +22,7 @@ from tensorhub_agent.memory import Held, Place
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelf, Shelves
 from tensorhub_agent.speech import SHARDS_MAX
+from tensorhub_agent.troubles import TROUBLES
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout import layout_digest, segment_bytes
 from tensorhub_common.wire.commands import Join, Release
@@ -257,6 +258,33 @@ async def test_a_worker_that_dies_while_its_memory_is_made_leaves_none(tmp_path:
         while store.total_bytes or names(tmp_path) or not shelf.files.is_idle:  # noqa: ASYNC110 (a thread's work)
             await asyncio.sleep(0.005)
     assert shelf.places == {}
+    store.close()
+
+
+async def test_a_manifest_without_room_costs_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before stands. It is believed only for bytes that hash to it."""
+    store = SegmentStore(tmp_path, PREFIX, GIB)
+    shelf, key = Shelf("run-7", store), Key("policy", "trainer", 0)
+    await make(shelf, key)
+    place = shelf.places[key]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    filling = Save(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorhub_agent.manifest.os.replace", full)
+        shelf.save(filling)
+        (trouble,) = TROUBLES.told()
+        assert (trouble.kind, "make room in" in trouble.why) == ("no-room-for-manifests", True)
+    before = load(store, place.segment.name)
+    assert isinstance(before, Manifest)
+    assert before.state == "empty"
+    shelf.save(filling)
+    assert load(store, place.segment.name) == place.manifest
+    assert TROUBLES.told() == ()
     store.close()
 
 

@@ -317,6 +317,20 @@ class ReadUnderWay(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceOfRead, ...] = ()
 
 
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a process can't do just now, while it goes on with everything else."""
+
+    kind: str
+    """`job-set-aside`, `shards-set-aside`, `no-memory`, `no-room-for-manifests`, `no-copy` or `no-room-for-state`; a
+    later release may know more."""
+    why: str
+    """What is wrong, and what to do."""
+    since: float
+    """Since when, in seconds since the epoch."""
+    job: str = ""
+    """The job that is concerned, where it is one."""
+
+
 class Activity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
     """What one process of the hub does just now. Registries, planners and agents answer, each for itself."""
 
@@ -335,3 +349,5 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True, tag="activity"):
     reads: tuple[ReadUnderWay, ...] = ()
     """An agent's reads in the job that was asked about, oldest first."""
     reads_left_out: int = 0
+    troubles: tuple[Trouble, ...] = ()
+    """What an agent can't do just now, in whatever job."""

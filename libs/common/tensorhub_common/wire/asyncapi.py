@@ -157,6 +157,7 @@ _VALUES: Final[Json] = {
     "spot": False,
     "start_ns": 1763692800250000000,
     "state": "available",
+    "troubles": [],
     "up_s": 86410.5,
     "term": 3,
     "level": 1,

@@ -29,6 +29,7 @@ from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_common.digests import digest_of
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import PieceTable
+from tensorhub_common.supervision import Supervisor
 
 CHORE_BYTES: Final = 4 * 1024 * 1024
 """A chore takes about so much at a time: some milliseconds, for which a job may have to wait."""
@@ -107,6 +108,8 @@ class DeltaMaker:
         self._pool, self._store, self._book, self._made = pool, store, book, made
         self._publishers: dict[Hashable, _Publisher] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        # Without a delta readers read pieces, so a fault costs nothing else.
+        self._work = Supervisor("deltas", on_fault=lambda _: None)
 
     def published(self, shard: Hashable, publication: Publication) -> None:
         """Begin to compare what is published now with what was before; it goes on in the background."""
@@ -116,7 +119,7 @@ class DeltaMaker:
         if publisher.shadow is not None and last is not None and last.root != publication.root:
             delta = self._book.begin(shard, last.root, publication.root, len(publication.table))
         work = self._follow(publisher, publisher.task, last, publication, delta)
-        publisher.task = asyncio.create_task(work)
+        publisher.task = self._work.start(work, "comparing two publications")
 
     def follows(self, shard: Hashable) -> bool:
         """Tell whether the next publication of a shard will be compared with one before it."""
@@ -134,7 +137,7 @@ class DeltaMaker:
         self._book.forget(shard)
         if publisher is not None:
             publisher.current = None
-            task = asyncio.create_task(self._free(publisher))
+            task = self._work.start(self._free(publisher), "removing what publications are compared with")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
