@@ -43,7 +43,6 @@ BACK_S: Final = 60.0
 """A killed agent answers again within this."""
 
 AGAIN_S: Final = 0.05
-SHM: Final = Path("/dev/shm")  # noqa: S108 (shared memory has this one place on Linux)
 
 T = TypeVar("T")
 
@@ -123,8 +122,9 @@ class Place:
     @property
     def files(self) -> tuple[int, int]:
         """Return how many manifests and segments of the agent stand in shared memory."""
+        shm = Path(os.environ.get("TENSORHUB_SHM_DIR", "/dev/shm"))  # noqa: S108 (where it is on Linux)
         beginning = segment_beginning(self._directory)
-        manifests, segments = (len(list(SHM.glob(f"{beginning}*{end}"))) for end in (MANIFEST_SUFFIX, SEGMENT_SUFFIX))
+        manifests, segments = (len(list(shm.glob(f"{beginning}*{end}"))) for end in (MANIFEST_SUFFIX, SEGMENT_SUFFIX))
         return manifests, segments
 
 
