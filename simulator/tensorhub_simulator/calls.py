@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import Answer, AnyCall, CallPublish, CallRead, CallUnpublish, Key, Raise
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import OUTCOME_S_MAX
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.wire.commands import Sender
 from tensorhub_simulator.memory import Segment, Violation

@@ -105,7 +105,7 @@ async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent is stopped, the worker gives up, the agent wakes and registers: that is no other worker."""
-    monkeypatch.setattr("tensorhub.session.MARGIN_S", SILENCE_S)
+    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", SILENCE_S)
     async with running_hub(tmp_path, agents=1) as hub, hub.connected(JOB, 1) as (mine,):
         agent = hub.file.agents[0].pid
         os.kill(agent, signal.SIGSTOP)

@@ -16,17 +16,16 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, running_cluste
 
 import tensorhub
 from tensorhub.cli import hub_checks
-from tensorhub.session import MARGIN_S
 from tensorhub_common.settings import load
 
-BOUND_S = 2.0
+BOUND_S = 4.0
 SLACK_S = 20.0
 BACK_S = 60.0
 
 pytestmark = pytest.mark.slow
 
 
-async def answered(call: Callable[[], Awaitable[object]], *, margin_s: float = MARGIN_S) -> None:
+async def answered(call: Callable[[], Awaitable[object]], *, margin_s: float = 0.0) -> None:
     """Make a call that can't succeed: it ends in `RegistryUnavailable`, within its bound."""
     began = time.monotonic()
     with pytest.raises(tensorhub.RegistryUnavailable):

@@ -1,7 +1,7 @@
 """All that one hub object says to its agent: calls about shards, through whatever becomes of the connection.
 
-Always true: every call ends within its own bound and `MARGIN_S`; a call is sent on a connection only after its shard
-was registered there; what the agent says is taken in the order in which it was said, before any caller wakes up.
+Always true: every call ends within its own bound, or within `END_S_MIN`; a call is sent on a connection only after its
+shard was registered there; what the agent says is taken in the order in which it was said, before any caller wakes up.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from tensorhub.attachment import Attachment, Place
 from tensorhub.attachments import Attachments
@@ -18,6 +17,7 @@ from tensorhub.calls import Question, Read, Release, Unpublish
 from tensorhub.link import Broken, Link, closed_error
 from tensorhub.tracing import Tracing
 from tensorhub_common import telemetry
+from tensorhub_common.bounds import END_S_MIN, bound_of
 from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
 from tensorhub_common.wire.worker import (
     CALLS_MAX,
@@ -34,9 +34,6 @@ from tensorhub_common.wire.worker import (
     Spare,
     Swapped,
 )
-
-MARGIN_S: Final = 5.0
-"""The agent itself gives up at a call's bound and waits 2 s more for the log's word; 3 s are for a busy machine."""
 
 OnProgress = Callable[[int, int], None]
 """Takes (bytes done, bytes in all) a few times a second. The event loop calls it, so it must return soon."""
@@ -168,7 +165,8 @@ class Session:
                 raise Broken(self._link.reason)
             left_s = max(0.0, deadline - self._loop.time())
             pending = _Pending(self._loop.create_future(), attachment)
-            await self._send(pending, lambda number: attachment.place.call(number, left_s), left_s)
+            end = self._loop.time() + bound_of(left_s).end_s
+            await self._send(pending, lambda number: attachment.place.call(number, left_s), timeout_s, end)
         finally:
             self._turns.release()
         if attachment.lost is not None:
@@ -206,6 +204,7 @@ class Session:
         self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None
     ) -> Done:
         began, before, stood, broken = self._loop.time(), attachment.version, attachment.live, False
+        end = began + bound_of(timeout_s).end_s
         while True:
             handle = await self._attachments.attached(attachment, began + timeout_s)
             answer = question.settled(before, attachment.version) if broken else None
@@ -222,7 +221,7 @@ class Session:
                 return question.frame(number, handle, left_s, spent_s)
 
             try:
-                done = await self._send(pending, frame, left_s)
+                done = await self._send(pending, frame, timeout_s, end)
             except Broken:
                 broken = True
                 continue
@@ -234,19 +233,20 @@ class Session:
             assert done is not None
             return question.answered(done, before, attachment.version) if broken else done
 
-    async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float) -> Done | None:
+    async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float, end: float) -> Done | None:
+        """Send a call and wait for its answer until `end`, in the loop's time: that of the caller's bound."""
         if len(self._pending) >= CALLS_MAX:
             raise AgentUnavailable(f"{CALLS_MAX} calls are under way on this connection: wait for some of them")
         number = next(self._numbers)
         self._pending[number] = pending
         try:
             self._link.send(frame(number))
-            async with asyncio.timeout(timeout_s + MARGIN_S):
+            async with asyncio.timeout_at(end):
                 return await pending.answer
         except TimeoutError:
             raise AgentUnavailable(
-                f"the agent at {self._link.socket_path} did not answer within {timeout_s:.3g} s and {MARGIN_S:g} s "
-                "more: see 'tensorhub doctor', then call again"
+                f"the agent at {self._link.socket_path} did not answer within {max(timeout_s, END_S_MIN):.3g} s: see "
+                "'tensorhub doctor', then call again"
             ) from None
         finally:
             self._pending.pop(number, None)

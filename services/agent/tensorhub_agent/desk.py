@@ -18,6 +18,7 @@ from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.memory import Place
 from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_agent.workers import Worker
+from tensorhub_common.bounds import Bound, bound_of
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -179,7 +180,7 @@ class Desk:
 
     async def _register(self, session: Session, frame: RegisterCall) -> None:
         try:
-            async with asyncio.timeout(_bound(frame.timeout_s)):
+            async with asyncio.timeout(_bound(frame.timeout_s).gives_up_s):
                 await self._do_register(session, frame)
         except TensorHubError as why:
             session.worker.tell(Failed(call=frame.call, error=why.code, message=str(why)))
@@ -234,7 +235,9 @@ class Desk:
         handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key))
         now = asyncio.get_running_loop().time()
-        call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
+        bound = _bound(frame.timeout_s)
+        deadline = now + bound.gives_up_s
+        call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
         job.call(key, call, now)
 
     async def _bring(self, session: Session, frame: RegisterCall, key: Key, layout: Layout, data: bytes) -> None:
@@ -256,7 +259,9 @@ class Desk:
         handle = session.new_handle(key)
         number = job.callers.begin(Waiting(session.worker, frame.call, handle, registers=key, fresh=True))
         now = asyncio.get_running_loop().time()
-        call = CallRegister(call=number, session=session.worker.number, deadline=now + _bound(frame.timeout_s))
+        bound = _bound(frame.timeout_s)
+        deadline = now + bound.gives_up_s
+        call = CallRegister(call=number, session=session.worker.number, deadline=deadline, outcome_s=bound.outcome_s)
         core_place = Place(key, frame.shards, frame.spot, digest, place.table.nbytes, staged, mapped)
         job.register(core_place, call, now)
         if key not in job.core.shards:
@@ -284,24 +289,27 @@ def _refuse(worker: Worker, frame: ShardCall, key: Key) -> None:
     worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=message))
 
 
-def _bound(timeout_s: float) -> float:
-    return min(max(timeout_s, 0.0), TIMEOUT_S_MAX)
+def _bound(timeout_s: float) -> Bound:
+    return bound_of(min(max(timeout_s, 0.0), TIMEOUT_S_MAX))
 
 
 def _core_call(frame: ShardCall, number: int, session: int, now: float) -> AnyCall:
-    deadline = now + _bound(frame.timeout_s)
+    bound = _bound(frame.timeout_s)
+    deadline = now + bound.gives_up_s
     match frame:
         case PublishCall():
-            return CallPublish(call=number, session=session, deadline=deadline, version=frame.version)
+            call: AnyCall = CallPublish(call=number, session=session, deadline=deadline, version=frame.version)
         case UnpublishCall():
-            return CallUnpublish(call=number, session=session, deadline=deadline)
+            call = CallUnpublish(call=number, session=session, deadline=deadline)
         case ReadCall():
-            wait_s = frame.timeout_s if frame.wait_s is None else min(frame.wait_s, frame.timeout_s)
-            patience = now + _bound(wait_s)
-            return CallRead(call=number, session=session, deadline=deadline, want=frame.want, patience=patience)
+            wait_s = bound.gives_up_s if frame.wait_s is None else min(max(frame.wait_s, 0.0), bound.gives_up_s)
+            want, patience = frame.want, now + wait_s
+            call = CallRead(call=number, session=session, deadline=deadline, want=want, patience=patience)
         case ReleaseCall():
-            return CallRelease(call=number, session=session, deadline=deadline)
-    raise BadCommand(f"{type(frame).__name__} is no call about a shard")
+            call = CallRelease(call=number, session=session, deadline=deadline)
+        case _:
+            raise BadCommand(f"{type(frame).__name__} is no call about a shard")
+    return msgspec.structs.replace(call, outcome_s=bound.outcome_s)
 
 
 def _read_layout(packed: bytes) -> tuple[Layout, bytes]:

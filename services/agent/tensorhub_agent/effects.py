@@ -9,6 +9,7 @@ import msgspec
 from tensorhub_agent.amax import Table
 from tensorhub_agent.lease_frames import Stock
 from tensorhub_agent.units import Completion
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.execution import Execution
 from tensorhub_common.folds import Folds
 from tensorhub_common.wire.commands import AnyCommand, Wish
@@ -34,6 +35,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     call: int
     session: int
     deadline: float
+    outcome_s: float = OUTCOME_S_MAX
+    """How long it waits after that for the log's word."""
 
 
 class CallRegister(Call, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ are granted at once to readers that name the same root, which they can only have
 from tensorhub_agent.effects import BreakLease, CallPublish, Digest, Digested, ShardNews
 from tensorhub_agent.lateness import Absent
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -146,7 +146,7 @@ class PublishOperation:
                 return
             key = core.key
             self._withdraw_by = core.say(Withdraw(model=key.model, replica=key.replica, shard=key.shard))
-            self._deadline = now + OUTCOME_S_MAX
+            self._deadline = now + self.call.outcome_s
             return
         self._unoffer()
         core.take_back()

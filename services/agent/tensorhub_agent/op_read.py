@@ -16,7 +16,7 @@ from tensorhub_agent.effects import CallRead, ShardNews
 from tensorhub_agent.lateness import Absent, not_in_time, still_mapped, unanswered
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, report_of_failure, stages_of
-from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.stage import REACHED, Stage
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
@@ -382,7 +382,7 @@ class ReadOperation:
         self._end(*unanswered(self.core.key), now)
 
     def _give_up(self, error: str, message: str, now: float, attempt: int | None = None) -> None:
-        self._deadline = now + OUTCOME_S_MAX
+        self._deadline = now + self.call.outcome_s
         self._voice.give_up(error, message, attempt)
 
     def _not_in_time(self, missing: tuple[int, ...]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from tensorhub_agent.effects import AnyCall, BreakLease, CallRegister, CallRelease, CallUnpublish, ShardNews
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import OUTCOME_S_MAX, ShardCore
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -128,7 +128,7 @@ class Draining(ABC):
     def say_stay(self, now: float) -> None:
         """Ask the log to leave the shard published; it decides."""
         key = self.core.key
-        self._deadline = now + OUTCOME_S_MAX
+        self._deadline = now + self.call.outcome_s
         self._stay_by = self.core.say(Stay(model=key.model, replica=key.replica, shard=key.shard))
 
     def _when_read_out(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
@@ -182,7 +182,7 @@ class Draining(ABC):
             return
         if not self._bounded:
             self._bounded = True
-            self._deadline = now + OUTCOME_S_MAX
+            self._deadline = now + self.call.outcome_s
             for lease in core.table.break_all(core.key):
                 core.out.append(BreakLease(lease, "the bound of unpublish was reached"))
             self._when_read_out(now)

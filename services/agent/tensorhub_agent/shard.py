@@ -46,9 +46,6 @@ from tensorhub_common.wire.worker import ReadReport
 WISH_S_MAX: Final = 60.0
 """A publication wished for from outside is given up after this."""
 
-OUTCOME_S_MAX: Final = 2.0
-"""After giving up, a call waits so long for the log's word before it is fenced and raises `RegistryUnavailable`."""
-
 NOBODY: Final = 0
 """The number of a call that nobody waits for: a publication wished for from outside."""
 

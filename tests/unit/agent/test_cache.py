@@ -7,7 +7,7 @@ from tensorhub_agent.effects import Answer, CopyMade, Free, MakeCopy, SourceLost
 from tensorhub_agent.effects import Key as AgentKey
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_agent.shard import OUTCOME_S_MAX
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Release, Retain, Stay
 

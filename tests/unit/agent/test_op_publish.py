@@ -4,7 +4,7 @@ from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, Raise, SiblingsChecked
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import OUTCOME_S_MAX
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import NO_ROOT, Drained, Unpublish, Withdraw
 from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal

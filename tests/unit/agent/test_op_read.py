@@ -7,7 +7,7 @@ from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
 from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SiblingsChecked, SourceLost
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import REPLAN_S
-from tensorhub_agent.shard import OUTCOME_S_MAX
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish

@@ -5,7 +5,7 @@ from tests.unit.agent.one_agent import OneAgent, digests_of
 from tensorhub_agent.effects import Answer, BreakLease, CallUnpublish, Free
 from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import OUTCOME_S_MAX
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.transfer import LeaseRefusal
 

@@ -10,7 +10,7 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 from tests.unit.client.given import WAIT_S, Held, breaking, engine, refusing, trainer, until
 
 import tensorhub
-from tensorhub import AsyncHub, attachments, session
+from tensorhub import AsyncHub, attachments
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -48,7 +48,7 @@ async def test_a_refusal_is_the_agents_error(agent: FakeAgent) -> None:
 async def test_an_agent_that_does_not_answer_is_given_up(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MARGIN_S", 0.1)
+    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", 0.1)
     shard = await trainer(hub)
     agent.hook = lambda worker, frame: True
     with pytest.raises(AgentUnavailable, match="did not answer"):
@@ -251,3 +251,21 @@ async def test_a_turn_that_does_not_come_within_the_bound_is_said(agent: FakeAge
         await hub.register("late", {"w": torch.ones(1)}, replica="r", timeout_s=0.1)
     registers.let_go()
     assert len(await asyncio.gather(*first)) == w.REGISTERING_MAX
+
+
+async def test_the_callers_bound_is_the_bound(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that answers nothing, as one that is stopped, costs no more than the bound; the call says so."""
+    shard = await trainer(hub)
+    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", 0.0)
+    agent.hook = lambda _, __: True
+    loop = asyncio.get_running_loop()
+    for call in (
+        lambda: hub.register("policy", {"w": torch.ones(4)}, replica="other", timeout_s=0.6),
+        lambda: shard.publish(timeout_s=0.6),
+    ):
+        began = loop.time()
+        with pytest.raises(AgentUnavailable, match=r"did not answer within"):
+            await call()
+        assert loop.time() - began >= 0.6
+    told = [frame.timeout_s for frame in (*agent.calls(w.RegisterCall)[1:], *agent.calls(w.PublishCall))]
+    assert all(timeout_s <= 0.6 for timeout_s in told)
