@@ -93,24 +93,24 @@ async def _working(up: Up) -> AsyncIterator[None]:
     ):
         trainer = await trainer_hub.register("policy", {"w": torch.zeros(NBYTES // 4)}, replica="trainer")
         reader = await reader_hub.register("policy", {"w": torch.zeros(NBYTES // 4)}, replica="rollout")
-        works = [asyncio.create_task(_publish(trainer)), asyncio.create_task(_read(reader))]
+        ending = asyncio.Event()
+        works = [asyncio.create_task(_publish(trainer, ending)), asyncio.create_task(_read(reader, ending))]
         try:
             yield
         finally:
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+            ending.set()
+            await asyncio.gather(*works)
 
 
-async def _publish(trainer: tensorhub.AsyncShard) -> None:
-    while True:
+async def _publish(trainer: tensorhub.AsyncShard, ending: asyncio.Event) -> None:
+    while not ending.is_set():
         await _told("publish", trainer.publish(timeout_s=CALL_S))
         await asyncio.sleep(PAUSE_S)
         await _told("unpublish", trainer.unpublish(timeout_s=CALL_S))
 
 
-async def _read(reader: tensorhub.AsyncShard) -> None:
-    while True:
+async def _read(reader: tensorhub.AsyncShard, ending: asyncio.Event) -> None:
+    while not ending.is_set():
         await _told("update", reader.update(wait_s=1, timeout_s=CALL_S))
         await asyncio.sleep(PAUSE_S / 2)
 

@@ -192,9 +192,9 @@ async def test_each_service_shows_what_the_documentation_says_that_it_has(hub: R
         await engine.replicate(1)
         registry = await scraped(hub, "registry-0")
     shown = {name for process in sorted(PROCESSES) for name, _ in await scraped(hub, process)}
-    # The last ones count deltas and escaped errors, of which there are none here.
+    # The last ones count deltas, late reads and escaped errors, of which there are none here.
     late = {"tensorhub_planner_refusals_total", "tensorhub_agent_sources", "tensorhub_agent_encoded_bytes_total"}
-    late |= {"tensorhub_faults_total"}
+    late |= {"tensorhub_faults_total", "tensorhub_agent_reads_late_total"}
     for metric in METRICS.values():
         name = prometheus_name(metric)
         assert (f"{name}_count" if metric.kind == "histogram" else name) in shown | late, name

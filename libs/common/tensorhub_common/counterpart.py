@@ -15,9 +15,17 @@ _log: Final = logging.getLogger(__name__)
 class Counterpart:
     """A part of the hub that this process asks: `name` is what log lines call it."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take it as answering until it is found not to."""
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        lost: str = "does not answer",
+        back: str = "answers again",
+    ) -> None:
+        """Take it as answering until it is found not to. `lost` and `back` are what its lines say."""
         self.name = name
+        self._lost, self._back = lost, back
         self.lost_count = 0
         """How many times it stopped answering."""
         self._clock = clock
@@ -33,11 +41,11 @@ class Counterpart:
         silent_s = self.silent_s
         if silent_s is not None:
             self._silent_since = None
-            _log.warning("%s answers again after %.1f s", self.name, silent_s)
+            _log.warning("%s %s after %.1f s", self.name, self._back, silent_s)
 
     def is_silent(self, why: str, for_s: float = 0.0) -> None:
         """Note that it has not answered a question, for so long already."""
         if self._silent_since is None:
             self._silent_since = self._clock() - for_s
             self.lost_count += 1
-            _log.warning("%s does not answer: %s", self.name, why)
+            _log.warning("%s %s: %s", self.name, self._lost, why)

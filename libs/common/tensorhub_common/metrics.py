@@ -90,7 +90,8 @@ _ROWS: Final = (
         "tensorhub.agent.reads",
         "counter",
         "{read}",
-        "Reads of a shard that ended: `done`, or the name of the error that the caller got.",
+        "Reads of a shard that ended: `done`, `put-off` (an update that is to be called again), or the name of the "
+        "error that the caller got.",
         ("outcome",),
     ),
     Metric(
@@ -98,7 +99,23 @@ _ROWS: Final = (
         "tensorhub.agent.read.duration",
         "histogram",
         "s",
-        "From the call that wanted a version to the replica that holds it. Reads that fetched nothing don't count.",
+        "From the log's decision which version to the replica that holds it. Reads that fetched nothing don't count.",
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.read.wait",
+        "histogram",
+        "s",
+        "Of the same reads, from the call to that decision: a publisher or another shard was waited for.",
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.reads.late",
+        "counter",
+        "{read}",
+        "Reads of a shard that got no byte for `TENSORHUB_STALL_S` (`stalled`), or took long for their bytes (`slow`). "
+        "The log has a line for each.",
+        ("kind",),
     ),
     Metric("agent", "tensorhub.agent.leases", "gauge", "{lease}", "Readers of this agent's shards.", ("state",)),
     Metric("agent", "tensorhub.agent.sources", "gauge", "{source}", "Sources that are read from now.", ("transport",)),

@@ -304,6 +304,14 @@ class Settings:
         example="2",
         meaning="A source without progress for this long is left out of the read. One that was fast is left sooner.",
     )
+    slow_read_s: float = _variable(
+        values.seconds(0),
+        "2.0",
+        unit="s",
+        example="10",
+        meaning="A read of a shard that takes longer than this, and a second for each 100 MB on top, is told as slow "
+        "in its agent's log.",
+    )
     refill_drain_s: float = _variable(
         values.seconds(0),
         "0.0",

@@ -56,6 +56,11 @@ class Callers:
         self._waiting[self._calls] = waiting
         return self._calls
 
+    def reading(self, call: int) -> Key | None:
+        """Return the shard that a call reads into; None where it does not read."""
+        waiting = self._waiting.get(call)
+        return waiting.about if waiting is not None and waiting.reads else None
+
     def answer(self, effect: Answer | Raise, place: TraceContext | None) -> None:
         """Tell whoever waits what became of the call, and the span that its own belongs to."""
         waiting = self._waiting.pop(effect.call, None)

@@ -57,6 +57,8 @@ class Carrier:
         self._core, self._showing = core, Showing(core)
         self.transfer: Transfer | None = None
         self.abandoned = False
+        self._retried = 0
+        """Pieces that were asked for once more by transfers that are forgotten."""
         self.at_seq = 0
         """What the planner must have folded to know what this read rests on."""
         self._plan_number = 0
@@ -301,7 +303,14 @@ class Carrier:
         """Forget an abandoned transfer that can write nothing any more."""
         if self.abandoned and self.is_quiet:
             self.remember()
+            self._retried = self.retried
             self.transfer, self.abandoned = None, False
+
+    @property
+    def retried(self) -> int:
+        """How many pieces were asked for once more, by this transfer and those before it."""
+        sources = () if self.transfer is None else self.transfer.sources.values()
+        return self._retried + sum(source.retried for source in sources)
 
     @property
     def digests(self) -> bytes:

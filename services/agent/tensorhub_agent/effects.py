@@ -89,11 +89,12 @@ class Answer(Effect, frozen=True, kw_only=True):
 
 
 class Raise(Effect, frozen=True):
-    """The call raises."""
+    """The call raises. `report` is how far a read came."""
 
     call: int
     error: str
     message: str
+    report: ReadReport | None = None
 
 
 class Hold(Effect, frozen=True):

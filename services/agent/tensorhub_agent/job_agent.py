@@ -21,6 +21,7 @@ from tensorhub_agent.effects import (
     AnyCall,
     AnyEffect,
     AskPlan,
+    BatchDone,
     BreakLease,
     CheckSiblings,
     CloseSource,
@@ -53,9 +54,12 @@ from tensorhub_agent.lending import Lending
 from tensorhub_agent.manifest import Adopted
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.memory_work import MemoryWork
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.questions import Questions, Target
+from tensorhub_agent.read_watch import ReadWatch
+from tensorhub_agent.reading import Reading
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
@@ -109,6 +113,8 @@ class JobAgent:
         self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
         self.callers = Callers(self.core.shards, self.shelf, self._work)
+        limits = around.limits
+        self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, self.callers.read_counts.late)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
         self._alarm = Alarm(self._work, self._tick)
         self._joined = asyncio.Event()
@@ -221,6 +227,7 @@ class JobAgent:
         if self.core.deleted is not None or self.aside is not None:
             return
         self._joined.clear()
+        self._around.registry.forget(self.job)
         self._lanes.forget()
         if incarnation <= self.core.incarnation:
             # This job's log began anew: the others are not concerned, but a number is used once.
@@ -241,6 +248,8 @@ class JobAgent:
         if event is None:
             return
         self._tracing.event(event, headers)
+        if event.by is not None and event.by.process == self._around.agent:
+            self._around.registry.answered(self.job, event.by.lane, event.by.n)
         self.carry_out(self.core.on_event(event, self._loop.time()))
         if self.core.deleted is not None:
             self._note_deleted()
@@ -251,6 +260,7 @@ class JobAgent:
     def _note_deleted(self) -> None:
         """Say nothing more, and tell whoever waits to be let in."""
         _log.info("job %s is deleted", self.job)
+        self._around.registry.forget(self.job)
         self._lanes.forget()
         self._joined.set()
 
@@ -289,6 +299,7 @@ class JobAgent:
             f"({fault.error!r}). Its memory is kept: start the agent again to take it back, and report the agent's log"
         )
         self._alarm.cancel()
+        self._around.registry.forget(self.job)
         self._lanes.forget()
         self.callers.refuse_all(AgentUnavailable, self.aside)
         self._joined.set()
@@ -303,6 +314,8 @@ class JobAgent:
 
     def _carry_out(self, effects: list[AnyEffect]) -> None:
         for effect in effects:
+            if isinstance(effect, Answer | Raise):
+                self._tell_end(effect)
             self._do(effect, self._tracing.effect(effect, self.core.shards))
         self._postponed.happened()
         self._alarm.set(self.core.deadline())
@@ -310,6 +323,8 @@ class JobAgent:
     def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912, PLR0915 (effects)
         match effect:
             case Say():
+                if (by := effect.command.by) is not None:
+                    self._around.registry.said(self.job, by.lane, by.n, self._loop.time())
                 self._lanes.say(effect.command, cause)
             case Answer() | Raise():
                 self.callers.answer(effect, cause)
@@ -350,6 +365,7 @@ class JobAgent:
             case Confirm():
                 self.sources.confirm(effect)
             case CloseSource():
+                self._note_left(effect)
                 self.sources.close(effect)
             case BreakLease():
                 self._around.transports.break_lease(effect.lease, effect.reason)
@@ -363,9 +379,39 @@ class JobAgent:
             case Fenced():
                 self._around.fenced()
 
+    def look(self) -> None:
+        """Tell of reads that have begun to stand still; to be called about once a second."""
+        reads = [core.operation for core in self.core.shards.values() if isinstance(core.operation, ReadOperation)]
+        for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
+            _log.warning("job %s: %s", self.job, line)
+
+    def _tell_end(self, effect: Answer | Raise) -> None:
+        """Tell of a read that failed or was slow."""
+        key = self.callers.reading(effect.call)
+        line = None if key is None else self._watch.ended(key, effect, self._tracing.trace_of(effect.call))
+        if line is not None:
+            _log.warning("job %s: %s", self.job, line)
+
+    def _note_left(self, effect: CloseSource) -> None:
+        """Tell of a source that a read leaves before its end, once until it is read from again."""
+        reading = self._reading(effect.key, effect.source)
+        if reading is not None and reading.lost:
+            source = reading.share.source.agent
+            self._around.sources.lost(source, f"{reading.lost} (first in job {self.job}, {effect.key})")
+
+    def _reading(self, key: Key, source: int) -> Reading | None:
+        core = self.core.shards.get(key)
+        operation = None if core is None else core.operation
+        transfer = operation.transfer if isinstance(operation, ReadOperation) else None
+        return None if transfer is None else transfer.sources.get(source)
+
     def _news(self, news: ShardNews) -> None:
         if self.aside is not None:
             return
+        if isinstance(news, BatchDone) and self._around.sources.any_lost:
+            reading = self._reading(news.key, news.source)
+            if reading is not None:
+                self._around.sources.back(reading.share.source.agent)
         with self.isolated(f"taking {type(news).__name__}"):
             self._tracing.news(news)
             self.carry_out(self.core.on_news(news, self._loop.time()))

@@ -11,6 +11,8 @@ class Limits:
     window_bytes: int = 128 * 1024 * 1024
     stall_s: float = 5.0
     sources_lost_s: float = 1.2
+    slow_read_s: float = 2.0
+    """A read that takes longer, and than its bytes account for, is told in the log."""
     refill_drain_s: float = 0.0
     cache_bytes: int = 0
     """So many bytes of copies of retained versions this agent takes in."""

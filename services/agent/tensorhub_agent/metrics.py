@@ -44,6 +44,9 @@ def watch(
     def reads() -> Counter[str]:
         return _sum(dict(job.callers.read_counts.ended) for job in all_jobs())
 
+    def late() -> Counter[str]:
+        return _sum(dict(job.callers.read_counts.late) for job in all_jobs())
+
     def retried() -> int:
         return sum(job.callers.read_counts.retried for job in all_jobs())
 
@@ -61,6 +64,7 @@ def watch(
     observe(meter, "tensorhub.agent.served", by("transport", transports.served_bytes))
     observe(meter, "tensorhub.agent.pieces.retried", one(retried))
     observe(meter, "tensorhub.agent.reads", by("outcome", reads))
+    observe(meter, "tensorhub.agent.reads.late", by("kind", late))
     observe(meter, "tensorhub.agent.leases", by("state", leases))
     observe(meter, "tensorhub.agent.sources", by("transport", sources))
     observe(meter, "tensorhub.agent.connections", by("transport", transports.connections))

@@ -338,7 +338,7 @@ class ReadOperation:
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
-        self._report = report_of(transfer, self.core.place.nbytes, now - self.began)
+        self._report = report_of(transfer, self.core.place.nbytes, now - self.began, self._carrier.retried)
         by_pieces = transfer.root is not None and self._carrier.program is None
         if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
             self._filled(transfer.root)
@@ -405,14 +405,16 @@ class ReadOperation:
         core = self.core
         if self._verdict is None or not self._carrier.is_quiet:
             return
+        transfer, took_s, retried = self.transfer, now - self.began, self._carrier.retried
+        report = None if transfer is None else report_of(transfer, core.place.nbytes, took_s, retried)
         self._carrier.remember()
         self._destination.leave()
         error, message = self._verdict
         if error in NOT_NOW and self.call.want == "newer" and self._was_decided and not self._gave_up_old:
             # What the shard held it still holds, so that its worker can go on with that and call again.
-            core.finish(report=report_of_failure(message, now - self.began))
+            core.finish(report=report_of_failure(message, took_s, report))
         elif error:
-            core.fail(error, message)
+            core.fail(error, message, report)
         else:
             core.finish(version=self._answer)
 

@@ -6,11 +6,16 @@ from typing import Final
 from opentelemetry import metrics as api
 
 from tensorhub_agent.effects import Answer, Raise
+from tensorhub_agent.reports import transfer_s
 from tensorhub_common.metrics import METER, recorder
 
 DONE: Final = "done"
 
+PUT_OFF: Final = "put-off"
+"""The outcome of an update that found a newer version and could not have it just then."""
+
 _read_took: Final = recorder(api.get_meter(METER), "tensorhub.agent.read.duration")
+_read_waited: Final = recorder(api.get_meter(METER), "tensorhub.agent.read.wait")
 
 
 class ReadCounts:
@@ -20,14 +25,21 @@ class ReadCounts:
         """Begin at zero."""
         self.ended: Counter[str] = Counter()
         """How many ended, by outcome."""
+        self.late: Counter[str] = Counter()
+        """How many stalled, and how many were slow: see `read_watch`."""
         self.retried = 0
         """Pieces that were asked for once more."""
 
     def count(self, effect: Answer | Raise) -> None:
         """Count a read whose call is being answered."""
+        report = effect.report
+        self.retried += 0 if report is None else report.retried
         if isinstance(effect, Raise):
             self.ended[effect.error] += 1
-        elif effect.report is not None:
+        elif report is not None and report.failure:
+            self.ended[PUT_OFF] += 1
+        elif report is not None:
             self.ended[DONE] += 1
-            self.retried += effect.report.retried
-            _read_took(effect.report.total_s)
+            waited_s = 0.0 if report.stages is None else report.stages.round_s
+            _read_waited(waited_s)
+            _read_took(transfer_s(report))

@@ -2,20 +2,22 @@
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.wire.worker import Encoded, ReadReport, ReadStages, SourceReport
 
 
-def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> ReadReport:
-    """Sum up a read that is done."""
+def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float, retried: int | None = None) -> ReadReport:
+    """Sum up a read that is done, or how far it came. `retried` counts earlier transfers of it too."""
     sources = transfer.sources.values()
     return ReadReport(
         nbytes=sum(nbytes),
         wire_s=max(transfer.ended - transfer.started, 0.0),
         total_s=total_s,
         pieces=len(nbytes),
-        retried=sum(reading.retried for reading in sources),
+        retried=sum(reading.retried for reading in sources) if retried is None else retried,
         kept=transfer.proof.kept,
         got_bytes=sum(reading.got_bytes for reading in sources),
         wasted_bytes=sum(reading.wasted_bytes for reading in sources),
@@ -27,9 +29,14 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float) -> Read
     )
 
 
-def report_of_failure(why: str, total_s: float) -> ReadReport:
-    """Say why an update has brought nothing."""
-    return ReadReport(nbytes=0, wire_s=0.0, total_s=total_s, pieces=0, retried=0, kept=0, sources=(), failure=why)
+def report_of_failure(why: str, total_s: float, far: ReadReport | None = None) -> ReadReport:
+    """Say why an update has brought nothing. `far` is how far it came."""
+    nothing = ReadReport(nbytes=0, wire_s=0.0, total_s=total_s, pieces=0, retried=0, kept=0, sources=(), failure=why)
+    if far is None:
+        return nothing
+    return structs.replace(
+        nothing, retried=far.retried, wasted_bytes=far.wasted_bytes, plans=far.plans, sources=far.sources
+    )
 
 
 def encoded_of(reading: Reading) -> tuple[Encoded, ...]:
@@ -64,3 +71,11 @@ def stages_of(transfer: Transfer, began: float, now: float) -> ReadStages:
         verify_s=transfer.ended - transfer.last_at,
         ready_s=now - transfer.ended,
     )
+
+
+def transfer_s(report: ReadReport) -> float:
+    """Return how long a read took from the log's decision on: before that a sibling or a publisher was awaited."""
+    if report.stages is None:
+        return report.total_s
+    seconds: float = sum(structs.astuple(report.stages))
+    return seconds - report.stages.round_s

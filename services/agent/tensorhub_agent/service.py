@@ -29,9 +29,11 @@ from tensorhub_agent.leasing import LEASE_ASK_S
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.refused import REFUSED, Kind
+from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.served import summed
 from tensorhub_agent.shelf import Shelves
+from tensorhub_agent.sources_seen import SourcesSeen
 from tensorhub_agent.surroundings import Surroundings
 from tensorhub_agent.transport import LeaseOpened, Refused
 from tensorhub_agent.transport_local import LocalTransport
@@ -59,6 +61,9 @@ from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer,
 from tensorhub_common.wire.worker import Attached
 
 CONNECT_AGAIN_S: Final = 0.2
+LOOK_S: Final = 1.0
+"""How often reads and commands under way are looked at for being late."""
+
 TURN_S: Final = 0.25
 """How often the main loop tells the beat that it turns."""
 
@@ -93,6 +98,7 @@ class AgentService:
         """Jobs that were set aside: why, and when."""
         self._desk: Desk
         self._began = time.time()
+        self._look_at = 0.0
 
     def end(self) -> None:
         """Let `run` return soon."""
@@ -169,6 +175,7 @@ class AgentService:
             window_bytes=settings.window_bytes,
             stall_s=settings.stall_s,
             sources_lost_s=settings.sources_lost_s,
+            slow_read_s=settings.slow_read_s,
             refill_drain_s=settings.refill_drain_s,
             cache_bytes=room.total_bytes,
             encodings=settings.encodings,
@@ -195,6 +202,8 @@ class AgentService:
             deltas=DeltaBook(settings.deltas or KEPT_VERSIONS, settings.delta_bytes),
             copies=CopyMaker(shelves, blobs, room),
             planner=Counterpart("the planner"),
+            registry=RegistryWatch(),
+            sources=SourcesSeen(),
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,
@@ -227,9 +236,22 @@ class AgentService:
         while not self._ending.is_set():
             beat.turned(self.serving())
             self._leave_what_is_aside()
+            self._look()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TURN_S):
                     await self._ending.wait()
+
+    def _look(self) -> None:
+        """Tell in the log, about once a second, what has begun to be late."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for job in self._jobs.values():
+            job.look()
+        line = self._around.registry.look(now, self._around.bus.connected_since)
+        if line is not None:
+            _log.warning("%s", line)
 
     def _on_fenced(self) -> None:
         self._fault = AgentUnavailable(

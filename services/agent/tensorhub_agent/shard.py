@@ -144,8 +144,8 @@ class ShardCore:
         if call != NOBODY:
             self.out.append(Answer(call=call, version=version, report=report))
 
-    def fail(self, error: type[TensorHubError] | str, message: str) -> None:
-        """Let the call under way raise."""
+    def fail(self, error: type[TensorHubError] | str, message: str, report: ReadReport | None = None) -> None:
+        """Let the call under way raise. `report` is how far a read came."""
         if self.operation is not None and isinstance(self.operation.call, CallRegister):
             # Who was not let in has no claim: it may come again.
             self.session = None
@@ -156,7 +156,7 @@ class ShardCore:
         if self.doomed is not None and name != DrainTimeout.__name__:
             name, message = JobGone.__name__, self.doomed
         if call != NOBODY:
-            self.out.append(Raise(call, name, message))
+            self.out.append(Raise(call, name, message, report))
         elif not self.gone:
             self._decline(self._wish, name, message)
 

@@ -11,7 +11,9 @@ from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
+from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.shelf import Shelves
+from tensorhub_agent.sources_seen import SourcesSeen
 from tensorhub_agent.transports import Transports
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
@@ -40,6 +42,8 @@ class Surroundings:
     deltas: DeltaBook
     copies: CopyMaker
     planner: Counterpart
+    registry: RegistryWatch
+    sources: SourcesSeen
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""
     tell_holds: Callable[[int, str, Key, int | None], None]

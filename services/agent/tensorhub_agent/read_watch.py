@@ -1,0 +1,141 @@
+"""Which of an agent's reads are worth a line in its log: those that failed, stood still or were slow. Pure.
+
+Always true: one read has at most one line of each kind, whatever it meets; a line names the shard, the version, the
+sources with what became of each, and the trace.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tensorhub_agent.effects import Answer, Key, Raise
+from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.reports import transfer_s
+from tensorhub_agent.stage import Stage
+from tensorhub_agent.transfer import Transfer
+from tensorhub_agent.under_way import still_s
+from tensorhub_common.wire.worker import ReadReport, SourceReport
+
+SLOW_BYTES_PER_S: Final = 100_000_000
+"""A read may take a second for this many bytes, on top of `slow_read_s`, before it is slow."""
+
+SOURCES_NAMED_MAX: Final = 4
+"""A line names at most this many sources; of the others it says how many there are."""
+
+STALLED: Final = "stalled"
+SLOW: Final = "slow"
+MIB: Final = 1024 * 1024
+
+
+class ReadWatch:
+    """The reads of one agent in one job."""
+
+    def __init__(self, stall_s: float, slow_read_s: float, late: Counter[str]) -> None:
+        """Count reads that stood still or were slow in `late`."""
+        self._stall_s, self._slow_read_s, self._late = stall_s, slow_read_s, late
+        self._stalled: set[int] = set()
+
+    def look(self, reads: Iterable[ReadOperation], now: float, trace_of: Callable[[int], str | None]) -> list[str]:
+        """Return a line for each read that has begun to stand still."""
+        lines, under_way = [], set()
+        for read in reads:
+            call = read.call.call
+            under_way.add(call)
+            if call not in self._stalled and (stands := self._stands_still(read, now)) is not None:
+                self._stalled.add(call)
+                self._late[STALLED] += 1
+                lines.append(f"the read of {_what(read.core.key)} stands still: {stands}{_trace(trace_of(call))}")
+        self._stalled &= under_way
+        return lines
+
+    def _stands_still(self, read: ReadOperation, now: float) -> str | None:
+        """Say what a read stands still at, if it does."""
+        transfer = read.transfer
+        if transfer is None or read.stage not in (Stage.LEASING, Stage.FILLING):
+            return None
+        if read.stage is Stage.LEASING:
+            for_s = now - transfer.began
+            if for_s < self._stall_s:
+                return None
+            why = transfer.asking.unanswered
+            waits = f"the planner does not answer ({why})" if why is not None else "it has no lease on a source"
+            return f"version {transfer.version} is decided for {for_s:.1f} s, and {waits}"
+        for_s = still_s(transfer, now)
+        if for_s < self._stall_s:
+            return None
+        done, total = transfer.done_bytes(), sum(read.core.place.nbytes)
+        return (
+            f"nothing of version {transfer.version} has come for {for_s:.1f} s, after {_mib(done)} of {_mib(total)}; "
+            f"{_under_way(transfer)}"
+        )
+
+    def ended(self, key: Key, effect: Answer | Raise, trace: str | None) -> str | None:
+        """Return the line of a read that is over, if it is worth one."""
+        report = effect.report
+        if isinstance(effect, Raise):
+            told = f"the read of {_what(key)} failed: {effect.error}: {effect.message}"
+        elif report is not None and report.failure:
+            told = f"the update of {_what(key)} is put off: {report.failure}"
+        elif report is not None and self._is_slow(report):
+            self._late[SLOW] += 1
+            told = (
+                f"the read of {_what(key)} was slow: version {effect.version}, {_mib(report.nbytes)} in "
+                f"{transfer_s(report):.1f} s{_stages(report)}"
+            )
+        else:
+            return None
+        return told + ("" if report is None else _sources(report.sources)) + _trace(trace)
+
+    def _is_slow(self, report: ReadReport) -> bool:
+        return transfer_s(report) > self._slow_read_s + report.nbytes / SLOW_BYTES_PER_S
+
+
+def _what(key: Key) -> str:
+    return f"shard {key.shard} of {key.model}/{key.replica}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:.1f} MiB"
+
+
+def _trace(trace: str | None) -> str:
+    return "" if trace is None else f" (trace {trace})"
+
+
+def _stages(report: ReadReport) -> str:
+    stages = report.stages
+    if stages is None:
+        return ""
+    parts = {
+        "plan": stages.plan_s,
+        "leases": stages.lease_s,
+        "other shards": stages.start_s,
+        "bytes": stages.first_s + stages.wire_s,
+        "proof": stages.verify_s,
+        "log": stages.ready_s,
+    }
+    return f" ({', '.join(f'{name} {seconds:.1f}' for name, seconds in parts.items())})"
+
+
+def _under_way(transfer: Transfer) -> str:
+    waits = [source for source in transfer.sources.values() if source.flying]
+    if not waits:
+        return "no source has anything for it"
+    named = ", ".join(f"{each.share.source.agent} ({each.share.transport})" for each in waits[:SOURCES_NAMED_MAX])
+    return f"it waits for {named}" + _more(len(waits))
+
+
+def _sources(sources: tuple[SourceReport, ...]) -> str:
+    # Sources that were left say why the read went as it did.
+    first = sorted(sources, key=lambda each: not each.lost)[:SOURCES_NAMED_MAX]
+    if not first:
+        return ""
+    named = ", ".join(
+        f"{each.agent} ({each.transport}, {_mib(each.nbytes)}{f', left: {each.lost}' if each.lost else ''})"
+        for each in first
+    )
+    return f"; sources: {named}" + _more(len(sources))
+
+
+def _more(count: int) -> str:
+    return f" and {count - SOURCES_NAMED_MAX} more" if count > SOURCES_NAMED_MAX else ""

@@ -1,0 +1,60 @@
+"""Whether registries answer this agent: each command that its jobs' logs have taken gets its outcome there. Pure.
+
+Always true: a job counts as unanswered only where the oldest of its commands has waited for `SILENT_S` while there was
+a connection to NATS; that and its end are one line each, however many jobs and commands there are.
+"""
+
+from typing import Final
+
+SILENT_S: Final = 3.0
+"""A command without an outcome for this long: a standby registry leads within less."""
+
+FORGOTTEN_S: Final = 60.0
+"""A command that has had no outcome for this long counts no more: a restarted log may never answer it."""
+
+JOBS_NAMED_MAX: Final = 4
+"""A line names at most this many jobs."""
+
+
+class RegistryWatch:
+    """All jobs of one agent."""
+
+    def __init__(self) -> None:
+        """Wait for nothing."""
+        self._said: dict[tuple[str, str], tuple[int, float]] = {}
+        """The oldest unanswered command by job and lane: its number, and when it was said."""
+        self._silent_since: float | None = None
+
+    def said(self, job: str, lane: str, number: int, now: float) -> None:
+        """A command goes to the log."""
+        self._said.setdefault((job, lane), (number, now))
+
+    def answered(self, job: str, lane: str, number: int) -> None:
+        """The log has the outcome of a command."""
+        if self._said.get((job, lane), (number + 1, 0.0))[0] <= number:
+            del self._said[job, lane]
+
+    def forget(self, job: str) -> None:
+        """The job's commands are dropped, or it is over."""
+        self._said = {key: said for key, said in self._said.items() if key[0] != job}
+
+    def look(self, now: float, connected_since: float | None) -> str | None:
+        """Return the line that is due. `connected_since` is since when NATS could be reached; None: it can't be."""
+        if connected_since is None:
+            # That NATS is away says nothing of the registry.
+            return None
+        self._said = {key: said for key, said in self._said.items() if now - said[1] < FORGOTTEN_S}
+        waits: dict[str, float] = {}
+        for (job, _), (_, at) in self._said.items():
+            waits[job] = min(waits.get(job, now), max(at, connected_since))
+        late = sorted(job for job, since in waits.items() if now - since >= SILENT_S)
+        if late and self._silent_since is None:
+            self._silent_since = min(waits[job] for job in late)
+            named = ", ".join(late[:JOBS_NAMED_MAX])
+            more = f" and {len(late) - JOBS_NAMED_MAX} more" if len(late) > JOBS_NAMED_MAX else ""
+            for_s = now - self._silent_since
+            return f"no registry has answered for {for_s:.1f} s what this agent said in {named}{more}: is one running?"
+        if not late and self._silent_since is not None:
+            silent_s, self._silent_since = now - self._silent_since, None
+            return f"the registry answers again after {silent_s:.1f} s"
+        return None

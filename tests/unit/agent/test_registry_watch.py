@@ -1,0 +1,42 @@
+"""That no registry answers is one line for all jobs, and that one does again another."""
+
+from tensorhub_agent.registry_watch import FORGOTTEN_S, SILENT_S, RegistryWatch
+
+ALWAYS = -1000.0
+"""NATS was there all the time."""
+
+
+def test_a_registry_that_is_away_is_told_once_and_so_is_its_return() -> None:
+    watch = RegistryWatch()
+    for number, job in enumerate(("a", "b"), 1):
+        watch.said(job, "agent-0/1", number, 0.0)
+        watch.said(job, "agent-0/1", number + 1, 1.0)
+    assert watch.look(SILENT_S - 0.1, ALWAYS) is None
+    line = watch.look(SILENT_S, ALWAYS)
+    assert line == "no registry has answered for 3.0 s what this agent said in a, b: is one running?"
+    assert watch.look(10.0, ALWAYS) is None
+    watch.answered("a", "agent-0/1", 2)
+    assert watch.look(10.0, ALWAYS) is None, "the other job waits still"
+    watch.answered("b", "agent-0/1", 3)
+    assert watch.look(12.0, ALWAYS) == "the registry answers again after 12.0 s"
+    assert watch.look(13.0, ALWAYS) is None
+
+
+def test_while_nats_is_away_nothing_is_said_of_the_registry() -> None:
+    watch = RegistryWatch()
+    watch.said("a", "agent-0", 1, 0.0)
+    assert watch.look(20.0, None) is None
+    assert watch.look(21.0, 20.0) is None, "it had a second"
+    assert watch.look(20.0 + SILENT_S, 20.0) is not None
+
+
+def test_an_outcome_that_never_comes_is_forgotten() -> None:
+    watch = RegistryWatch()
+    watch.said("a", "agent-0", 5, 0.0)
+    watch.answered("a", "agent-0", 4)
+    watch.answered("a", "agent-9", 5)
+    assert watch.look(SILENT_S, ALWAYS) is not None
+    assert watch.look(FORGOTTEN_S, ALWAYS) == f"the registry answers again after {FORGOTTEN_S:.1f} s"
+    watch.said("a", "agent-0", 6, 100.0)
+    watch.forget("a")
+    assert watch.look(200.0, ALWAYS) is None
