@@ -1,13 +1,20 @@
-"""Many of one thing at once, at one agent of a real hub, which is killed in the middle: all are served or told why not.
+"""Many of one thing at once, at a real hub whose agent is killed or stopped meanwhile: all are served or told why not.
 
     python -m tests.chaos.crowds shards [--shards 1000] [--refused 3]
     python -m tests.chaos.crowds calls [--calls 1000]
+    python -m tests.chaos.crowds readers [--readers 1000] [--install in-place] [--kib 64] [--stopped-s 2]
+    python -m tests.chaos.crowds jobs [--jobs 100]
 
 `shards`: one agent holds as many shards as it may, each with a version, and is asked for more. It is killed, and
 restarted: every shard and version is found again, and nothing of what was refused.
 
 `calls`: one connection has that many calls under way when the agent is killed: each returns or raises an error that
 says what to do, and afterwards every shard is there and serves.
+
+`readers`: that many replicas at one agent read one version at once from the trainer's agent, which is stopped once the
+first has it, and woken. Every reader gets the version, byte for byte; then all of them update to the next one at once.
+
+`jobs`: one connection for each job, and in each a trainer and a reader, all at once.
 """
 
 import argparse
@@ -27,6 +34,7 @@ import torch
 
 import tensorhub
 from tensorhub import AsyncShard
+from tensorhub.arguments import INSTALLS
 from tensorhub.up.hub_file import AgentEntry
 from tensorhub.up.up import Up
 from tensorhub_agent.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
@@ -36,6 +44,7 @@ from tensorhub_common.segment_names import segment_beginning
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16
+VALUES_PER_KIB: Final = 256
 CALL_S: Final = 120.0
 """The bound of each call: a crowd waits for its turn."""
 
@@ -223,6 +232,93 @@ async def _anew(shard: AsyncShard) -> int:
     return await shard.publish(timeout_s=CALL_S)
 
 
+async def readers(directory: Path, count: int, install: str, kib: int = 64, stopped_s: float = 2.0) -> Crowd:
+    """Let many replicas of one agent read one version at once, from an agent that is stopped and woken meanwhile."""
+    crowd = Crowd()
+    # However long the source is stopped, the log counts it.
+    environment = {**os.environ, "TENSORHUB_LOST_AFTER_S": "600"}
+    async with Up(directory, agents=2, environment=environment) as up:
+        source, other = up.hub.agents
+        async with (
+            await tensorhub.connect_async(JOB, agent=source.socket, nats=up.hub.nats_all) as there,
+            await tensorhub.connect_async(JOB, agent=other.socket, nats=up.hub.nats_all) as here,
+        ):
+            content = torch.arange(kib * VALUES_PER_KIB, dtype=torch.float32)
+            trainer = await there.register("m", {"w": content}, replica="trainer", install=_beside(install))
+            spec = {"w": tensorhub.TensorSpec(tuple(content.shape), torch.float32)}
+
+            async def register(number: int) -> AsyncShard:
+                return await here.register("m", spec, replica=f"r{number}", install=install, timeout_s=CALL_S)
+
+            ends = await crowd.timed(f"{count} readers registered", every(range(count), register))
+            made = {number: each for number, each in enumerate(ends) if isinstance(each, AsyncShard)}
+            crowd.check(crowd.ended(ends) == count, f"{len(made)} of {count} readers: {first(ends)}")
+            await trainer.publish(1)
+            reading = asyncio.ensure_future(
+                all_do(crowd, f"read ({install})", made, lambda shard: shard.replicate(timeout_s=CALL_S))
+            )
+            await _stopped(crowd, source, made, stopped_s, reading)
+            await reading
+            hold(crowd, made, content)
+            await trainer.unpublish(timeout_s=CALL_S)
+            trainer.tensors["w"].neg_()
+            await trainer.publish(2)
+            await all_do(crowd, f"updated ({install})", made, lambda shard: shard.update(timeout_s=CALL_S))
+            hold(crowd, made, -content)
+            await all_do(crowd, "released", made, lambda shard: shard.release(timeout_s=CALL_S))
+    return crowd
+
+
+def _beside(install: str) -> str:
+    """Return how the trainer of readers that install so is registered: while it is mapped it needs other memory."""
+    return "staged" if install == "mapped" else "in-place"
+
+
+async def _stopped(
+    crowd: Crowd, source: AgentEntry, made: dict[int, AsyncShard], stopped_s: float, reading: asyncio.Future[None]
+) -> None:
+    """Stop the source once the first reader has the version, and wake it."""
+    while not reading.done() and not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (as above)
+        await asyncio.sleep(0)
+    missing = sum(shard.version is None for shard in made.values())
+    os.kill(source.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(stopped_s)
+        done = missing - sum(shard.version is None for shard in made.values())
+    finally:
+        os.kill(source.pid, signal.SIGCONT)
+    crowd.took_s[f"of it the source stopped ({missing} to go, {done} meanwhile)"] = stopped_s
+
+
+def hold(crowd: Crowd, made: dict[int, AsyncShard], content: torch.Tensor) -> None:
+    """Compare every reader's bytes with the trainer's."""
+    wrong = [number for number, shard in made.items() if not torch.equal(shard.tensors["w"], content)]
+    crowd.check(not wrong, f"{len(wrong)} readers hold other bytes, {wrong[:5]} among them")
+
+
+async def jobs(directory: Path, count: int) -> Crowd:
+    """Let many jobs begin at once on one agent, each with a trainer and a reader."""
+    crowd = Crowd()
+    async with Up(directory, agents=1, environment=dict(os.environ)) as up:
+        agent = up.hub.agents[0]
+
+        async def play(number: int) -> None:
+            job = f"{JOB}-{number}"
+            async with await tensorhub.connect_async(
+                job, agent=agent.socket, nats=up.hub.nats_all, timeout_s=CALL_S
+            ) as hub:
+                trainer = await hub.register("m", {"w": values(number)}, replica="trainer", timeout_s=CALL_S)
+                reader = await hub.register("m", {"w": values(-1)}, replica="reader", timeout_s=CALL_S)
+                await trainer.publish(1, timeout_s=CALL_S)
+                await reader.replicate(timeout_s=CALL_S)
+                same = bool(torch.equal(reader.tensors["w"], values(number)))
+                crowd.check(same, f"the reader of job {job} has other values")
+
+        ends = await crowd.timed(f"{count} jobs, each with a publish and a read", every(range(count), play))
+        crowd.check(crowd.ended(ends) == count, f"not every job was served: {first(ends)}")
+    return crowd
+
+
 def first(ends: Iterable[object]) -> str:
     """Return the first error among the ends of calls."""
     return next((str(each) for each in ends if isinstance(each, BaseException)), "no error")
@@ -237,11 +333,22 @@ def main() -> None:
     of_shards.add_argument("--refused", type=int, default=3)
     of_calls = parts.add_parser("calls")
     of_calls.add_argument("--calls", type=int, default=1000)
+    of_readers = parts.add_parser("readers")
+    of_readers.add_argument("--readers", type=int, default=1000)
+    of_readers.add_argument("--install", choices=INSTALLS, default="in-place")
+    of_readers.add_argument("--kib", type=int, default=64)
+    of_readers.add_argument("--stopped-s", type=float, default=2.0)
+    of_jobs = parts.add_parser("jobs")
+    of_jobs.add_argument("--jobs", type=int, default=100)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="crowds-") as folder:
         match chosen.part:
             case "shards":
                 crowd = asyncio.run(shards(Path(folder), chosen.shards, chosen.refused))
+            case "readers":
+                crowd = asyncio.run(readers(Path(folder), chosen.readers, chosen.install, chosen.kib, chosen.stopped_s))
+            case "jobs":
+                crowd = asyncio.run(jobs(Path(folder), chosen.jobs))
             case _:
                 crowd = asyncio.run(calls(Path(folder), chosen.calls))
     print(f"crowds {chosen.part}:\n{crowd.table}", flush=True)
