@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
+    Accuse,
     Answer,
     AnyCall,
     AnyEffect,
@@ -249,6 +250,9 @@ class AgentNode(Node):
                 self._fold(effect)
             case Confirm():
                 self.links[effect.key, effect.source].confirm(effect)
+            case Accuse():
+                # Its agent would look at its memory, and tell the worker; here nobody writes to what is published.
+                pass
             case CloseSource():
                 self._close(effect)
             case BreakLease():

@@ -194,11 +194,14 @@ class Attachments:
             with contextlib.suppress(Broken):
                 self._link.send(Loaded(handle=attachment.handle))
 
-    def holds(self, handle: int, version: int | None) -> None:
-        """Take the agent's word for what a shard's replica holds now."""
+    def holds(self, handle: int, version: int | None, trouble: str = "") -> None:
+        """Take the agent's word for what a shard's replica holds now, and what is wrong with it."""
         attachment = self._by_handle.get(handle)
-        if attachment is not None:
-            attachment.version = version
+        if attachment is None:
+            return
+        attachment.version = version
+        if trouble:
+            log.error("published tensors were overwritten", shard=attachment.place.where, why=trouble)
 
     def detach(self) -> None:
         """The connection ended."""

@@ -297,7 +297,7 @@ class Session:
             case Progress():
                 self._take_progress(frame)
             case Holds():
-                self._attachments.holds(frame.handle, frame.version)
+                self._attachments.holds(frame.handle, frame.version, frame.trouble)
             case _:
                 log.warning("the agent sent a frame out of turn", frame=type(frame).__name__)
 

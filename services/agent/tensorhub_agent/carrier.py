@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tensorhub_agent.amax import Table
 from tensorhub_agent.effects import (
+    Accuse,
     AskPlan,
     Available,
     Base,
@@ -413,4 +414,5 @@ class Carrier:
         out.extend(EnterSource(key, n) for n in todo.enter)
         out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
         out.extend(Confirm(key, n) for n in todo.confirm)
+        out.extend(Accuse(key, n) for n in todo.accuse)
         out.extend(CloseSource(key, n) for n in todo.close)

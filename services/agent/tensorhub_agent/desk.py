@@ -126,12 +126,12 @@ class Desk:
                 task.cancel()
             session.job.worker_gone(worker)
 
-    def holds(self, number: int, key: Key, version: int | None) -> None:
-        """Tell a worker what its replica holds now."""
+    def holds(self, number: int, key: Key, version: int | None, trouble: str = "") -> None:
+        """Tell a worker what its replica holds now, and what is wrong with it."""
         session = self._sessions.get(number)
         handle = session.handle_of(key) if session is not None else None
         if session is not None and handle is not None:
-            session.worker.tell(Holds(handle=handle, version=version))
+            session.worker.tell(Holds(handle=handle, version=version, trouble=trouble))
 
     async def frame(self, worker: Worker, frame: FromWorker) -> None:
         """Take one frame."""

@@ -236,6 +236,13 @@ class Confirm(Effect, frozen=True):
     source: int
 
 
+class Accuse(Effect, frozen=True):
+    """Tell a source's agent that its bytes were wrong though its lease held; comes before its closing."""
+
+    key: Key
+    source: int
+
+
 class CloseSource(Effect, frozen=True):
     """End the transport. `SourceClosed` follows only when no byte of it can reach the destination any more.
 
@@ -405,7 +412,8 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 AnyEffect = (
     Say | Answer | Raise | Hold | Digest | Save | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
-    | OpenSource | EnterSource | Post | FoldAmax | Confirm | CloseSource | BreakLease | Show | Free | Rejoin | Fenced
+    | OpenSource | EnterSource | Post | FoldAmax | Confirm | Accuse | CloseSource | BreakLease | Show | Free | Rejoin
+    | Fenced
 )  # fmt: skip
 ReadEvent = (
     PlanCame | SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed

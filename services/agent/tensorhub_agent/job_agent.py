@@ -17,6 +17,7 @@ from tensorhub_agent.amax_table import AmaxTable
 from tensorhub_agent.callers import Callers
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
+    Accuse,
     Answer,
     AnyCall,
     AnyEffect,
@@ -60,6 +61,7 @@ from tensorhub_agent.programs import Programs
 from tensorhub_agent.questions import Questions, Target
 from tensorhub_agent.read_watch import ReadWatch
 from tensorhub_agent.reading import Reading
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.sources import Sources
 from tensorhub_agent.surroundings import Surroundings
@@ -85,6 +87,9 @@ JOIN_S_MAX: Final = 10.0
 """How long a worker's first call waits for the agent to have joined the job."""
 
 FOLLOW_AGAIN_S: Final = 0.2
+
+TENSORS_NAMED_MAX: Final = 8
+"""So many tensors that were overwritten are named."""
 
 REPLICA: Final = b'"replica":"'
 """Behind this an event names the replica that it is about."""
@@ -147,7 +152,10 @@ class JobAgent:
             self._postponed,
             self.carry_out,
             deltas=self.deltas,
+            accused=self._accused,
         )
+        self._looked_at: dict[Key, int] = {}
+        """Which version of a shard was looked at last, because a reader got wrong bytes of it."""
         # An event matters here if it names this agent, or says that the job is deleted or that an agent is lost, for
         # whom a read here may wait. Names can't hold a quotation mark, so the JSON of one is its text.
         self._concerns = (
@@ -364,6 +372,8 @@ class JobAgent:
                 self._fold(effect)
             case Confirm():
                 self.sources.confirm(effect)
+            case Accuse():
+                self.sources.accuse(effect)
             case CloseSource():
                 self._note_left(effect)
                 self.sources.close(effect)
@@ -495,7 +505,30 @@ class JobAgent:
     def _hold(self, effect: Hold) -> None:
         session = self.callers.session_of(effect)
         if session is not None:
-            self._around.tell_holds(session, self.job, effect.key, effect.version)
+            self._around.tell_holds(session, self.job, effect.key, effect.version, "")
+
+    def _accused(self, key: Key, version: int, root: str) -> None:
+        """A reader got wrong bytes of a shard under a lease that held: look at its memory, once for each version."""
+        core = self.core.shards.get(key)
+        if core is not None and self._looked_at.get(key) != version and _stands(core.held, version, root):
+            self._looked_at[key] = version
+            self._work.start(self._look_at(core, version, root), "looking at memory of which a reader got wrong bytes")
+
+    async def _look_at(self, core: ShardCore, version: int, root: str) -> None:
+        """Say which tensors were overwritten while they were published, in the log and to the worker."""
+        key = core.key
+        tensors = await self._memory.overwritten(key, core.held.digests)
+        if not tensors or not _stands(core.held, version, root):
+            return
+        named = ", ".join(tensors[:TENSORS_NAMED_MAX]) + (", …" if len(tensors) > TENSORS_NAMED_MAX else "")
+        trouble = (
+            f"{len(tensors)} of the tensors of version {version} were overwritten while it was published ({named}): no "
+            "reader can have it any more. Call unpublish() before tensors are written, or write within overwriting(); "
+            "then publish a new version"
+        )
+        _log.error("%s: %s", core.where, trouble)
+        if core.session is not None:
+            self._around.tell_holds(core.session, self.job, key, core.replica_version, trouble)
 
     def worker_gone(self, worker: Worker) -> None:
         """A worker's connection ended."""
@@ -511,3 +544,7 @@ class JobAgent:
         await self.sources.stop()
         await self.deltas.stop()
         self._tracing.close()
+
+
+def _stands(held: Held, version: int, root: str) -> bool:
+    return held.memory is Memory.READY and (held.version, held.root) == (version, root)

@@ -123,6 +123,12 @@ class Leasing:
             return b"", False
         return page.patch_sizes, page.patches_coming
 
+    async def accuse(self, effect: OpenSource, reader: SourceId) -> None:
+        """Tell a source that its bytes were wrong. Where that is lost the reader alone knows."""
+        ask = msgspec.structs.replace(self._question(effect, reader, hold_s=0.0, again=""), wrong=True)
+        with contextlib.suppress(TensorHubError):
+            await self._bus.request(_subject(effect, reader), msgspec.msgpack.encode(ask), LEASE_ASK_S)
+
     async def let_go(self, effect: OpenSource, reader: SourceId, lease: str) -> None:
         """Tell a source that its lease is not needed. Where that is lost its time ends it."""
         ask = self._question(effect, reader, hold_s=0.0, again=lease)

@@ -47,8 +47,13 @@ class Lending:
         carry_out: Callable[[list[AnyEffect]], None],
         *,
         deltas: JobDeltas,
+        accused: Callable[[Key, int, str], None],
     ) -> None:
-        """`carry_out` does what the core wants, and then has the `postponed` asked again."""
+        """`carry_out` does what the core wants, and then has the `postponed` asked again.
+
+        `accused` takes a shard, a version and a root of which a reader got wrong bytes.
+        """
+        self._accused = accused
         self._deltas = deltas
         self._held: dict[str, float] = {}
         """Until when questions wait for a delta that is being made."""
@@ -60,6 +65,11 @@ class Lending:
         self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
     ) -> LeaseAnswer:
         """Answer a reader's agent."""
+        if question.wrong:
+            if question.root is not None:
+                key = Key(question.model, question.source.replica, question.source.shard)
+                self._accused(key, question.version, question.root)
+            return LeaseRefusal(reason="its memory is looked at")
         began_ns = time.time_ns()
         held = LeaseRefusal(reason="the shard is not being filled with this version yet", is_early=True)
         try:

@@ -11,6 +11,7 @@ from tensorhub_agent.effects import Digest, Digested, Duplicated, Key, Probe, Pr
 from tensorhub_agent.encodings.job_deltas import JobDeltas
 from tensorhub_agent.padding import blank
 from tensorhub_agent.shelf import Shelf
+from tensorhub_common.digests import PIECE_DIGEST_BYTES
 
 
 class MemoryWork:
@@ -35,6 +36,15 @@ class MemoryWork:
             if not effect.filled:
                 self._deltas.digested(effect.key, digests)
         self._news(Digested(effect.key, effect.number, digests))
+
+    async def overwritten(self, key: Key, digests: bytes) -> tuple[str, ...]:
+        """Return the tensors of a shard whose bytes are not those with these digests any more."""
+        place = self._shelf.places[key]
+        found = await self._pool.digest(place.segment.view, Spans.of(place.table)).result()
+        size, table = PIECE_DIGEST_BYTES, place.table
+        cuts = ((number, slice(number * size, number * size + size)) for number in range(len(table)))
+        wrong = (number for number, cut in cuts if found[cut] != digests[cut])
+        return tuple(dict.fromkeys(table.layout.tensors[table.tensor[number]].name for number in wrong))
 
     def probe(self, effect: Probe) -> None:
         """See whether anybody maps a shard's memory."""

@@ -117,7 +117,7 @@ class AgentService:
             around, shelves = self._surroundings(bus, pool, beat)
             stack.callback(shelves.close)
             desk = self._desk = Desk(self._job, self._attached)
-            around.tell_holds = lambda number, _job, key, version: desk.holds(number, key, version)
+            around.tell_holds = lambda number, _job, key, version, trouble: desk.holds(number, key, version, trouble)
             self._around = around
             await around.transports.start()
             stack.push_async_callback(around.transports.stop)

@@ -18,6 +18,7 @@ from typing import Final
 from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.copying import Spans
 from tensorhub_agent.effects import (
+    Accuse,
     Available,
     Base,
     BatchDone,
@@ -70,8 +71,9 @@ _log: Final = logging.getLogger(__name__)
 class Source:
     """One open source: a lease and its transport session."""
 
-    def __init__(self, task: "asyncio.Task[None]", effect: OpenSource) -> None:
-        """Begin with the task that opens it."""
+    def __init__(self, task: "asyncio.Task[None]", effect: OpenSource, by: SourceId) -> None:
+        """Begin with the task that opens it, for the reader `by`."""
+        self.effect, self.by = effect, by
         self.opening, self.transport = task, effect.share.transport
         self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
         self.availability: Availability | None = None
@@ -116,7 +118,7 @@ class Sources:
         self._tell = self._work.guarded(tell, "taking news of a source")
         self._open: dict[tuple[Key, int], Source] = {}
         self._leaving: set[asyncio.Task[None]] = set()
-        """Leases that are let go: nobody waits for that."""
+        """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
         self.read_bytes: Counter[str] = Counter()
         """What came so far, by transport."""
         self.encoded_bytes: Counter[str] = Counter()
@@ -130,7 +132,7 @@ class Sources:
         """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
         opening = self._opened(effect, reader, headers_of(cause))
         task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
-        source = self._open[effect.key, effect.source] = Source(task, effect)
+        source = self._open[effect.key, effect.source] = Source(task, effect, reader)
         if not effect.hold:
             source.entered.set()
 
@@ -349,6 +351,16 @@ class Sources:
         except TransportLost:
             holds = False
         self._tell(Confirmed(effect.key, effect.source, holds))
+
+    def accuse(self, effect: Accuse) -> None:
+        """Tell the source's agent that its bytes were wrong."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None:
+            telling = self._work.start(
+                self._leasing.accuse(source.effect, source.by), "telling a source of wrong bytes", lambda _: None
+            )
+            self._leaving.add(telling)
+            telling.add_done_callback(self._leaving.discard)
 
     def close(self, effect: CloseSource) -> None:
         """Close the transport, and tell when nothing can be written any more."""

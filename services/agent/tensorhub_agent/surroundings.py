@@ -46,7 +46,7 @@ class Surroundings:
     sources: SourcesSeen
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""
-    tell_holds: Callable[[int, str, Key, int | None], None]
+    tell_holds: Callable[[int, str, Key, int | None, str], None]
     """(worker's number, job, shard, version): the shard's replica holds something else now."""
     fenced: Callable[[], None]
     """Another process has this agent's name: end."""

@@ -17,6 +17,8 @@ class Todo:
     enter: list[int] = field(default_factory=list)
     post: list[tuple[int, int, tuple[Range, ...]]] = field(default_factory=list)
     confirm: list[int] = field(default_factory=list)
+    accuse: list[int] = field(default_factory=list)
+    """Sources whose bytes were wrong though their lease held."""
     close: list[int] = field(default_factory=list)
     fold: list[tuple[int, tuple[Range, ...], tuple[Range, ...]]] = field(default_factory=list)
     """Partials of a source that count now, and scales that follow: (source, partials, scales); comes before `post`."""

@@ -86,6 +86,8 @@ class Transfer:
         self.started = self.first_at = self.last_at = self.ended = now
         self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
         self._ending = self._damaged = self._begun = False
+        self._wrong: SourceId | None = None
+        """Whose bytes were wrong though its lease held."""
         self.base: Base | None = None
         """What stood in the destination, whole, when the read began."""
         self.is_relayed = False
@@ -228,6 +230,8 @@ class Transfer:
         if source.doubted:
             if holds:
                 self._damaged = True
+                self._wrong = source.share.source
+                self.readings.todo.accuse.append(number)
                 self.readings.trust.reject(source.share.source)
             self.lost(number, "its bytes did not match the digests of the log", now)
             return
@@ -365,6 +369,16 @@ class Transfer:
         return "" if lost is None else f"the last source, on {lost.share.source.agent}, was left because {lost.lost}"
 
     def _fail_without(self, reason: str) -> None:
+        if self._wrong is not None:
+            # Waiting for it brings nothing: its memory is published, and has other bytes than when it was.
+            self._fail(
+                IntegrityError.__name__,
+                f"the memory of {self._wrong.replica}/{self._wrong.shard} on {self._wrong.agent} does not hold what was"
+                f" published as version {self.version}: most likely its worker wrote to the tensors, for example by an "
+                "optimizer's step, without unpublish() or overwriting(). Its log and its agent's say which tensors; "
+                "publish a new version there",
+            )
+            return
         if self.trouble:
             reason += f" ({self.trouble})"
         self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)

@@ -57,7 +57,9 @@ class Traces:
 
 def lender(agent: Agent) -> Lending:
     it = cast("Any", agent)
-    return Lending(it, it, it, cast("Any", Traces()), it, agent.postponed, lambda _: None, deltas=it)
+    return Lending(
+        it, it, it, cast("Any", Traces()), it, agent.postponed, lambda _: None, deltas=it, accused=lambda *_: None
+    )
 
 
 async def test_who_has_the_pieces_sooner_does_not_wait_for_a_delta() -> None:

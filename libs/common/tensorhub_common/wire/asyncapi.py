@@ -47,6 +47,7 @@ _VALUES: Final[Json] = {
     "ailing": 1,
     "at_seq": 4711,
     "is_held": True,
+    "wrong": False,
     "attempt": 1,
     "attributes": {"tensorhub.version": 12, "tensorhub.replica": "rollout-3", "tensorhub.bytes": 1073741824},
     "avoid": [],

@@ -176,6 +176,9 @@ class LeaseAsk(msgspec.Struct, frozen=True, kw_only=True):
     """The transfer program by which the reader goes: a source that is filled by the same one may tell of its units."""
     hold_s: float = 0.0
     """The ticket is shown later, since the reader has many sources: it is to be good for so long, if it may."""
+    wrong: bool = False
+    """No lease is asked for: bytes that came under one that held were not those that the log has of the version. The
+    source's agent looks whether its memory still has them, and tells the worker if not."""
     again: str = ""
     """The lease that the reader has, and whose ticket it has not shown: hold it for `hold_s` from now on; where that is
     zero, end it."""

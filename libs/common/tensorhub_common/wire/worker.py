@@ -267,10 +267,12 @@ class Progress(Frame, frozen=True, kw_only=True, tag="progress"):
 
 
 class Holds(Frame, frozen=True, kw_only=True, tag="holds"):
-    """What the shard's replica holds has changed."""
+    """What the shard's replica holds has changed, or what it holds is not what was published."""
 
     handle: int
     version: int | None
+    trouble: str = ""
+    """What is wrong with it, in words for the worker's log."""
 
 
 FromWorker = Attach | RegisterCall | PublishCall | UnpublishCall | ReadCall | ReleaseCall | Loaded | Traced
