@@ -121,3 +121,25 @@ async def test_an_engine_that_comes_back_reads_on(hub: RunningHub, job: str) -> 
             assert engine.tensors["w"].unique().tolist() == [1.0]
             await there.close(release=False)
     await first.close()
+
+
+async def test_an_engine_that_lacks_a_tensor_is_told_so(
+    hub: RunningHub, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may want no more; but a name that was forgotten must not go unnoticed."""
+    given = {name: torch.ones(4) for name in ("a", "b", "c", "d", "e")}
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("policy", given, replica="trainer")
+        engine = await there.register("policy", {"a": torch.zeros(4)}, replica="rollout")
+        whole = await there.register("policy", dict(given), replica="whole")
+        for _ in range(2):
+            await trainer.publish()
+            await asyncio.gather(engine.replicate(), whole.replicate())
+            assert engine.last_read is not None
+            assert (engine.last_read.unread, engine.last_read.unread_count) == (("b", "c", "d", "e"), 4)
+            assert whole.last_read is not None
+            assert whole.last_read.unread_count == 0
+            await trainer.unpublish()
+    told = [record for record in caplog.records if "not registered here" in str(record.msg)]
+    assert len(told) == 1
+    assert "'b', 'c', 'd' and 1 more" in str(told[0].msg)

@@ -61,7 +61,7 @@ class AsyncShard:
         self._swaps = swaps
         self._standing = standing
         self._choice = choice
-        self._told_of_left = False
+        self._told_of_left = self._told_of_unread = False
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -253,6 +253,17 @@ class AsyncShard:
                 tensors=listed(left),
             )
 
+    def _tell_of_unread(self, report: ReadReport) -> None:
+        """A tensor may be missing by mistake, so a shard that should have all of them says once what it left out."""
+        if report.unread_count and self.shards == 1 and not self._told_of_unread:
+            self._told_of_unread = True
+            more = report.unread_count - len(report.unread)
+            log.warning(
+                "the version has tensors that were not registered here, so they were not read",
+                shard=self._attachment.place.where,
+                tensors=listed(report.unread) if not more else f"{listed(report.unread)}, {report.unread_count} in all",
+            )
+
     @asynccontextmanager
     async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
         """Show what an interrupted read has left, and at the end what the block has brought."""
@@ -301,6 +312,7 @@ class AsyncShard:
             self._note(done.report)
             if not done.report.failure:
                 self._tell_of_left()
+            self._tell_of_unread(done.report)
         return done.version
 
     def _note(self, report: ReadReport) -> None:

@@ -106,13 +106,21 @@ class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return places[0] if len(places) == 1 else places[box]
 
 
-class Program(msgspec.Struct, frozen=True):
+UNREAD_MAX: Final = 8
+"""A program names so many of the tensors that it leaves out."""
+
+
+class Program(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a destination layout is filled from those source layouts. `compiling` in the planner makes it."""
 
     layout: str
     sources: tuple[str, ...]
     patterns: tuple[tuple[Cell, ...], ...]
     groups: tuple[Group, ...]
+    unread: tuple[str, ...] = ()
+    """Global tensors of the sources of which the destination has nothing: the first ones."""
+    unread_count: int = 0
+    """How many they are."""
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Program)

@@ -338,7 +338,11 @@ class ReadOperation:
             self._write(now)
 
     def _all_here(self, transfer: Transfer, now: float) -> None:
-        self._report = report_of(transfer, self.core.place.nbytes, now - self.began, self._carrier.retried)
+        execution = self._carrier.program
+        program = None if execution is None else execution.program
+        self._report = report_of(
+            transfer, self.core.place.nbytes, now - self.began, self._carrier.retried, program=program
+        )
         by_pieces = transfer.root is not None and self._carrier.program is None
         if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:
             self._filled(transfer.root)

@@ -6,11 +6,22 @@ from msgspec import structs
 
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Transfer
+from tensorhub_common.program import Program
 from tensorhub_common.wire.worker import Encoded, ReadReport, ReadStages, SourceReport
 
 
-def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float, retried: int | None = None) -> ReadReport:
-    """Sum up a read that is done, or how far it came. `retried` counts earlier transfers of it too."""
+def report_of(
+    transfer: Transfer,
+    nbytes: Sequence[int],
+    total_s: float,
+    retried: int | None = None,
+    *,
+    program: Program | None = None,
+) -> ReadReport:
+    """Sum up a read that is done, or how far it came. `retried` counts earlier transfers of it too.
+
+    `program` is what it went by, unless it went piece by piece.
+    """
     sources = transfer.sources.values()
     return ReadReport(
         nbytes=sum(nbytes),
@@ -26,6 +37,8 @@ def report_of(transfer: Transfer, nbytes: Sequence[int], total_s: float, retried
         if transfer.base is not None and any("delta" in each.encoded for each in sources)
         else None,
         sources=tuple(_source(reading) for reading in sources),
+        unread=() if program is None else program.unread,
+        unread_count=0 if program is None else program.unread_count,
     )
 
 

@@ -9,13 +9,14 @@ none `LayoutMismatch` names the tensor and the region, and there is no program.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from tensorhub_common.derived import derived
 from tensorhub_common.errors import LayoutMismatch
 from tensorhub_common.execution import Patterns
 from tensorhub_common.layout import Layout, Shape
-from tensorhub_common.program import Cell, Group, Program
+from tensorhub_common.program import UNREAD_MAX, Cell, Group, Program
 from tensorhub_planner.atoms import Cutout, Cutouts
 from tensorhub_planner.cutting import Gap, Grid, Pattern, cut_up, lots, pattern_of
 from tensorhub_planner.folding import Lacking
@@ -116,7 +117,9 @@ def compile_program(digest: str, destination: Layout, sources: SourceIndex) -> P
         if isinstance(chosen, Gap):
             raise _refusal(names, cutouts, tensors, sources, lot)
         groups.append(_Grouped(chosen.pattern, chosen.take(tensor.sources), to, chosen.places(tensor, pick(places))))
-    return _program(digest, sources, groups)
+    taken = set(names)
+    left_out = tuple(islice((name for name in sources.tensors if name not in taken), UNREAD_MAX))
+    return _program(digest, sources, groups, left_out, len(sources.tensors) - len(taken))
 
 
 def _refusal(
@@ -170,7 +173,9 @@ class _Grouped(NamedTuple):
     at: tuple[tuple[int, ...], ...]
 
 
-def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Program:
+def _program(
+    digest: str, index: SourceIndex, grouped: Sequence[_Grouped], unread: tuple[str, ...], unread_count: int
+) -> Program:
     """Number the patterns, and the sources that are used."""
     lists = {group.sources for group in grouped}
     used = sorted(set().union(*lists))
@@ -187,7 +192,8 @@ def _program(digest: str, index: SourceIndex, grouped: Sequence[_Grouped]) -> Pr
         table_bytes = group.pattern.table_bytes
         groups.append(Group(pattern, numbered[group.sources], group.to, group.at, table, table_bytes))
         table += table_bytes * len(group.to)
-    return Program(digest, tuple(index.layouts[source] for source in used), tuple(cells), tuple(groups))
+    layouts = tuple(index.layouts[source] for source in used)
+    return Program(digest, layouts, tuple(cells), tuple(groups), unread, unread_count)
 
 
 def _lack(name: str, cutout: Cutout, tensor: Tensor | None, gap: Gap, index: SourceIndex) -> str:

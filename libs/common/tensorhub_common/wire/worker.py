@@ -229,6 +229,9 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The version that stood there before, from which deltas lead to this one, if any came."""
     sources: tuple[SourceReport, ...]
     stages: ReadStages | None = None
+    unread: tuple[str, ...] = ()
+    """Tensors of the version of which this shard has nothing, the first of `unread_count`; its siblings may have."""
+    unread_count: int = 0
     failure: str = ""
     """Why an `update` that found a newer version has brought nothing, and returned None. Empty: it did bring it."""
 
