@@ -65,7 +65,8 @@ class Expiring:
                 _log.info("that an agent is silent could not be written", why=str(why), **_fields(expiry))
                 self._told(why)
             else:
-                _log.warning("an agent is silent and counts as lost", **_fields(expiry))
+                # That the agent is lost is told once, not once a job.
+                _log.debug("an agent counts as lost in a job", **_fields(expiry))
                 self._told(None)
 
     async def _append(self, expiry: ExpireAgent, term: int) -> None:

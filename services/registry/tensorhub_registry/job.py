@@ -461,7 +461,7 @@ class Job:
             return
         self._goal = None
         self._ready.set()
-        _log.info("leading", job=self.name, term=self.term, seq=self.fold.seq)
+        _log.debug("leading", job=self.name, term=self.term, seq=self.fold.seq)
         if self.term is not None:
             self.claim.begin(self.term)
         self._snapshotting.look(self.fold)

@@ -38,6 +38,7 @@ from tensorhub_registry.aside import Aside, set_aside
 from tensorhub_registry.deleting import too_many
 from tensorhub_registry.folders import Folders
 from tensorhub_registry.job import Job
+from tensorhub_registry.lost_agents import LostAgents
 from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
 from tensorhub_registry.trouble import health_of
 
@@ -70,6 +71,7 @@ class Registry:
         self._work = Supervisor(f"registry {self.id!r}")
         self._leader = leader.Leader()
         self._liveness = liveness.Liveness(settings.lost_after_s)
+        self._lost_agents = LostAgents()
         self._numbers = count(1)
         self._replicas = settings.log_replicas
         self._lease = LeaderLease(
@@ -174,9 +176,16 @@ class Registry:
         # Whoever may publish on this subject is this agent, and speaks for no other.
         if message.subject.rpartition(".")[2] == beat.agent:
             self._hear(beat)
+            away_s = self._lost_agents.beats(beat.agent, time.monotonic())
+            if away_s is not None:
+                _log.warning("a lost agent is back", agent=beat.agent, after_s=round(away_s, 1))
 
     def _hear(self, event: liveness.Input) -> None:
-        for lost in self._liveness.handle(event, time.monotonic()):
+        now = time.monotonic()
+        expiries = list(self._liveness.handle(event, now))
+        for agent, jobs in self._lost_agents.lost(expiries, now):
+            _log.warning("an agent is silent and counts as lost", agent=agent, jobs=jobs)
+        for lost in expiries:
             job = self.jobs.get(lost.job)
             if job is not None:
                 job.expire(lost)
