@@ -1,7 +1,7 @@
 """Takes a part of a hub away under a trainer and a reader that go on, and prints the log of every service in full.
 
     python -m tests.chaos.outages [nats-stopped nats-killed planner-stopped registry-stopped source-stopped]
-        [--seconds 30] [--hosts 2]
+        [--seconds 30] [--hosts 2] [--mib 16]
 
 It is for eyes: what each process says of the outage, and of its end. The logs are those of one hub that is up for one
 outage, from the moment before the outage until `AFTER_S` after it. `reader` is the log of this process, where a trainer
@@ -32,7 +32,7 @@ JOB: Final = "outages"
 OUTAGES: Final = ("nats-stopped", "nats-killed", "planner-stopped", "registry-stopped", "source-stopped")
 BEFORE_S: Final = 2.0
 AFTER_S: Final = 6.0
-NBYTES: Final = 16 << 20
+MIB: Final = 1 << 20
 CALL_S: Final = 10.0
 PAUSE_S: Final = 0.5
 LOOK_S: Final = 0.05
@@ -46,18 +46,19 @@ def main() -> None:
     parser.add_argument("outages", nargs="*", metavar="OUTAGE", help=", ".join(OUTAGES))
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--hosts", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--mib", type=int, default=16, help="of the model: large ones are met in the middle of a read")
     arguments = parser.parse_args()
     if unknown := set(arguments.outages) - set(OUTAGES):
         parser.error(f"there is no outage {', '.join(sorted(unknown))}: take some of {', '.join(OUTAGES)}")
     for outage in arguments.outages or OUTAGES:
         directory = Path(tempfile.mkdtemp(prefix="tensorhub-outages-"))
         try:
-            asyncio.run(run(directory, outage, arguments.seconds, arguments.hosts))
+            asyncio.run(run(directory, outage, arguments.seconds, arguments.hosts, arguments.mib))
         finally:
             shutil.rmtree(directory)
 
 
-async def run(directory: Path, outage: str, seconds: float, hosts: int) -> None:
+async def run(directory: Path, outage: str, seconds: float, hosts: int, mib: int) -> None:
     """Bring a hub up, take a part of it away for a while, and print what was logged."""
     own = directory / "reader.log"
     handler = logging.FileHandler(own)
@@ -65,7 +66,7 @@ async def run(directory: Path, outage: str, seconds: float, hosts: int) -> None:
     logging.getLogger().addHandler(handler)
     _calls.setLevel(logging.INFO)
     try:
-        async with Up(directory / "hub", agents=2, hosts=hosts) as up, _working(up):
+        async with Up(directory / "hub", agents=2, hosts=hosts) as up, _working(up, mib):
             await asyncio.sleep(BEFORE_S)
             logs = [*sorted((directory / "hub").rglob("*.log")), own]
             sizes = {path: path.stat().st_size for path in logs}
@@ -83,7 +84,7 @@ async def run(directory: Path, outage: str, seconds: float, hosts: int) -> None:
 
 
 @asynccontextmanager
-async def _working(up: Up) -> AsyncIterator[None]:
+async def _working(up: Up, mib: int) -> AsyncIterator[None]:
     """Publish all the time on one agent, and read all the time on the other."""
     first, second = up.hub.agents
     nats = up.hub.nats
@@ -91,8 +92,9 @@ async def _working(up: Up) -> AsyncIterator[None]:
         await tensorhub.connect_async(JOB, agent=first.socket, nats=nats) as trainer_hub,
         await tensorhub.connect_async(JOB, agent=second.socket, nats=nats) as reader_hub,
     ):
-        trainer = await trainer_hub.register("policy", {"w": torch.zeros(NBYTES // 4)}, replica="trainer")
-        reader = await reader_hub.register("policy", {"w": torch.zeros(NBYTES // 4)}, replica="rollout")
+        weights = {"w": torch.zeros(mib * MIB // 4)}
+        trainer = await trainer_hub.register("policy", weights, replica="trainer")
+        reader = await reader_hub.register("policy", weights, replica="rollout")
         ending = asyncio.Event()
         works = [asyncio.create_task(_publish(trainer, ending)), asyncio.create_task(_read(reader, ending))]
         try:
