@@ -25,7 +25,8 @@ class Level(IntEnum):
     FIRST = 0
     """As releases before levels fold. A command with an unknown field is refused, whoever sent it."""
     TOLERANT = 1
-    """A field that this release does not know is passed over in the command of an agent; from outside it is refused."""
+    """A field that this release does not know is passed over in the command of an agent; from outside it is refused.
+    A sender's numbers that JSON readers don't keep exact are none, and no event repeats them."""
     WAKING_ONCE = 2
     """Where replicas that wait are ready at once, each of the others is decided once in a command."""
 

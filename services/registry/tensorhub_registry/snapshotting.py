@@ -88,7 +88,11 @@ class Snapshotting:
         snapshot = fold.snapshot()
         if snapshot is None:
             return
-        body = encode(snapshot)
+        try:
+            body = encode(snapshot)
+        except OverflowError:
+            # Below level 1 an event may repeat a sender's number of any length, until it stands in the log.
+            return
         self._pace.took(snapshot.seq)
         self._task = self._work.start(self._keep(snapshot.seq, snapshot.time, body, fold), "keeping a snapshot")
 

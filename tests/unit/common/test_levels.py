@@ -76,6 +76,14 @@ def test_from_outside_an_unknown_field_is_refused_at_every_level(level: Level) -
     assert "versoin" in answer.reason
 
 
+@pytest.mark.parametrize("number", [-1, 2**53, 10**40])
+def test_from_level_1_on_no_event_repeats_a_number_that_no_snapshot_can_have(number: int) -> None:
+    """Earlier releases refuse it too, and name it in the refusal."""
+    body = {**JOIN, "by": {"lane": "a", "incarnation": number, "n": 1}}
+    assert isinstance(read(body, Level.TOLERANT), Unreadable)
+    assert not isinstance(read(body, Level.FIRST), Unreadable)
+
+
 def test_a_field_counts_from_its_level_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Below it this release reads what one that does not know the field reads."""
     monkeypatch.setattr(codec, "COMMAND_FIELDS_SINCE", {("join", "rack"): Level.TOLERANT + 1})

@@ -12,7 +12,7 @@ import msgspec
 
 from tensorhub_common.levels import COMMAND_FIELDS_SINCE, NEWEST, VERBS_SINCE, Level
 from tensorhub_common.malformed import MALFORMED
-from tensorhub_common.wire.commands import OUTSIDE_VERBS, AnyCommand, Command, Unreadable
+from tensorhub_common.wire.commands import OUTSIDE_VERBS, VERSION_MAX, AnyCommand, Command, Unreadable
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.event import Event
 
@@ -81,7 +81,14 @@ def decode_command(verb: str, process: str | None, data: bytes, level: int) -> A
             return Unreadable(verb, "a command that names its sender belongs on that sender's own subject")
     elif command.by is None or command.by.process != process:
         return Unreadable(verb, f"the body must name a sender of {process!r}, as the subject does")
+    elif level >= Level.TOLERANT and not (_is_counted(command.by.incarnation) and _is_counted(command.by.n)):
+        return Unreadable(verb, f"the sender's numbers are out of range: take 0 to {VERSION_MAX}")
     return command
+
+
+def _is_counted(number: int) -> bool:
+    """Tell whether the number may stand in an event and in a snapshot, which repeat the sender."""
+    return 0 <= number <= VERSION_MAX
 
 
 def _read_command(process: str | None, data: bytes, level: int) -> AnyCommand:

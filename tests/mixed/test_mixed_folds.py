@@ -1,0 +1,130 @@
+"""The release before this one and today's fold one log alike, follow each other, and read each other's snapshots.
+
+The other release is real: a wheel of its commit, run by an interpreter of its own (`release.py`).
+"""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from tests.mixed.folding import Entry, Folded, Task
+from tests.mixed.release import NoRelease, python_of
+from tests.property.catalog_chance import Chance
+from tests.unit.common.catalog_world import JOB, World
+
+from tensorhub_common import subjects
+from tensorhub_common.levels import NEWEST, Level
+from tensorhub_common.wire.codec import decode_event, encode
+from tensorhub_common.wire.commands import Lead, Sender, Unreadable
+from tensorhub_common.wire.events.event import kind_of, model_of
+from tensorhub_registry.agreement import agrees
+
+PROGRAM: Final = str(Path(__file__).with_name("folding.py"))
+STEPS: Final = 250
+FOLD_S: Final = 50.0
+
+
+@pytest.fixture(scope="module")
+def old() -> str:
+    """The interpreter of the release before this one."""
+    try:
+        return str(python_of())
+    except NoRelease as why:
+        pytest.skip(str(why))
+
+
+def fold(python: str, entries: list[Entry], snapshot: bytes | None = None) -> Folded:
+    """Have a release fold this."""
+    task = msgspec.json.encode(Task(JOB, entries, snapshot))
+    done = subprocess.run([python, "-P", PROGRAM], input=task, capture_output=True, check=False, timeout=FOLD_S)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    return msgspec.json.decode(done.stdout, type=Folded)
+
+
+def entry(seq: int, subject: str, data: bytes) -> Entry:
+    return Entry(seq, 1000.0 + seq, f"{subjects.PREFIX}.{JOB}.{subject}", data)
+
+
+def commands_by_chance(seed: int) -> list[Entry]:
+    """Return a life by chance at the level of the older release, with what is no command in between."""
+    world = World(level=Level.FIRST)
+    chance = Chance(world, random.Random(seed).choice)
+    for _ in range(STEPS):
+        world.say(chance.command())
+    entries: list[Entry] = []
+    for seq, _, command in world.log:
+        # The world counts in twos: between two commands stands what is no event, as JetStream may put it there.
+        entries.append(entry(seq - 1, "event._hub.agent.joined", b"{}"))
+        if isinstance(command, Unreadable) or _is_beyond_bounds(command.by):
+            entries.append(entry(seq, "cmd.fly.a", b'{"verb":"fly"}'))
+            continue
+        verb = str(command.__struct_config__.tag)
+        process = "" if command.by is None else f".{command.by.process}"
+        entries.append(entry(seq, f"cmd.{verb}{process}", encode(command)))
+    return entries
+
+
+def _is_beyond_bounds(by: Sender | None) -> bool:
+    """Tell whether the older release could not make a snapshot while the answer to this sender is not published."""
+    return by is not None and max(by.incarnation, by.n) >= 2**63
+
+
+def said(events: list[str], after: int) -> list[Entry]:
+    """Return events as a leader of that release writes them, behind this entry."""
+    entries = []
+    for number, body in enumerate(events, start=1):
+        event = decode_event(body.encode())
+        entries.append(entry(after + number, f"event.{model_of(event)}.{kind_of(event)}", body.encode()))
+    return entries
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_releases_fold_one_log_alike(old: str, seed: int) -> None:
+    """What both know of each event is the same, and each goes on from the other's snapshot of the middle."""
+    entries = commands_by_chance(seed)
+    one, other = fold(old, entries), fold(sys.executable, entries)
+    assert (one.error, other.error) == (None, None)
+    assert len(one.events) == len(other.events) > STEPS
+    assert all(agrees(decode_event(b.encode()), a.encode()) for a, b in zip(one.events, other.events, strict=True))
+    half = len(entries) // 2
+    first, second = entries[:half], entries[half:]
+    for begins, goes_on in ((old, sys.executable), (sys.executable, old)):
+        begun = fold(begins, first)
+        gone_on = fold(goes_on, second, begun.snapshot)
+        assert gone_on.error is None
+        assert begun.events + gone_on.events in (
+            [*one.events[: len(begun.events)], *other.events[len(begun.events) :]],
+            [*other.events[: len(begun.events)], *one.events[len(begun.events) :]],
+        )
+
+
+def test_each_follows_the_other_as_its_leader(old: str) -> None:
+    """A standby compares what the leader of the other release wrote with what it decided itself."""
+    entries = commands_by_chance(3)
+    for leads, follows in ((old, sys.executable), (sys.executable, old)):
+        led = fold(leads, entries)
+        followed = fold(follows, [*entries, *said(led.events, entries[-1].seq)])
+        assert (followed.error, followed.seq) == (None, entries[-1].seq + len(led.events))
+
+
+def test_the_older_release_stops_at_a_raised_log(old: str) -> None:
+    """It says so, and folds nothing of that level: what a leader wrote of it is no refusal."""
+    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST)
+    entries = [entry(1, "cmd.lead._registry", encode(lead))]
+    led = fold(sys.executable, entries)
+    followed = fold(old, [*entries, *said(led.events, 1)])
+    assert followed.error is not None
+    assert "another version of the registry has spoken" in followed.error
+    assert (followed.seq, followed.events[0].count("command.rejected")) == (1, 1)
+
+
+def test_a_snapshot_of_a_raised_job_is_refused_by_the_older_release(old: str) -> None:
+    lead = Lead(by=Sender("_registry", 1, 0), registry="registry-0", term=1, level=NEWEST)
+    raised = fold(sys.executable, [entry(1, "cmd.lead._registry", encode(lead))])
+    refused = fold(old, [], raised.snapshot)
+    assert refused.error is not None
+    assert "was written by a newer release (this one does not know Catalog.level): run that one" in refused.error
