@@ -10,6 +10,8 @@ ROUNDS ?= 50
 SECONDS ?= 300
 HOSTS ?= 1
 SEEDS_CUT ?= 3
+# The commit of the release before this one.
+RELEASE ?= 7ff7cd1
 # Such as catalog.rounds, or --again for those that have survived or hung; empty is all.
 MODULES ?=
 
@@ -30,7 +32,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile --no-loadsc
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds cluster mutants docs
+.PHONY: help venv demo test slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +122,9 @@ matrix: $(READY) ## each process killed or stopped before, during and after the 
 crowds: $(READY) ## a thousand shards at one agent, and a thousand calls on one connection; the agent is killed meanwhile
 	@$(BIN)/python -m tests.chaos.crowds shards
 	@$(BIN)/python -m tests.chaos.crowds calls
+
+mixed: $(READY) ## the release before (RELEASE=7ff7cd1) and this one in one hub: upgraded part by part, and rolled back
+	@$(BIN)/python -m tests.mixed.mixed --release $(RELEASE)
 
 cluster: $(READY) ## a hub on three nodes of NATS: each is killed and stopped, so are two at once, and the registries
 	@$(BIN)/python -m pytest tests/integration/bus/test_cluster.py tests/integration/test_cluster.py

@@ -1,0 +1,256 @@
+"""`make mixed`: the release before and today's in one hub, each part upgraded in turn and rolled back.
+
+After each step a model trained by either release is published and read in every way, in place, staged and mapped, on
+the publisher's host and another one, by SDKs of both; all bytes are compared. Processes end by SIGKILL or SIGTERM in
+turns, registries and planner while versions are published and read. At the end the job is raised, and the older release
+must stop at it with a sentence.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from safetensors.torch import load_file, save_file
+from tests.mixed.actor import digest, values
+from tests.mixed.differences import differences, forms_of
+from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
+from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
+
+from tensorhub.registry import NatsAddress, Registry
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.levels import NEWEST
+
+PARTS: Final = ("planner-0", "registry-1", "registry-0", "agent-0", "agent-1", "agent-2")
+CONTROL: Final = PARTS[:3]
+ORDERS: Final = {
+    "planner, registries, agents": PARTS,
+    "agents, registries, planner": (*PARTS[3:], "registry-0", "registry-1", "planner-0"),
+}
+STOPPED: Final = "another version of the registry has spoken"
+END_S: Final = 60.0
+STOP_WAIT_S: Final = 20.0
+WIDTHS: Final = (40, 10, 7, 7, 11, 5, 5, 5, 7)
+
+
+class Table:
+    """What was seen, a row a step."""
+
+    def __init__(self) -> None:
+        self.wrongs: list[str] = []
+
+    def head(self, title: str) -> None:
+        print(f"\n{title}")
+        print(_line("step", "leads", "regs", "planner", "agents", "publ.", "reads", "MB", "slowest"))
+
+    def row(self, step: str, led: str, hub: Mixed, tally: Tally) -> None:
+        runs = hub.runs
+        regs = ",".join(runs[name] for name in ("registry-0", "registry-1"))
+        agents = ",".join(runs[name] for name in PARTS[3:])
+        done = (str(tally.publishes), str(tally.reads), f"{tally.nbytes / 1e6:.1f}", f"{tally.slowest_s:.2f}s")
+        print(_line(step, led, regs, runs["planner-0"], agents, *done), flush=True)
+
+    def wrong(self, step: str, why: BaseException | str) -> None:
+        print(f"{step:44s} WRONG: {why}", flush=True)
+        self.wrongs.append(f"{step}: {why}")
+
+
+def _line(*cells: str) -> str:
+    return "  ".join(f"{cell:{width}s}" for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+
+async def _leader(hub: Mixed, was: str) -> str:
+    """Return which registry leads, by its answer; while none does, which did."""
+    async with Registry("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+        with contextlib.suppress(TensorHubError):
+            return (await registry.status(1.0)).registry
+    return was
+
+
+async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table: Table) -> None:
+    """Upgrade a hub of the older release part by part, roll it back in the other order, and upgrade it for good."""
+    directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
+    table.head(f"in turn: {title}")
+    step = "begin with the older release"
+    hub: Mixed | None = None
+    try:
+        async with mixed_hub(directory, pythons, OLD) as hub, Traffic(hub, "mixed").begun() as traffic:
+            led = await _leader(hub, "")
+            table.row(step, led, hub, await traffic.step())
+            turns = [(name, NEW) for name in order] + [(name, OLD) for name in reversed(order)]
+            turns += [(name, NEW) for name in order]
+            for number, (name, release) in enumerate(turns):
+                how = signal.SIGTERM if number % 3 == 1 else signal.SIGKILL
+                led = await _leader(hub, led)
+                step = f"{name} becomes {release} ({how.name})"
+                if name in CONTROL:
+                    _, tally = await asyncio.gather(hub.run_as(name, release, how), traffic.step())
+                else:
+                    await hub.run_as(name, release, how)
+                    tally = await traffic.step()
+                table.row(step, led, hub, tally)
+            step = f"the job is raised to level {NEWEST}"
+            async with Registry("mixed", NatsAddress(hub.up.hub.nats, Path(hub.up.hub.credentials))) as registry:
+                await registry.raise_level(NEWEST, 10.0)
+            table.row(step, led, hub, await traffic.step())
+            led = await _leader(hub, led)
+            step = "registry-1 becomes old: it stops the job"
+            await hub.run_as("registry-1", OLD)
+            tally = await traffic.step()
+            await _stopped(hub)
+            table.row(step, led, hub, tally)
+            led = await _leader(hub, led)
+            step = "registry-1 becomes new again"
+            await hub.run_as("registry-1", NEW)
+            table.row(step, led, hub, await traffic.step())
+    except Wrong as why:
+        table.wrong(step, why)
+        _tell_logs(hub)
+    except Exception:  # noqa: BLE001 (what went wrong is told, and the next order is tried)
+        table.wrong(step, traceback.format_exc())
+        _tell_logs(hub)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def commands(pythons: dict[str, str], table: Table) -> None:
+    """One directory in which `tensorhub up` of either release runs in turn, with commands of both."""
+    directory = Path(tempfile.mkdtemp(prefix="tensorhub-mixed-"))
+    print("\none directory: which release runs 'tensorhub up', which publishes, which pulls")
+    version = 0
+    try:
+        for runs in (OLD, NEW, OLD):
+            up = await _command(pythons[runs], directory, "up", "--agents", "1")
+            try:
+                await _ready(up)
+                for publishes, pulls in ((OLD, NEW), (NEW, OLD)):
+                    version += 1
+                    step = f"up {runs}, publish {publishes}, pull {pulls}"
+                    await _publish_and_pull(pythons, directory, publishes, pulls, version)
+                    print(f"{step:40s} version {version}: equal bytes", flush=True)
+            finally:
+                up.send_signal(signal.SIGINT)
+                await asyncio.wait_for(up.communicate(), END_S)
+    except (Wrong, TimeoutError) as why:
+        table.wrong(f"commands, version {version}", why)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _publish_and_pull(pythons: dict[str, str], directory: Path, publishes: str, pulls: str, version: int) -> None:
+    given, got = directory / "given.safetensors", directory / "got.safetensors"
+    save_file(values(version), given)
+    for release, order in (
+        (publishes, ("publish", "policy", "--version", str(version), str(given))),
+        (pulls, ("pull", "policy", "--version", str(version), str(got))),
+        (pulls, ("versions", "policy", "--json")),
+        (publishes, ("status", "--json")),
+    ):
+        process = await _command(pythons[release], directory, *order)
+        out, err = await asyncio.wait_for(process.communicate(), END_S)
+        if process.returncode:
+            raise Wrong(f"{' '.join(order)} ({release}): {(err or out).decode()[-600:]}")
+    if digest(load_file(got)) != digest(values(version)):
+        raise Wrong(f"version {version} was pulled ({pulls}) with other bytes than were published ({publishes})")
+
+
+async def _command(python: str, directory: Path, *arguments: str) -> asyncio.subprocess.Process:
+    own = {key: text for key, text in os.environ.items() if not key.startswith("TENSORHUB_")}
+    return await asyncio.create_subprocess_exec(
+        python,
+        "-P",
+        "-c",
+        "from tensorhub.cli.main import main; main()",
+        *arguments,
+        env={**own, "TENSORHUB_DIR": str(directory / "hub"), "TENSORHUB_NEW_JOB_LEVEL": "0"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def _ready(up: asyncio.subprocess.Process) -> None:
+    """Wait until it says how to connect."""
+    assert up.stdout is not None
+    line = await asyncio.wait_for(up.stdout.readline(), END_S)
+    if not line:
+        assert up.stderr is not None
+        raise Wrong(f"'tensorhub up' ended: {(await up.stderr.read()).decode()[-600:]}")
+
+
+async def _stopped(hub: Mixed) -> None:
+    """Wait until the older registry says why it goes on with the job no more."""
+    try:
+        async with asyncio.timeout(STOP_WAIT_S):
+            while STOPPED not in hub.log_of("registry-1"):  # noqa: ASYNC110 (a log has no event)
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise Wrong("the older registry did not say that it stops the job") from None
+
+
+def _tell_logs(hub: Mixed | None) -> None:
+    """Show what each process has warned of last."""
+    if hub is None:
+        return
+    for name in hub.runs:
+        lines = [each for each in hub.log_of(name).splitlines() if "warn" in each.lower() or "error" in each.lower()]
+        print(*(f"    {name} ({hub.runs[name]}): {each[:400]}" for each in lines[-3:]), sep="\n")
+
+
+def planted(name: str, other: str) -> str:
+    """Return today's release with a field renamed everywhere, as if nobody thought of the older one."""
+    home = KEPT / "planted"
+    shutil.rmtree(home, ignore_errors=True)
+    source = home / "source"
+    root = Path(__file__).parents[2]
+    for folder in ("libs", "services", "simulator"):
+        shutil.copytree(root / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", source)
+    for path in source.rglob("*.py"):
+        text = path.read_text()
+        if name in text:
+            path.write_text(text.replace(name, other))
+    environment(home / "env", wheel_of(source, home))
+    return str(home / "env" / "bin" / "python")
+
+
+def main() -> int:
+    """Run it, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mixed.mixed", description=__doc__)
+    parser.add_argument("--release", default=BEFORE, help="the commit of the older release")
+    parser.add_argument("--order", choices=[*ORDERS, "commands", "all"], default="all", help="one of them alone")
+    parser.add_argument("--planted", action="store_true", help="rename a field that the older release needs: must fail")
+    arguments = parser.parse_args()
+    try:
+        pythons = {OLD: str(python_of(arguments.release)), NEW: sys.executable}
+    except NoRelease as why:
+        print(f"mixed: {why}", file=sys.stderr)
+        return 2
+    if arguments.planted:
+        pythons[NEW] = planted("ticket_s", "ticket_valid_s")
+    print(f"the older release is {commit_of(arguments.release)[:12]}, the newer one is this checkout")
+    table = Table()
+    for sentence in differences(forms_of(pythons[OLD]), forms_of(pythons[NEW])):
+        table.wrong("messages and stored forms", sentence)
+    for title, order in ORDERS.items():
+        if arguments.order in ("all", title):
+            asyncio.run(roll(title, order, pythons, table))
+    if arguments.order in ("all", "commands"):
+        asyncio.run(commands(pythons, table))
+    print()
+    for sentence in table.wrongs:
+        print(f"WRONG: {sentence}")
+    print("mixed releases: " + (f"{len(table.wrongs)} wrong" if table.wrongs else "nothing wrong"))
+    return 1 if table.wrongs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
