@@ -27,23 +27,29 @@ def test_what_reading_foreign_bytes_raises_has_one_name() -> None:
     assert where == ["libs/common/tensorhub_common/malformed.py"]
 
 
-SUPERVISED: Final = (
-    "libs/common",
-    "services/planner",
-)
-"""Folders whose background work runs under a `Supervisor`; in the end all of libs and services."""
+SUPERVISED: Final = ("libs", "services")
+"""Folders whose background work runs under a `Supervisor`."""
 
 UNSUPERVISED: Final = re.compile(
-    r"(?<!tasks\.)(?<!group\.)\bcreate_task\(|\bensure_future\(|\bcall_(?:later|at|soon)\(|\bshield\(|threading\.(?:Thread|Timer)\("
+    r"(?<!tasks\.)(?<!group\.)\bcreate_task\(|\bensure_future\(|\bcall_(?:later|at|soon)\(|threading\.(?:Thread|Timer)\("
 )
 """What begins something whose error nobody owns. A task group (`group`, `tasks`) owns those of its tasks."""
 
-BY_SUPERVISOR: Final = re.compile(r"\b_?work\.(?:call_later|call_at|call_soon)\(")
+BY_SUPERVISOR: Final = re.compile(r"\b_?(?:work|owner)\.(?:call_later|call_at|call_soon)\(")
 
 UNSUPERVISED_BUT: Final = {
     "libs/common/tensorhub_common/supervision.py": "it is what supervises",
     "libs/common/tensorhub_common/span_keeper.py": "a thread of the whole process, which catches all that it does",
     "libs/common/tensorhub_common/telemetry.py": "threads of the process's last moments, when no loop runs any more",
+    "libs/client/tensorhub/background.py": "the thread in which the SDK's event loop itself runs",
+    "libs/client/tensorhub/hub.py": "tasks that are awaited where they are made",
+    "libs/client/tensorhub/leaving.py": "the end of a hub that was dropped: no owner is left",
+    "libs/client/tensorhub/memory.py": "a timer for the kernel's unmap, begun by a finalizer",
+    "libs/client/tensorhub/threads.py": "a thread that is awaited where it is begun",
+    "libs/client/tensorhub/tracing.py": "a thread of the process's last moments",
+    "services/agent/tensorhub_agent/service.py": "the timer that ends a process whose orderly end hangs",
+    "services/agent/tensorhub_agent/settled.py": "a task that is awaited by all who begin it, cancelled or not",
+    "services/agent/tensorhub_agent/ucxx_gatherer.py": "tasks that are awaited where they are made",
 }
 """Files that may, and why."""
 

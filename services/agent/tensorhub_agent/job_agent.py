@@ -152,6 +152,7 @@ class JobAgent:
             self._postponed,
             self.carry_out,
             deltas=self.deltas,
+            work=self._work,
             accused=self._accused,
         )
         self._looked_at: dict[Key, int] = {}
@@ -406,8 +407,11 @@ class JobAgent:
         """Tell of a source that a read leaves before its end, once until it is read from again."""
         reading = self._reading(effect.key, effect.source)
         if reading is not None and reading.lost:
-            source = reading.share.source.agent
-            self._around.sources.lost(source, f"{reading.lost} (first in job {self.job}, {effect.key})")
+            key, core = effect.key, self.core.shards[effect.key]
+            trace = None if core.operation is None else self._tracing.trace_of(core.operation.call.call)
+            where = f"shard {key.shard} of {key.model}/{key.replica} in job {self.job}"
+            told = f"{reading.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
+            self._around.sources.lost(reading.share.source.agent, told)
 
     def _reading(self, key: Key, source: int) -> Reading | None:
         core = self.core.shards.get(key)

@@ -22,6 +22,7 @@ from tensorhub_agent.shelf import Shelf, ShelfPlace
 from tensorhub_agent.tracing import NO_HEADERS, Tracing
 from tensorhub_agent.transport import LeaseOpened
 from tensorhub_agent.transports import Transports
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
 
 LEASE_HOLD_S: Final = 1.0
@@ -47,13 +48,14 @@ class Lending:
         carry_out: Callable[[list[AnyEffect]], None],
         *,
         deltas: JobDeltas,
+        work: Supervisor,
         accused: Callable[[Key, int, str], None],
     ) -> None:
         """`carry_out` does what the core wants, and then has the `postponed` asked again.
 
         `accused` takes a shard, a version and a root of which a reader got wrong bytes.
         """
-        self._accused = accused
+        self._accused, self._work = accused, work
         self._deltas = deltas
         self._held: dict[str, float] = {}
         """Until when questions wait for a delta that is being made."""
@@ -105,7 +107,7 @@ class Lending:
         now = self._loop.time()
         if name not in self._held:
             self._held[name] = now + PATCHES_HOLD_S
-            self._loop.call_at(self._held[name], self._postponed.happened)
+            self._work.call_at(self._held[name], self._postponed.happened, what="asking again for a delta")
         return now < self._held[name]
 
     def _with_patches(self, question: LeaseAsk, grant: LeaseGrant) -> LeaseGrant:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tensorhub_agent import lending
 from tensorhub_agent.lending import Lending
 from tensorhub_agent.postponed import Postponed
+from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal, SourceId
 
 ASK = LeaseAsk(
@@ -58,7 +59,16 @@ class Traces:
 def lender(agent: Agent) -> Lending:
     it = cast("Any", agent)
     return Lending(
-        it, it, it, cast("Any", Traces()), it, agent.postponed, lambda _: None, deltas=it, accused=lambda *_: None
+        it,
+        it,
+        it,
+        cast("Any", Traces()),
+        it,
+        agent.postponed,
+        lambda _: None,
+        deltas=it,
+        work=Supervisor("the job of a test"),
+        accused=lambda *_: None,
     )
 
 
