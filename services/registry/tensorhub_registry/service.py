@@ -31,7 +31,7 @@ from tensorhub_common.machine import Tick
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.supervision import Supervisor, result_of
 from tensorhub_common.wire.asks import HEALTH_JOBS_MAX, Beat, Health, JobHealth, JobState
 from tensorhub_registry import leader, liveness
 from tensorhub_registry.aside import Aside, set_aside
@@ -270,7 +270,7 @@ class Registry:
         """Look which jobs there are, by a look that begins after this: those that ask meanwhile share the next one."""
         if self._next_look is None:
             self._next_look = self._work.start(self._look_next(), "looking for jobs", awaited=True)
-        await asyncio.shield(self._next_look)
+        await result_of(self._next_look)
 
     async def _look_next(self) -> None:
         async with self._looking:
