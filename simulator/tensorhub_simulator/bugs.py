@@ -318,6 +318,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "patch-not-judged": bugs_trust.patch_not_judged,
     "turns-forgotten": bugs_trust.turns_forgotten,
     "change-not-switched": bugs_trust.change_not_switched,
+    "unpublish-forgotten": bugs_trust.unpublish_forgotten,
+    "release-forgotten": bugs_trust.release_forgotten,
     "units-as-pieces": bugs_layouts.units_as_pieces,
     "units-shown-early": bugs_layouts.units_shown_early,
     "tensor-stands-early": bugs_layouts.tensor_stands_early,

@@ -8,8 +8,10 @@ import msgspec
 
 from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import Key
+from tensorhub_agent.op_unpublish import ReleaseOperation, UnpublishOperation
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
+from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.catalog import apply, availability, filling, lookup, membership, rounds
 from tensorhub_common.catalog.refusal import Refused
@@ -166,3 +168,25 @@ def patch_not_judged() -> list["Replacement"]:
 def change_not_switched() -> list["Replacement"]:
     """A new build folds with its changed transition at once, while others still run the old one."""
     return [(upgrading, "is_on", lambda build, _catalog: build >= upgrading.NEW)]
+
+
+def unpublish_forgotten() -> list["Replacement"]:
+    """An unpublish that the log answers after its caller has given up is forgotten: a holder that grants no lease."""
+    linger = ShardCore.linger
+
+    def forget(self: ShardCore, what: Any) -> None:
+        if not isinstance(what, UnpublishOperation):
+            linger(self, what)
+
+    return [(ShardCore, "linger", forget)]
+
+
+def release_forgotten() -> list["Replacement"]:
+    """A release is given up with its caller, who was told that the shard goes as soon as the registry answers."""
+    linger = ShardCore.linger
+
+    def forget(self: ShardCore, what: Any) -> None:
+        if not isinstance(what, ReleaseOperation):
+            linger(self, what)
+
+    return [(ShardCore, "linger", forget)]

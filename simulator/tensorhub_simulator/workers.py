@@ -6,6 +6,7 @@ and is killed by itself.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.effects import (
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
 AGAIN_S: Final = 0.15
 REGISTER_S: Final = 4.0
+OUTCOME_S: Final = 0.5
+"""So long a call that takes memory back waits for the log's word at its end: registries are away for some seconds."""
+
+PAUSE_S: Final = 3.0
+"""A worker that was told that the registry is silent leaves it at that for so long, every other time."""
+
 End = Answer | Raise | None
 
 
@@ -68,6 +75,10 @@ class Rank(Node):
         """The version that its tensors are, as far as it was told, while no call is under way."""
         self.shows: Segment | None = None
         """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
+        # Not drawn from the clock's chance, so that the seeds stay what they were.
+        self._pauses = Random(f"{world.seed} {self.name}")
+        self.goes = False
+        """Its shard goes as soon as the registry answers, as this worker was told; it has called nothing since."""
         self.awaits: int | None = None
         """The step whose wish to publish this memory is still to be heard."""
         group.ranks.append(self)
@@ -99,7 +110,7 @@ class Rank(Node):
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self.registered = self.published = self.busy = False
+        self.registered = self.published = self.busy = self.goes = False
         self.version = self.trusts = None
         self.clock.after(self.clock.lag(), self, self._register)
 
@@ -163,7 +174,7 @@ class Rank(Node):
 
     def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
         life, clock = self.life, self.clock
-        self.busy, self.trusts = True, None
+        self.busy, self.trusts, self.goes = True, None, False
 
         def reply(end: End) -> None:
             if life != self.life or not self.up:
@@ -228,6 +239,8 @@ class Rank(Node):
             self._begin_anew()
         elif "call unpublish again" in end.message:
             self._unpublish(self._loop)
+        elif end.error == "RegistryUnavailable" and self._pauses.random() < 0.5:  # noqa: PLR2004 (odds)
+            self.clock.after(PAUSE_S, self, self._loop)
         else:
             self._again()
 
@@ -291,7 +304,9 @@ class Rank(Node):
             else:
                 self._failed(end)
 
-        self._call(lambda n, t: CallUnpublish(call=n, session=session, deadline=t + timeout_s), ended)
+        self._call(
+            lambda n, t: CallUnpublish(call=n, session=session, deadline=t + timeout_s, outcome_s=OUTCOME_S), ended
+        )
 
     # Rolling out.
 
@@ -336,9 +351,10 @@ class Rank(Node):
                 else:
                     self._begin_anew()
             else:
+                self.goes = end is not None and "it goes as soon as the registry answers" in end.message
                 self._failed(end)
 
-        self._call(lambda n, t: CallRelease(call=n, session=session, deadline=t + 1.0), then)
+        self._call(lambda n, t: CallRelease(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), then)
 
     def _republish(self) -> None:
         """Give back what was read, and publish the same bytes again: another holder of an equal root."""
@@ -362,4 +378,6 @@ class Rank(Node):
             else:
                 self._failed(end)
 
-        self._call(lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0), unpublished)
+        self._call(
+            lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), unpublished
+        )

@@ -25,7 +25,7 @@ from tensorhub_simulator.oracle import Oracle
 from tensorhub_simulator.planner import PlannerNode
 from tensorhub_simulator.registry import Lease, RegistryNode
 from tensorhub_simulator.setting import Setting
-from tensorhub_simulator.standing import check_standing
+from tensorhub_simulator.standing import check_going, check_standing
 from tensorhub_simulator.strangers import Strangers
 from tensorhub_simulator.tally import Tally
 from tensorhub_simulator.tensors import Cutting, Cuttings, Layouts, equal_cutting
@@ -274,6 +274,7 @@ class World:
                 agent.core.check()
                 if agent.follower.position == len(self.log.entries) and not self.truth.pending:
                     check_standing(agent, self.truth.catalog)
+                    check_going(agent, self.ranks)
                 for core in agent.core.shards.values():
                     self._check_shard(agent, core)
         for rank in self.ranks:

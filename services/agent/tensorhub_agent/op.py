@@ -40,3 +40,32 @@ class Operation(Protocol):
 
     def restart(self, now: float) -> None:
         """Take note that the agent has joined anew under a higher incarnation."""
+
+
+class Lingering(Protocol):
+    """What goes on of a call whose caller was told that the log is silent, until the log has said what became of it.
+
+    It ends by `core.settled`. The next call of its kind takes its place.
+    """
+
+    @property
+    def excludes(self) -> str | None:
+        """Say why no call of another kind may begin meanwhile; None: any may."""
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take an event about this shard's replica, or an answer to what was said."""
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what came of an effect."""
+
+    def on_readers_gone(self, now: float) -> None:
+        """Take note that the shard's last reader went."""
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+
+    def restart(self, now: float) -> None:
+        """Take note that the agent has joined anew under a higher incarnation."""

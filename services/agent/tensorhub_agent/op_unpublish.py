@@ -6,6 +6,10 @@ waits for them too, or goes on in spare memory (`vacancy.py`), or raises `DrainT
 
 The log may hold it back, because this is the last copy that counts of a retained version. Then the shard is published
 as before, and grants leases, until the log says that it drains or stays.
+
+Where the log is silent beyond the bound the caller is told so, and what was begun goes on without a caller: an
+unpublish until it is known whether the log counts the shard as published still, so that it grants leases again; a
+release until the shard is gone.
 """
 
 from abc import ABC, abstractmethod
@@ -47,6 +51,8 @@ class Draining(ABC):
         self._counted = False
         self._bounded = False
         self._held = False
+        self._lingers = False
+        """Its caller was told that the log is silent."""
         self._vacancy = Vacancy(core, Where.EITHER)
 
     def drain(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
@@ -76,7 +82,7 @@ class Draining(ABC):
             # A refusal means that the log counts the shard as gone already: it is no holder either way.
             if isinstance(event, ShardDraining | CommandRejected | CommandRepeated):
                 self._counted = True
-                self._when_read_out(now)
+                self.counted(now)
         elif event.by == self._drained_by and isinstance(event, ShardDrained | CommandRejected | CommandRepeated):
             self.core.become(Memory.EMPTY)
             self.core.table.forget(self.core.key)
@@ -85,6 +91,8 @@ class Draining(ABC):
     def _resume(self, version: int | None) -> None:
         """Serve again what the log goes on counting as published."""
         core, held = self.core, self.core.held
+        if held.memory not in (Memory.READY, Memory.DRAINING) or version is None:
+            return
         self._held = True
         if held.root is not None:
             core.table.offer(core.key, held.version, held.root, held.digests)
@@ -108,6 +116,10 @@ class Draining(ABC):
         core.hold(None)
         core.become(Memory.DRAINING)
         self._counted = True
+        self.counted(now)
+
+    def counted(self, now: float) -> None:
+        """The log counts the shard as a holder no more."""
         self._when_read_out(now)
 
     def _no_copy(self) -> str:
@@ -122,8 +134,14 @@ class Draining(ABC):
 
     def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
+        core = self.core
+        if core.held.memory is Memory.DRAINING:
+            self._resume(core.held.version)
         self._held = False
-        self.core.fail(error, message)
+        if self._lingers:
+            core.settled(self)
+        else:
+            core.fail(error, message)
 
     def say_stay(self, now: float) -> None:
         """Ask the log to leave the shard published; it decides."""
@@ -156,7 +174,7 @@ class Draining(ABC):
     def _fail_if_mapped(self) -> None:
         """At the bound say that somebody still maps the memory. It drains on, and the next call goes on from there."""
         core = self.core
-        if self._bounded and self._vacancy.is_blocked and self._drained_by is None:
+        if self._bounded and self._vacancy.is_blocked and self._drained_by is None and not self._lingers:
             spare = " and its spare memory" if core.place.staged else ""
             core.fail(
                 DrainTimeout,
@@ -168,7 +186,7 @@ class Draining(ABC):
     def tick(self, now: float) -> None:
         """At the bound break the readers, and raise while somebody maps the memory; when the log is silent, say so."""
         self._vacancy.tick(now)
-        if now < self._deadline or self._vacancy.is_copying:
+        if now < self._deadline or self._vacancy.is_copying or self._lingers:
             return
         core = self.core
         if self._held and self._stay_by is None:
@@ -178,7 +196,7 @@ class Draining(ABC):
             # Nobody knows whether the log lets it go just now, so it may not be published on, nor overwritten.
             core.table.stop(core.key)
             core.become(Memory.DRAINING)
-            core.fail(RegistryUnavailable, self.silence())
+            self._leave_to_log()
             return
         if not self._bounded:
             self._bounded = True
@@ -188,7 +206,22 @@ class Draining(ABC):
             self._when_read_out(now)
             self._fail_if_mapped()
             return
-        core.fail(RegistryUnavailable, self.silence())
+        self._leave_to_log()
+
+    def _leave_to_log(self) -> None:
+        """Tell the caller that the log is silent, and go on without it."""
+        self.core.fail(RegistryUnavailable, self.silence())
+        self._lingers = True
+        self.core.linger(self)
+
+    @abstractmethod
+    def restart(self, now: float) -> None:
+        """Take note that the agent has joined anew under a higher incarnation."""
+
+    @property
+    def excludes(self) -> str | None:
+        """Any other call may begin while this goes on without a caller."""
+        return None
 
     def silence(self) -> str:
         """Say what it means that the log said nothing."""
@@ -200,6 +233,8 @@ class Draining(ABC):
             # It ends by itself, and nothing may be answered before.
             return None
         again = self._vacancy.deadline()
+        if self._lingers:
+            return again
         return self._deadline if again is None else min(self._deadline, again)
 
     def abandon(self, now: float) -> None:  # noqa: B027 (nothing is what each of them does)
@@ -218,12 +253,22 @@ class UnpublishOperation(Draining):
         else:
             self.drain(now)
 
+    def counted(self, now: float) -> None:
+        """The log counts the shard as a holder no more. Without a caller that is all: the next call empties it."""
+        if self._lingers:
+            self.core.settled(self)
+        else:
+            super().counted(now)
+
     def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """The memory may be overwritten."""
         self.core.finish()
 
     def restart(self, now: float) -> None:
         """The agent joined anew without stating this shard, so the log counts it as empty."""
+        if self._lingers:
+            self.core.settled(self)
+            return
         if self._held:
             # It was stated as published, and the log let go of what the old incarnation had said.
             self._held, self._stay_by = False, None
@@ -257,8 +302,11 @@ class AttachOperation(UnpublishOperation):
         """The worker comes back to what is published still, and may ask for it again."""
         self.say_stay(now)
 
-    def stays(self, error: type[TensorHubError], message: str) -> None:  # noqa: ARG002 (that it stays is no error here)
+    def stays(self, error: type[TensorHubError], message: str) -> None:
         """The shard is published as before."""
+        if self._lingers:
+            super().stays(error, message)
+            return
         self._held = False
         self.core.finish()
 
@@ -294,9 +342,20 @@ class ReleaseOperation(Draining):
 
     def silence(self) -> str:
         """Say what it means that the log said nothing."""
+        where = self.core.where
         if self._release_by is None:
-            return super().silence()
-        return f"the registry did not say that {self.core.where} is released: it goes as soon as the registry answers"
+            return (
+                f"the registry did not say that {where} may go: it goes as soon as the registry answers and no reader "
+                "is left, unless it is the last copy of a retained version, which stays published"
+            )
+        return f"the registry did not say that {where} is released: it goes as soon as the registry answers"
+
+    @property
+    def excludes(self) -> str | None:
+        """Once the log was told that the shard goes, nothing else may begin on it."""
+        if self._release_by is None:
+            return None
+        return f"{self.core.where} is being released, and the registry has not answered yet: wait until it has"
 
     def restart(self, now: float) -> None:
         """The shard is gone, as was wanted; or the agent joined anew, and the old incarnation's word counts no more."""
@@ -311,4 +370,7 @@ class ReleaseOperation(Draining):
         core.break_readers("the agent joined anew")
         if core.held.memory is not Memory.EMPTY:
             core.become(Memory.EMPTY)
+        if self._lingers:
+            self.drained(now)
+            return
         core.fail(AgentUnavailable, f"the agent was taken for lost while it released {core.where}: release it again")

@@ -16,6 +16,8 @@ from tensorhub_agent.effects import (
     BreakLease,
     CallPublish,
     CallRegister,
+    CallRelease,
+    CallUnpublish,
     Free,
     Hold,
     Raise,
@@ -26,7 +28,7 @@ from tensorhub_agent.effects import (
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_agent.op import Operation
+from tensorhub_agent.op import Lingering, Operation
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_common.errors import (
     AgentUnavailable,
@@ -73,6 +75,8 @@ class ShardCore:
         self.replica_version: int | None = None
         self.session: int | None = None
         self.operation: Operation | None = None
+        self.lingering: Lingering | None = None
+        """What goes on of a call that ended without the log's word."""
         self.queued: AnyCall | None = None
         self.out: list[AnyEffect] = []
         self.gone = False
@@ -160,6 +164,16 @@ class ShardCore:
         elif not self.gone:
             self._decline(self._wish, name, message)
 
+    def linger(self, what: Lingering) -> None:
+        """The call under way was told that the log is silent; what it had begun goes on."""
+        if not self.gone:
+            self.lingering = what
+
+    def settled(self, what: Lingering) -> None:
+        """The log has said what became of it."""
+        if self.lingering is what:
+            self.lingering = None
+
     def _ended(self) -> int:
         call = self.operation.call.call if self.operation is not None else NOBODY
         self.operation = None
@@ -175,6 +189,7 @@ class ShardCore:
         if self.gone:
             return
         self.gone = True
+        self.lingering = None
         self.break_readers("the shard is gone from this agent")
         self.break_waiting("the shard is gone from this agent")
         self.out.append(Free(self.key))
@@ -240,9 +255,27 @@ class ShardCore:
                 Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
             )
             return
+        if self.lingering is not None and not self._makes_way(self.lingering, call):
+            return
         self.operation = self._begin(self, call)
         self.operation.start(now)
         self._begin_queued(now)
+
+    def _makes_way(self, lingering: Lingering, call: AnyCall) -> bool:
+        """Tell whether a call may begin beside what lingers, or in its place; refuse it otherwise."""
+        why = None if isinstance(call, CallRelease) else lingering.excludes
+        if why is None:
+            if isinstance(call, CallRegister | CallRelease | CallUnpublish):
+                # It drains what stands here in its own name.
+                self.lingering = None
+            return True
+        if call.call == NOBODY:
+            self._decline(self._wish, ReplicaConflict.__name__, why)
+        else:
+            self.out.append(Raise(call.call, ReplicaConflict.__name__, why))
+        if isinstance(call, CallRegister):
+            self.session = None
+        return False
 
     def worker_gone(self, session: int, now: float) -> None:
         """The worker's connection ended: give up what it waited for, unless that has got far enough to be finished."""
@@ -274,7 +307,10 @@ class ShardCore:
         ):
             # Whoever waited for this may have given up, and the shard is gone nevertheless.
             self.dismiss(now)
-        elif self.operation is not None:
+            return
+        if self.lingering is not None:
+            self.lingering.on_event(event, now)
+        if self.operation is not None:
             publishing = isinstance(self.operation.call, CallPublish)
             if isinstance(event, PublishWished) and self.is_mine(event) and not publishing:
                 self._decline(event.cmd, ReplicaConflict.__name__, f"{self.where} has a call under way: wish again")
@@ -285,14 +321,18 @@ class ShardCore:
 
     def on_news(self, news: ShardNews, now: float) -> None:
         """Take what came of an effect."""
+        if self.lingering is not None:
+            self.lingering.on_news(news, now)
         if self.operation is not None:
             self.operation.on_news(news, now)
         self._begin_queued(now)
 
     def readers_changed(self, now: float) -> None:
         """A lease ended: somebody may be waiting for the last one."""
-        if self.operation is not None and self.table.reading(self.key) == 0:
-            self.operation.on_readers_gone(now)
+        if self.table.reading(self.key) == 0:
+            for each in (self.lingering, self.operation):
+                if each is not None:
+                    each.on_readers_gone(now)
         self._begin_queued(now)
 
     def tick(self, now: float) -> None:
@@ -302,20 +342,23 @@ class ShardCore:
                 Raise(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
             )
             self.queued = None
-        if self.operation is not None:
-            self.operation.tick(now)
+        for each in (self.lingering, self.operation):
+            if each is not None:
+                each.tick(now)
         self._begin_queued(now)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""
         times = [self.queued.deadline] if self.queued is not None else []
-        if self.operation is not None:
-            when = self.operation.deadline()
+        for each in (self.lingering, self.operation):
+            when = each.deadline() if each is not None else None
             times += [when] if when is not None else []
         return min(times, default=None)
 
     def rejoined(self, now: float) -> None:
         """The agent has a new incarnation: what was said by the old one may not have counted."""
+        if self.lingering is not None:
+            self.lingering.restart(now)
         if self.operation is not None:
             self.operation.restart(now)
         self._begin_queued(now)

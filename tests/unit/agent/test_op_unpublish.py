@@ -1,12 +1,15 @@
 """Taking a shard back: nobody reads what may be written, and a release that broke off still ends."""
 
-from tests.unit.agent.one_agent import OneAgent, digests_of
+from itertools import count
+
+from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, BreakLease, CallUnpublish, Free
 from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.memory import Memory
 from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
+from tensorhub_common.wire.commands import Expire, Filled, Granted, Join, Retain, Sender, Want
 from tensorhub_common.wire.transfer import LeaseRefusal
 
 ROOT = root_digest(digests_of("a"))
@@ -121,3 +124,193 @@ def test_a_call_that_waits_behind_a_release_is_answered() -> None:
     agent.do(agent.core.called(key, late, agent.now))
     agent.log()
     assert agent.error_of(99) == "AgentUnavailable"
+
+
+# --------------------------------------------------------------------------------------------- a silent registry
+
+
+def given_up(agent: OneAgent, call: int) -> None:
+    """Let time pass until the call has given up, with no word of the log."""
+    agent.tick(10.0)
+    agent.tick(OUTCOME_S_MAX)
+    assert agent.error_of(call) == "RegistryUnavailable"
+
+
+def retained() -> OneAgent:
+    """Return an agent with the last copy of a retained version, which nobody has room for another of."""
+    agent = published()
+    agent.take(Retain(model=MODEL, last=1))
+    return agent
+
+
+def with_room(agent: OneAgent) -> Sender:
+    """Let another agent come that has room for copies."""
+    agent.take(Join(by=Sender("agent-1", 1, 1), host="other", site="site", cache_bytes=1_000_000))
+    return Sender("agent-1/1", 1, 1)
+
+
+def test_what_the_log_goes_on_counting_as_published_is_read_again() -> None:
+    """The log refuses an unpublish whose caller was told that it is silent: so the shard is a holder, and serves."""
+    agent = retained()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    given_up(agent, call)
+    assert isinstance(agent.lease(key, 1, ROOT), LeaseRefusal)
+    agent.log()
+    assert agent.catalog.models[MODEL].replicas["trainer"].version == 1
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT, "reads-again")
+    assert agent.core.shards[key].lingering is None
+    again = agent.unpublish(key)
+    agent.log()
+    assert agent.error_of(again) == "RetentionFull"
+
+
+def test_what_the_log_holds_back_is_read_until_another_copy_stands() -> None:
+    agent = retained()
+    key = agent.key("trainer")
+    other = with_room(agent)
+    given_up(agent, agent.unpublish(key))
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT, "the-copy")
+    [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
+    copied(agent, other, cache)
+    assert agent.memory(key) is Memory.DRAINING
+    assert isinstance(agent.lease(key, 1, ROOT, "late"), LeaseRefusal)
+    agent.do(agent.core.lease_ended("the-copy", LeaseMove.DONE, agent.now))
+    agent.log()
+    assert agent.memory(key) is Memory.DRAINING, "nobody has called, so nobody was told that it may be overwritten"
+    again = agent.unpublish(key)
+    agent.log()
+    assert agent.end_of(again) == Answer(call=again)
+    assert agent.memory(key) is Memory.EMPTY
+
+
+def copied(agent: OneAgent, by: Sender, cache: str) -> None:
+    """Let the other agent make its copy."""
+    shard = {"model": MODEL, "replica": cache, "shard": 0}
+    numbers = count(by.n)
+
+    def next_by() -> Sender:
+        return Sender(by.lane, by.incarnation, next(numbers))
+
+    agent.take(Want(by=next_by(), **shard, want=1))  # type: ignore[arg-type]  # Its fields are these.
+    current = agent.catalog.models[MODEL].replicas[cache].round
+    assert current is not None
+    agent.take(Granted(by=next_by(), **shard, round=current.number, attempt=1))  # type: ignore[arg-type]
+    agent.take(Filled(by=next_by(), **shard, round=current.number, version=1, root=ROOT, waits=True))  # type: ignore[arg-type]
+
+
+def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
+    agent = retained()
+    key = agent.key("trainer")
+    with_room(agent)
+    given_up(agent, agent.unpublish(key))
+    agent.log()
+    agent.take(Expire(by=Sender("_registry", 1, 1), agent="agent-1", incarnation=1, term=1))
+    assert agent.memory(key) is Memory.READY
+    assert agent.core.shards[key].lingering is None
+    agent.open_lease(key, 1, ROOT, "reads-again")
+
+
+def test_the_answer_to_a_call_that_asked_to_stay_serves_again() -> None:
+    """Held back, the bound reached, and then the registry falls silent: nobody knows, until it speaks."""
+    agent = retained()
+    key = agent.key("trainer")
+    with_room(agent)
+    call = agent.unpublish(key)
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    given_up(agent, call)
+    assert agent.memory(key) is Memory.DRAINING
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT, "reads-again")
+
+
+def test_an_incarnation_that_is_over_settles_it() -> None:
+    agent = retained()
+    key = agent.key("trainer")
+    given_up(agent, agent.unpublish(key))
+    agent.join(2)
+    assert agent.core.shards[key].lingering is None
+    again = agent.unpublish(key)
+    agent.log()
+    assert agent.end_of(again) == Answer(call=again)
+
+
+def test_a_release_without_a_registry_happens_once_it_answers() -> None:
+    """The caller was told so. A reader that was there is broken at the bound, as in any release."""
+    agent = published()
+    key = agent.key("trainer")
+    agent.open_lease(key, 1, ROOT)
+    call = agent.release(key)
+    given_up(agent, call)
+    assert not agent.core.table.holds("lease")
+    agent.log()
+    assert key not in agent.core.shards
+    assert agent.last(Free) == Free(key)
+    assert "trainer" not in agent.catalog.models[MODEL].replicas
+
+
+def test_a_release_waits_for_who_maps_the_memory_without_a_caller_too() -> None:
+    agent = published()
+    key = agent.key("trainer")
+    agent.lend(key, 1, ROOT)
+    call = agent.release(key)
+    agent.tick(10.0)
+    agent.tick(OUTCOME_S_MAX)
+    assert agent.error_of(call) == "RegistryUnavailable"
+    agent.log()
+    agent.probed(lent=True)
+    assert key in agent.core.shards
+    agent.tick(1.0)
+    agent.probed(lent=False)
+    agent.log()
+    assert key not in agent.core.shards
+
+
+def test_the_last_copy_of_a_retained_version_is_not_released_behind_anybodys_back() -> None:
+    agent = retained()
+    key = agent.key("trainer")
+    given_up(agent, agent.release(key))
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT)
+
+
+def test_a_release_that_the_log_was_told_of_excludes_other_calls_but_the_same_once_more() -> None:
+    agent = published()
+    key = agent.key("trainer")
+    call = agent.release(key)
+    agent.log(2)
+    given_up(agent, call)
+    assert agent.error_of(agent.unpublish(key)) == "ReplicaConflict"
+    assert agent.error_of(agent.attach(key, 7)) == "ReplicaConflict"
+    again = agent.release(key)
+    agent.log()
+    assert agent.end_of(again) == Answer(call=again)
+    assert key not in agent.core.shards
+
+
+def test_a_worker_that_comes_back_before_the_log_was_told_keeps_the_shard() -> None:
+    agent = published()
+    key = agent.key("trainer")
+    given_up(agent, agent.release(key))
+    agent.do(agent.core.worker_gone(7, agent.now))
+    call = agent.attach(key, session=8)
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
+    assert agent.memory(key) is Memory.EMPTY
+    assert key in agent.core.shards
+
+
+def test_a_release_goes_on_when_the_agent_has_joined_anew() -> None:
+    agent = published()
+    key = agent.key("trainer")
+    given_up(agent, agent.release(key))
+    agent.unsaid.clear()
+    agent.join(2)
+    agent.log()
+    assert key not in agent.core.shards

@@ -49,6 +49,7 @@ SOON_FOUND = {
     "no-drain": 1,
     "outcome-twice": 11,
     "patch-not-judged": 2,
+    "unpublish-forgotten": 2,
 }
 """Some of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
 

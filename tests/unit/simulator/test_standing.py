@@ -8,14 +8,14 @@ from tensorhub_simulator.agent import AgentNode
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.running import scaled_down
 from tensorhub_simulator.setting import draw
-from tensorhub_simulator.standing import check_standing
+from tensorhub_simulator.standing import check_going, check_standing
 from tensorhub_simulator.world import World
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
     with scaled_down():
-        world = World(3, draw(3, calm=True))
+        world = World(1, draw(1, calm=True))
         world.run()
     return world
 
@@ -47,12 +47,29 @@ def test_what_the_log_counts_and_nobody_offers_is_found(
         check_standing(agent, world.truth.catalog)
 
 
-def test_what_drains_waits_for_its_worker(
+def test_what_the_log_counts_and_its_agent_drains_is_found(
+    world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unpublish that was given up drains on at its agent only where the log counts the shard as draining too."""
+    agent, core = ready
+    monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
+    with pytest.raises(Violation, match="there it is draining"):
+        check_standing(agent, world.truth.catalog)
+
+
+def test_what_a_worker_was_told_to_go_and_stays_is_found(
     world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, core = ready
+    [rank] = [rank for rank in world.ranks if rank.key == core.key and rank.agent is agent]
+    check_going(agent, world.ranks)
+    monkeypatch.setattr(rank, "goes", True)
+    check_going(agent, world.ranks)  # It is published: the last copy of a retained version, as far as is known here.
     monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
-    check_standing(agent, world.truth.catalog)
+    with pytest.raises(Violation, match="is draining and stays"):
+        check_going(agent, world.ranks)
+    monkeypatch.setattr(core, "lingering", object())
+    check_going(agent, world.ranks)
 
 
 @pytest.mark.parametrize("why", ["a call is under way", "it was not let in", "it has more to say", "it has begun anew"])
