@@ -16,9 +16,11 @@ from typing import Final
 
 from tensorhub.frames import Connection, OnFrame, dial
 from tensorhub_common import telemetry
-from tensorhub_common.errors import AgentUnavailable, TensorHubError, from_code
+from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError, from_code
+from tensorhub_common.release import release
 from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import OLDEST, Speaks, agreed, speaks
 from tensorhub_common.wire.worker import Attach, Attached, Frame, FromAgent, Refused
 
 ATTACH_S: Final = 5.0
@@ -114,7 +116,7 @@ class Link:
         try:
             async with asyncio.timeout_at(deadline):
                 connection = await dial(self.socket_path, self._take, self._end, self.work, self._last_words)
-                connection.send(Attach(protocol=PROTOCOL, job=self.job))
+                connection.send(Attach(protocol=OLDEST, newest=PROTOCOL, release=release(), job=self.job))
                 self.agent = await self._hello
         except TimeoutError:
             raise TimeoutError("the agent did not answer in time") from None
@@ -151,7 +153,13 @@ class Link:
         if self._hello is None or self._hello.done():
             self._on_frame(frame, fd)
         elif isinstance(frame, Attached):
-            self._hello.set_result(frame)
+            try:
+                agent = Speaks(f"agent {frame.agent}", frame.protocol, frame.newest, frame.release)
+                agreed(speaks("this worker", release()), agent)
+            except BadCommand as why:
+                self._hello.set_exception(why)
+            else:
+                self._hello.set_result(frame)
         elif isinstance(frame, Refused):
             self._hello.set_exception(from_code(frame.error, frame.message))
 

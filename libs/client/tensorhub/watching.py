@@ -16,7 +16,7 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, StreamFailure
 from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.errors import TensorHubError, gone
+from tensorhub_common.errors import gone
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.event import kind_of
@@ -104,14 +104,25 @@ async def _start(bus: Bus, joblog: JobLog, after: int | None) -> int:
 
 
 def _watched(entry: Entry, model: str) -> Watched | None:
-    """Read an entry; None for what is no event (see docs/security.md, "JetStream answers")."""
+    """Read an entry; None for what is no event (see docs/security.md, "JetStream answers").
+
+    A kind of event that a later release has added is told by its name and what of it is known here.
+    """
     try:
         event = read_event(entry.data)
-    except MALFORMED as error:
-        raise TensorHubError(
-            f"entry {entry.seq} of the log is no event that this version knows ({error}): use a newer one"
-        ) from None
+    except MALFORMED:
+        return _later(entry, model)
     if event is None:
         return None
     told = {name: getattr(event, name, None) for name in _TOLD}
     return Watched(seq=entry.seq, time=event.time, kind=kind_of(event), model=model, **told)
+
+
+def _later(entry: Entry, model: str) -> Watched | None:
+    try:
+        said = msgspec.json.decode(entry.data, type=dict[str, msgspec.Raw])
+        known = {name: said[name] for name in ("time", "kind", *_TOLD) if name in said}
+        place = {"seq": entry.seq, "model": model}
+        return msgspec.json.decode(msgspec.json.encode(known | place), type=Watched)
+    except MALFORMED:
+        return None

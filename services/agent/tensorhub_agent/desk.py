@@ -31,7 +31,6 @@ from tensorhub_common.layout import Layout, difference, encoded, layout_digest
 from tensorhub_common.names import check_name
 from tensorhub_common.supervision import Fault, OnFault, Supervisor
 from tensorhub_common.telemetry import keep_foreign
-from tensorhub_common.wire.commands import PROTOCOL
 from tensorhub_common.wire.worker import (
     REGISTERING_MAX,
     Attach,
@@ -111,7 +110,7 @@ class Desk:
         check_name("job", attach.job)
         job = await self._job_of(attach.job)
         self._sessions[worker.number] = Session(worker, job)
-        worker.tell(msgspec.structs.replace(self._attached(), protocol=PROTOCOL))
+        worker.tell(self._attached())
 
     async def end(self, job: JobAgent) -> None:
         """End the connections of a job, once their workers have been told what there was to tell."""

@@ -45,8 +45,11 @@ class Hello(Frame, frozen=True, tag="hello"):
     """The reader shows its ticket."""
 
     protocol: int
+    """The oldest protocol that the reader speaks (`handshake.py`)."""
     ticket: str
     reader: str
+    newest: int = 0
+    """The newest; 0: that one alone."""
 
 
 class Welcome(Frame, frozen=True, tag="welcome"):

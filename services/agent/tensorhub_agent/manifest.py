@@ -38,7 +38,8 @@ from tensorhub_common.layout import Layout, encoded, layout_digest, layout_of, p
 from tensorhub_common.malformed import MALFORMED
 
 MANIFEST_VERSION: Final = 1
-"""A manifest of another version is foreign: the segment is given up, and filled anew."""
+"""Raised when what stands in a field means something else than before. A segment whose manifest has a higher version is
+set aside: the release that wrote it takes it back. One of a lower version is given up, and filled anew."""
 
 MANIFEST_BYTES_MAX: Final = 256 * 1024 * 1024
 LAYOUT_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -49,8 +50,14 @@ _log: Final = logging.getLogger(__name__)
 SegmentState = Literal["empty", "filling", "ready"]
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in a segment."""
+class _Outline(msgspec.Struct, frozen=True):
+    """What a manifest of every version has."""
+
+    manifest_version: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in a segment. A field that this release does not know is passed over."""
 
     manifest_version: int = MANIFEST_VERSION
     incarnation: int
@@ -183,6 +190,12 @@ def load(store: SegmentStore, segment: str) -> Manifest | Foreign:
             data = file.read(MANIFEST_BYTES_MAX + 1)
         if len(data) > MANIFEST_BYTES_MAX:
             return Foreign(f"it is larger than {MANIFEST_BYTES_MAX} bytes")
+        version = msgspec.json.decode(data, type=_Outline).manifest_version
+        if version > MANIFEST_VERSION:
+            return Foreign(
+                f"it has version {version}, and this agent reads {MANIFEST_VERSION}: run the newer release again",
+                passes=True,
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except OSError as why:
         return Foreign(f"it can't be read: {why.strerror}", passes=not isinstance(why, FileNotFoundError))

@@ -51,12 +51,14 @@ from tensorhub_common.bus.traces import answer_traces
 from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import AgentUnavailable, BadCommand, MemoryExhausted, RegistryUnavailable, TensorHubError
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.release import release
 from tensorhub_common.service_manager import serving
 from tensorhub_common.settings import Settings
 from tensorhub_common.subjects import agent_asks
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.asks import Activity, Serving, Trouble
 from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import OLDEST
 from tensorhub_common.wire.transfer import DigestsAsk, DigestsPage, LeaseAnswer, LeaseAsk, LeaseRefusal
 from tensorhub_common.wire.worker import Attached
 
@@ -345,7 +347,9 @@ class AgentService:
     def _attached(self) -> Attached:
         settings = self._settings
         return Attached(
-            protocol=PROTOCOL,
+            protocol=OLDEST,
+            newest=PROTOCOL,
+            release=release(),
             agent=self.agent,
             incarnation=self._around.incarnation.number,
             nats=str(settings.nats),

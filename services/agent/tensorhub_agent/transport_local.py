@@ -45,6 +45,7 @@ from tensorhub_common.framed import Framed, PeerGone, connect, peer_of
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.supervision import Fault, OnFault, Supervisor
 from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import OLDEST, Speaks, agreed, speaks
 from tensorhub_common.wire.transfer import LeaseGrant
 
 CONNECTIONS_MAX: Final = 1024
@@ -208,7 +209,7 @@ class LocalTransport:
     async def _greet(
         self, framed: Framed, grant: LeaseGrant, reader: str, on_lost: OnLost, on_have: OnHave
     ) -> OpenLease:
-        await send(framed, Hello(PROTOCOL, grant.ticket, reader))
+        await send(framed, Hello(OLDEST, grant.ticket, reader, PROTOCOL))
         match await from_source(framed):
             case Welcome(segment, nbytes, origin):
                 fd = framed.take_fd()
@@ -267,11 +268,10 @@ class LocalTransport:
             framed.close()
 
     def _let_in(self, hello: Hello) -> LeaseOpened | Refused:
-        if hello.protocol != PROTOCOL:
-            return Refused(
-                f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
-                "install the same version of tensorhub on both"
-            )
+        try:
+            agreed(speaks(f"agent {self._agent}"), Speaks(hello.reader, hello.protocol, hello.newest))
+        except BadCommand as why:
+            return Refused(str(why))
         return self._redeem(hello.ticket, hello.reader)
 
     async def _serve_lease(self, framed: Framed, opened: LeaseOpened) -> None:

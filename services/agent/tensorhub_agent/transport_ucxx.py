@@ -26,6 +26,7 @@ from tensorhub_agent.ucxx_link import Link
 from tensorhub_agent.ucxx_serving import Book, Served
 from tensorhub_agent.ucxx_session import UcxxSession
 from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import OLDEST
 from tensorhub_common.wire.transfer import LeaseGrant
 
 OPEN_S: Final = 1.8
@@ -133,7 +134,7 @@ class UcxxTransport:
             link = link or self._engine.connect(address, port)
             keep = functools.partial(self._idle.put, grant.endpoint)
             session = UcxxSession(link, self._fresh_tag(), self._pool, self._slots, gate.lost, on_have, keep)
-            link.send(encode(Hello(PROTOCOL, grant.ticket, reader)))
+            link.send(encode(Hello(OLDEST, grant.ticket, reader, PROTOCOL)))
             try:
                 await session.welcomed()
             except TransportLost:

@@ -40,7 +40,7 @@ from tensorhub_agent.ucxx_packing import Packing
 from tensorhub_common.errors import BadCommand, TensorHubError
 from tensorhub_common.malformed import MALFORMED
 from tensorhub_common.supervision import Fault, Supervisor
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import Speaks, agreed, speaks
 
 HELLO_S: Final = 2.0
 """A connection that has not shown a ticket within this is closed."""
@@ -201,11 +201,10 @@ class Served:
             self.show(Promise(opened.promised))
 
     def _opened(self, hello: Hello) -> LeaseOpened | Refused:
-        if hello.protocol != PROTOCOL:
-            return Refused(
-                f"agent {self._agent} speaks protocol {PROTOCOL} and {hello.reader} {hello.protocol}; "
-                "install the same version of tensorhub on both"
-            )
+        try:
+            agreed(speaks(f"agent {self._agent}"), Speaks(hello.reader, hello.protocol, hello.newest))
+        except BadCommand as why:
+            return Refused(str(why))
         return self._book.redeem(hello.ticket, hello.reader)
 
     def _answer(self, lease: str, frame: object) -> None:

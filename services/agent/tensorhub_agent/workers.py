@@ -20,8 +20,9 @@ from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
 from tensorhub_common.framed import Framed, FrameTooLarge, PeerGone, peer_of
 from tensorhub_common.malformed import MALFORMED
+from tensorhub_common.release import release
 from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.wire.handshake import Speaks, agreed, speaks
 from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, Frame, FromWorker, Refused
 
 ATTACH_S_MAX: Final = 5.0
@@ -219,11 +220,7 @@ def _read_attach(body: bytes) -> Attach:
         attach = msgspec.msgpack.decode(body, type=Attach)
     except MALFORMED as why:
         raise BadCommand(f"the first frame must be 'attach': {why}") from None
-    if attach.protocol != PROTOCOL:
-        raise BadCommand(
-            f"this agent speaks protocol {PROTOCOL} and the worker {attach.protocol}: install the same version of "
-            "tensorhub on both"
-        )
+    agreed(speaks("this agent", release()), Speaks("the worker", attach.protocol, attach.newest, attach.release))
     return attach
 
 

@@ -114,7 +114,6 @@ def test_without_room_the_old_manifest_stays(store: SegmentStore, monkeypatch: p
         ({"segment": "another.seg"}, "speaks of segment another.seg"),
         ({"state": "draining"}, "no manifest"),
         ({"state": 5}, "no manifest"),
-        ({"novelty": 1}, "no manifest"),
     ],
 )
 def test_a_foreign_manifest_is_told_from_ours(store: SegmentStore, change: dict[str, Any], reason: str) -> None:
@@ -220,6 +219,32 @@ async def test_what_was_not_ready_comes_back_empty(
     again = next_run(store)
     (adopted,), _ = await adopt(again, pool)
     assert (adopted.whole, adopted.manifest.state, adopted.manifest.partial) == (False, "empty", then)
+    again.close()
+
+
+async def test_what_a_newer_release_has_added_is_passed_over(store: SegmentStore, pool: CopyPool) -> None:
+    """An agent that was upgraded and rolled back takes its memory back."""
+    manifest = manifest_of(store.create(segment_bytes(LAYOUT)))
+    told = {**msgspec.to_builtins(manifest), "later": 1}
+    manifest_path(store, manifest.segment).write_bytes(msgspec.json.encode(told))
+    store.close()
+    again = next_run(store)
+    (adopted,), aside = await adopt(again, pool)
+    assert (adopted.manifest, aside) == (manifest, [])
+    again.close()
+
+
+async def test_a_manifest_of_a_higher_version_is_left_to_the_release_that_wrote_it(
+    store: SegmentStore, pool: CopyPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = manifest_of(store.create(segment_bytes(LAYOUT)))
+    # Nothing else need be in it that this release knows.
+    manifest_path(store, manifest.segment).write_bytes(b'{"manifest_version":99,"novelty":1}')
+    store.close()
+    again = next_run(store)
+    assert await adopt(again, pool) == ([], [])
+    assert "version 99, and this agent reads 1: run the newer release again" in caplog.text
+    assert names(store.shm_dir) == [manifest.segment, manifest.segment + ".json"]
     again.close()
 
 

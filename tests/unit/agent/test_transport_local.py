@@ -85,7 +85,7 @@ async def test_another_protocol_is_refused_in_words_and_its_ticket_stays_good(hu
     framed = await hub.raw(Hello(PROTOCOL + 1, "ticket-L1", "newer"))
     answer = await from_source(framed)
     assert isinstance(answer, No)
-    assert f"speaks protocol {PROTOCOL} and newer {PROTOCOL + 1}" in answer.reason
+    assert f"(protocol {PROTOCOL}) is too old for newer (protocol {PROTOCOL + 1}): upgrade tensorhub" in answer.reason
     await end_of(framed)
     framed.close()
     assert "ticket-L1" in hub.book.tickets

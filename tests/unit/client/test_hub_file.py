@@ -46,7 +46,23 @@ def test_its_keys_are_as_documented(tmp_path: Path) -> None:
             {"url": "nats://tensorhub:secret@127.0.0.1:4222", "pid": 1},
             {"url": "nats://tensorhub:secret@127.0.0.1:4223", "pid": 6},
         ],
+        "format": 1,
     }
+
+
+def test_what_a_newer_release_has_added_is_passed_over(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    told = json.loads((tmp_path / "hub.json").read_text())
+    (tmp_path / "hub.json").write_text(json.dumps({**told, "later": 1}))
+    assert hub_file.read(tmp_path) == HUB
+
+
+def test_a_newer_form_is_refused_in_words(tmp_path: Path) -> None:
+    hub_file.write(tmp_path, HUB)
+    told = json.loads((tmp_path / "hub.json").read_text())
+    (tmp_path / "hub.json").write_text(json.dumps({**told, "format": 2}))
+    with pytest.raises(RegistryUnavailable, match=r"of a newer release .*use the programs of the release"):
+        hub_file.read(tmp_path)
 
 
 def test_one_that_was_written_before_there_were_several_nodes_is_read(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from tensorhub.watching import _start
+from tensorhub.watching import Watched, _start, _watched
 from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.entry import Entry
 from tensorhub_common.bus.failures import LogGap, LogMissing, NoAnswer
 from tensorhub_common.bus.joblog import JobLog
 
@@ -63,3 +64,20 @@ async def test_a_job_that_nobody_has_begun_is_said_to_be_none() -> None:
     missing = {"error": {"code": 404, "err_code": jetstream.STREAM_NOT_FOUND, "description": "stream not found"}}
     with pytest.raises(LogMissing, match="there is no job 'run-7'"):
         await begin(Answering(missing))
+
+
+def entry_of(body: object) -> Entry:
+    return Entry(7, 1000.5, "tensorhub.v1.run-7.event.policy.version.moved", {}, json.dumps(body).encode())
+
+
+def test_a_kind_of_event_that_a_later_release_has_added_is_told_by_its_name() -> None:
+    """What is known of it stands where it stands in all events."""
+    body = {"kind": "version.moved", "cmd": 3, "i": 1, "k": 1, "time": 12.5, "version": 4, "to": {"site": "x"}}
+    assert _watched(entry_of(body), "policy") == Watched(
+        seq=7, time=12.5, kind="version.moved", model="policy", version=4
+    )
+
+
+def test_a_later_event_that_says_otherwise_what_is_known_is_passed_over() -> None:
+    body = {"kind": "version.moved", "cmd": 3, "i": 1, "k": 1, "time": 12.5, "version": [4, 5]}
+    assert _watched(entry_of(body), "policy") is None

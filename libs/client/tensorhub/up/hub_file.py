@@ -17,6 +17,8 @@ from tensorhub_common.malformed import MALFORMED
 
 FILE_NAME: Final = "hub.json"
 MODE: Final = 0o600
+FORMAT: Final = 1
+"""Raised when what stands in a field means something else than before. A field that is not known is passed over."""
 
 
 class ProcessEntry(msgspec.Struct, frozen=True):
@@ -64,6 +66,7 @@ class HubFile(msgspec.Struct, frozen=True):
     agents: list[AgentEntry]
     registries: list[RegistryEntry] = []
     nats_nodes: list[NatsEntry] = []
+    format: int = FORMAT
 
     @property
     def nats_all(self) -> str:
@@ -127,8 +130,14 @@ def read(directory: Path) -> HubFile:
     except OSError as error:
         raise RegistryUnavailable(f"{target} can't be read: {error.strerror or error}") from None
     try:
-        return msgspec.json.decode(data, type=HubFile)
+        found = msgspec.json.decode(data, type=HubFile)
     except MALFORMED as error:
         raise RegistryUnavailable(
             f"{target} is no hub file ({error}): start the hub anew with `tensorhub up`"
         ) from None
+    if found.format > FORMAT:
+        raise RegistryUnavailable(
+            f"{target} is of a newer release (format {found.format}, and this one reads {FORMAT}): use the programs of "
+            "the release that `tensorhub up` runs"
+        )
+    return found

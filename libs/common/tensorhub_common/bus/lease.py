@@ -53,6 +53,8 @@ class LeaseEntry(msgspec.Struct, frozen=True):
 
     holder: str
     nonce: str
+    format: int = 1
+    """Whatever it is, who is named holds the lease."""
 
 
 def _config(bucket: str, replicas: int) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class Snapshots:
             found = msgspec.json.decode(stored.data, type=Index)
         except MALFORMED as why:
             raise SnapshotBroken(f"the index of the snapshots of job {self._job!r} can't be read: {why}") from None
+        if found.format > INDEX_FORMAT:
+            raise SnapshotBroken(
+                f"the index of the snapshots of job {self._job!r} was written by a newer release (format "
+                f"{found.format}, and this one reads {INDEX_FORMAT}): run that one"
+            )
         return found if found.log == log else None
 
     async def write(self, packed: Packed, seq: int, time: float, before: Index | None, log: str) -> Index:

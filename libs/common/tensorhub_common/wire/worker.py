@@ -31,7 +31,11 @@ class Attach(Frame, frozen=True, kw_only=True, tag="attach"):
     """The first frame of a connection."""
 
     protocol: int
+    """The oldest protocol that the worker speaks (`handshake.py`)."""
     job: str
+    newest: int = 0
+    """The newest; 0: that one alone."""
+    release: str = ""
 
 
 class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
@@ -46,6 +50,9 @@ class Attached(Frame, frozen=True, kw_only=True, tag="attached"):
     nats: str
     credentials: str | None = None
     ca: str | None = None
+    newest: int = 0
+    """The newest protocol that the agent speaks; `protocol` is the oldest."""
+    release: str = ""
 
 
 class Refused(Frame, frozen=True, kw_only=True, tag="refused"):
