@@ -25,7 +25,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tensorhub_common import levels
 from tensorhub_common.catalog.table import AGENT_MOVES, ROUND_MOVES, SHARD_MOVES, VERSION_MOVES
+from tensorhub_common.levels import Level
 from tensorhub_common.wire.asyncapi import COMMANDS, EVENTS, example
 from tensorhub_common.wire.commands import OUTSIDE_VERBS, Command
 from tensorhub_common.wire.events.event import Event, kind_of
@@ -196,6 +198,21 @@ def bounds() -> str:
 # ---------------------------------------------------------------------------------------------------------- document
 
 
+def folded_levels() -> str:
+    """Return the levels, and what each of them brought."""
+    body = ast.parse(Path(levels.__file__).read_text()).body
+    (kinds,) = (each.body for each in body if isinstance(each, ast.ClassDef) and each.name == Level.__name__)
+    said = [ast.literal_eval(each.value) for each in kinds if isinstance(each, ast.Expr)][1:]
+    rows = ["| level | from it on |", "|---|---|"]
+    for level, text in zip(Level, said, strict=True):
+        new = [f"`{verb}`" for verb, since in levels.VERBS_SINCE.items() if since == level]
+        for table in (levels.COMMAND_FIELDS_SINCE, levels.STATE_FIELDS_SINCE):
+            new += [f"`{owner}.{field}`" for (owner, field), since in table.items() if since == level]
+        brought = f" New: {', '.join(new)}." if new else ""
+        rows.append(f"| {int(level)} | {' '.join(text.split())}{brought} |")
+    return "\n".join(rows)
+
+
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "states-shard": lambda: states(SHARD_MOVES),
     "states-version": lambda: states(VERSION_MOVES),
@@ -203,6 +220,7 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "states-agent": lambda: states(AGENT_MOVES),
     "states-lease": lambda: states_elsewhere("lease"),
     "states-leader": lambda: states_elsewhere("leader"),
+    "levels": folded_levels,
     "commands": commands,
     "events": events,
     "bounds": bounds,

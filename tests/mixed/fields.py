@@ -1,6 +1,7 @@
 """A program of either release: names every message and stored form, and which of its fields a reader must find.
 
-Out: a JSON object from "module.Class" to its tag, whether it is an array, and its fields (True: required).
+Out: a JSON object from "module.Class" to its tag, whether it is an array, whether defaults are left out, and its fields
+(True: required); and the same of the catalog's state, as "state.Class".
 """
 
 import importlib
@@ -8,6 +9,8 @@ import json
 import sys
 
 import msgspec
+
+from tensorhub_common.catalog.snapshot import FIELDS
 
 MODULES = (
     "tensorhub_common.wire.asks",
@@ -47,9 +50,11 @@ def main() -> None:
             found[f"{name.rpartition('.')[2]}.{kind.__name__}"] = {
                 "tag": config.tag,
                 "array": config.array_like,
-                "strict": config.forbid_unknown_fields,
+                "brief": config.omit_defaults,
                 "fields": fields,
             }
+    for struct, names in FIELDS.items():
+        found[f"state.{struct}"] = {"tag": None, "array": False, "brief": False, "fields": dict.fromkeys(names, False)}
     json.dump(found, sys.stdout)
 
 

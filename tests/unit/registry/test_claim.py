@@ -2,6 +2,7 @@
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.commands import Lead, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_registry.claim import PROCESS, Claim
@@ -51,3 +52,33 @@ def test_in_a_log_without_a_word_the_leases_term_is_enough() -> None:
     assert claim.term == 3
     claim.drop()
     assert claim.term is None
+
+
+def test_a_raise_takes_another_term() -> None:
+    """What was said under this term may stand in the log already, and a repeat of it would be no news."""
+    catalog, claim = Catalog(JOB, seq=9, term=40), Claim("registry-0")
+    first = claim.ask(1, catalog)
+    claim.level = NEWEST
+    raising = claim.ask(1, catalog)
+    assert (raising.level, raising.term) == (NEWEST, first.term + 1)
+    assert claim.ask(1, catalog) == raising
+    claim.see(say(catalog, first))
+    assert claim.is_due(catalog)
+    claim.see(say(catalog, raising))
+    assert (claim.term, catalog.level, claim.is_due(catalog)) == (raising.term, NEWEST, False)
+
+
+def test_who_leads_speaks_on_while_it_raises_the_level() -> None:
+    catalog, claim = Catalog(JOB, seq=9, term=40), Claim("registry-0")
+    claim.see(say(catalog, claim.ask(1, catalog)))
+    claim.level = NEWEST
+    raising = claim.ask(1, catalog)
+    assert (claim.term, claim.is_due(catalog)) == (41, True)
+    claim.see(say(catalog, raising))
+    assert claim.term == 42
+
+
+def test_a_successor_neither_raises_nor_lowers_the_level() -> None:
+    catalog, claim = Catalog(JOB, seq=9, term=40, level=NEWEST), Claim("registry-1")
+    claim.see(say(catalog, claim.ask(1, catalog)))
+    assert (claim.term, catalog.level) == (41, NEWEST)
