@@ -44,8 +44,8 @@ def not_in_time(
     where = f"shard {key.shard} of {key.model}/{key.replica}"
     if not is_joining and unplanned is not None:
         message = (
-            f"{key.model}/{key.replica} could not be filled within the bound, for the planner does not answer "
-            f"({unplanned}): see that tensorhub-planner runs ('tensorhub doctor'), then call again"
+            f"{key.model}/{key.replica} could not be filled within the bound, for it got no plan: {unplanned}. See "
+            "that tensorhub-planner runs ('tensorhub doctor'), then call again"
         )
         return RoundTimeout.__name__, message
     if not is_joining:

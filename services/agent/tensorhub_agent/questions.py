@@ -86,10 +86,10 @@ class Questions:
             answer = _plans.decode(unpacked(body))
         except NoBus as why:
             # That says nothing of the planner; the bus itself says that NATS is away.
-            return Refusal(error=NO_ANSWER, reason=str(why))
+            return Refusal(error=NO_ANSWER, reason=f"the planner can't be asked ({why})")
         except (TensorHubError, *MALFORMED) as why:
             self._planner.is_silent(str(why))
-            return Refusal(error=NO_ANSWER, reason=str(why))
+            return Refusal(error=NO_ANSWER, reason=f"the planner does not answer ({why})")
         self._planner.answers()
         if isinstance(answer, Error):
             return Refusal(error=answer.error, reason=answer.message)

@@ -58,8 +58,9 @@ class ReadWatch:
             if for_s < self._stall_s:
                 return None
             why = transfer.asking.unanswered
-            waits = f"the planner does not answer ({why})" if why is not None else "it has no lease on a source"
-            return f"version {transfer.version} is decided for {for_s:.1f} s, and {waits}"
+            return (
+                f"version {transfer.version} is decided for {for_s:.1f} s, and {why or 'it has no lease on a source'}"
+            )
         for_s = still_s(transfer, now)
         if for_s < self._stall_s:
             return None

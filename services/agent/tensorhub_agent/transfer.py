@@ -300,7 +300,10 @@ class Transfer:
         for source in self.readings.despairing():
             self.readings.mates.doubted(source, source.despair(now))
         if self.asking.is_silent(now):
-            self.planned(Refusal(error=NO_ANSWER, reason=f"no answer within {PLAN_S_MAX:g} s"), now)
+            self.planned(
+                Refusal(error=NO_ANSWER, reason=f"the planner does not answer (nothing came within {PLAN_S_MAX:g} s)"),
+                now,
+            )
         self._advance(now)
         if self.phase is Phase.RUNNING and self.is_counted_on and now >= self._cedes_from:
             self.readings.cede(self.started, now)

@@ -31,11 +31,11 @@ def test_where_all_have_joined_the_version_is_missing() -> None:
 
 def test_a_planner_that_does_not_answer_is_named() -> None:
     """And not the bound, of which there may have been enough."""
-    error, message = not_in_time(KEY, 12, (), is_joining=False, unplanned="no answer within 1 s")
+    error, message = not_in_time(KEY, 12, (), is_joining=False, unplanned="the planner is away")
     assert error == RoundTimeout.__name__
     assert message == (
-        "policy/engine could not be filled within the bound, for the planner does not answer (no answer within 1 s): "
-        "see that tensorhub-planner runs ('tensorhub doctor'), then call again"
+        "policy/engine could not be filled within the bound, for it got no plan: the planner is away. "
+        "See that tensorhub-planner runs ('tensorhub doctor'), then call again"
     )
 
 

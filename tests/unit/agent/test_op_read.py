@@ -116,7 +116,7 @@ def test_a_read_that_ends_for_want_of_a_planner_says_so() -> None:
     reader.log()
     end = reader.end_of(call)
     assert isinstance(end, Raise)
-    assert "the planner does not answer (no " in end.message
+    assert "for it got no plan: no planner listens. See that tensorhub-planner runs" in end.message
 
 
 def test_leases_that_cant_be_had_are_planned_again_by_the_log() -> None:

@@ -69,7 +69,7 @@ def test_a_read_without_a_plan_says_that_the_planner_is_silent() -> None:
     agent.tick(1.5)
     other, _ = watch()
     (line,) = other.look(reads(agent), agent.now + STALL_S, lambda _: None)
-    assert "and the planner does not answer (no answer within 1 s)" in line
+    assert "and the planner does not answer (nothing came within 1 s)" in line
 
 
 def report(**rest: object) -> ReadReport:
