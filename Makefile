@@ -119,9 +119,13 @@ torn-reads: $(READY) ## SECONDS=300 of a trainer that overwrites while four read
 matrix: $(READY) ## each process killed or stopped before, during and after the bytes, over each transport: a table
 	@$(BIN)/python -m tests.chaos.matrix
 
-crowds: $(READY) ## a thousand shards at one agent, and a thousand calls on one connection; the agent is killed meanwhile
+crowds: $(READY) ## a thousand shards, calls and readers at one agent, killed or stopped meanwhile; a hundred jobs at once
 	@$(BIN)/python -m tests.chaos.crowds shards
 	@$(BIN)/python -m tests.chaos.crowds calls
+	@$(BIN)/python -m tests.chaos.crowds readers --install in-place
+	@$(BIN)/python -m tests.chaos.crowds readers --install staged
+	@$(BIN)/python -m tests.chaos.crowds readers --install mapped
+	@$(BIN)/python -m tests.chaos.crowds jobs
 
 mixed: $(READY) ## the release before (RELEASE=7ff7cd1) and this one in one hub: upgraded part by part, and rolled back
 	@$(BIN)/python -m tests.mixed.mixed --release $(RELEASE)

@@ -31,7 +31,7 @@ from tensorhub_common.wire.events.rounds import RoundJoined
 from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_common.wire.transfer import LeaseGrant, Range
 from tensorhub_planner import coverage, plan
-from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_trust, registry_bugs
+from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_patience, bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -329,6 +329,9 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "values-before-amax": bugs_folds.values_before_amax,
     "fold-lacks-a-part": bugs_folds.fold_lacks_a_part,
     "table-of-another-read": bugs_folds.table_of_another_read,
+    "gives-up-early": bugs_patience.gives_up_early,
+    "drains-for-ever": bugs_patience.drains_for_ever,
+    "place-kept": bugs_patience.place_kept,
     **registry_bugs.BUGS,
 }
 

@@ -229,6 +229,10 @@ class Faults:
                 if not each.up:
                     each.start()
 
+    def stop(self, node: Node, stop_s: float) -> None:
+        """SIGSTOP a process, and SIGCONT it after this."""
+        self._stop(node, stop_s)
+
     def _stop(self, node: Node, stop_s: float) -> None:
         if not node.runs:
             return

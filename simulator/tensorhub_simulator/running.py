@@ -25,6 +25,7 @@ from tensorhub_agent import (
 from tensorhub_common import layout
 from tensorhub_common.catalog import availability, copies
 from tensorhub_planner import spans
+from tensorhub_simulator.crowding import Crowd, crowd, is_crowd
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.setting import draw
 from tensorhub_simulator.world import World
@@ -165,7 +166,8 @@ def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool
 
 
 def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure | None:
-    world = World(seed, draw(seed, calm=calm), steps=steps)
+    setting = draw(seed, calm=calm)
+    world = Crowd(seed, crowd(seed, setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
     try:
         world.run()
     except Violation as why:

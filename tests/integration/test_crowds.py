@@ -1,10 +1,12 @@
-"""Many shards and calls at once at one agent, killed in the middle; `make crowds` plays them with a thousand."""
+"""Many of one thing at once at one hub, an agent killed or stopped; `make crowds` plays a thousand of each."""
 
 from pathlib import Path
 
 import pytest
 from tests.chaos import crowds
 
+from tensorhub.arguments import INSTALLS
+from tensorhub_agent.granting import LEASES_OF_ONE_MAX
 from tensorhub_agent.speech import SHARDS_MAX
 from tensorhub_common.wire.worker import REGISTERING_MAX
 
@@ -15,6 +17,23 @@ COUNT = REGISTERING_MAX + 36
 @pytest.mark.timeout(120)
 async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Path) -> None:
     found = await crowds.calls(tmp_path, COUNT)
+    assert not found.wrong, found.table
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("install", INSTALLS)
+async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
+    tmp_path: Path, install: str
+) -> None:
+    """More readers than a source gives leases to one agent at a time; each holds the trainer's bytes, twice."""
+    found = await crowds.readers(tmp_path, LEASES_OF_ONE_MAX + 16, install, kib=4, stopped_s=0.5)
+    assert not found.wrong, found.table
+    assert not found.raised, found.table
+
+
+@pytest.mark.timeout(120)
+async def test_many_jobs_begin_at_once(tmp_path: Path) -> None:
+    found = await crowds.jobs(tmp_path, 12)
     assert not found.wrong, found.table
 
 

@@ -8,6 +8,7 @@ from tensorhub_simulator import bugs_trust
 from tensorhub_simulator.__main__ import FINDING_SEEDS
 from tensorhub_simulator.bugs import BUGS, planted
 from tensorhub_simulator.coverage import counted
+from tensorhub_simulator.crowding import READERS, is_crowd
 from tensorhub_simulator.running import Totals, run
 from tensorhub_simulator.spreading import processes_here, spread
 
@@ -49,6 +50,7 @@ SOON_FOUND = {
     "no-drain": 1,
     "outcome-twice": 11,
     "patch-not-judged": 2,
+    "place-kept": 25,
     "unpublish-forgotten": 2,
 }
 """Some of the bugs, of reads, a drain and a registry, and the seeds that found them when last looked for."""
@@ -70,6 +72,14 @@ def test_each_planted_bug_is_found(name: str) -> None:
     result = spread(range(1, FINDING_SEEDS + 1), bug=name, calm=False, processes=processes_here(), title=name)
     assert result.failure is not None, f"{FINDING_SEEDS} seeds did not find {name}"
     assert result.failure.story
+
+
+def test_a_crowd_of_readers_gets_its_version_though_the_holder_is_stopped() -> None:
+    totals = Totals()
+    assert is_crowd(25)
+    assert run([25], totals) is None
+    assert totals.reads >= min(READERS)
+    assert (totals.stops, totals.raised) == (1, {})
 
 
 def test_nothing_of_a_bug_or_of_the_scale_stays_behind() -> None:
