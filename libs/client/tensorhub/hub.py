@@ -20,7 +20,7 @@ import zstandard
 from tensorhub import arguments
 from tensorhub.attachment import Attachment, Place
 from tensorhub.find import find_agent
-from tensorhub.leaving import leave, leave_when_dropped
+from tensorhub.leaving import Uncopied, leave, leave_when_dropped
 from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S, NatsAddress, Registry
 from tensorhub.resuming import OpenChoice, Resume
@@ -58,7 +58,7 @@ ZSTD_LEVEL: Final = 3
 log = telemetry.logger(__name__)
 
 
-class AsyncHub:
+class AsyncHub(Uncopied):
     """A connection to one agent, for one job. `connect_async` makes it; use it in the event loop that made it."""
 
     def __init__(self, job: str, session: Session, registry: Registry) -> None:
@@ -312,6 +312,7 @@ class AsyncHub:
         await leave(self._session, self.registry)
 
     async def __aenter__(self) -> Self:
+        self._session.check()
         return self
 
     async def __aexit__(

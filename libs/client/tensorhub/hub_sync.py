@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from tensorhub import arguments
 from tensorhub.background import Background
 from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
+from tensorhub.leaving import Uncopied
+from tensorhub.link import closed_error
 from tensorhub.mapping import Mapping
 from tensorhub.registry import ASK_S
 from tensorhub.resuming import Resume
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from tensorhub.tensors import Tensors
 
 
-class Shard:
+class Shard(Uncopied):
     """A shard that this process has registered; `Hub.register` makes it."""
 
     def __init__(self, background: Background, shard: AsyncShard) -> None:
@@ -182,7 +184,7 @@ class Shard:
         self._background.run(mark())
 
 
-class Hub:
+class Hub(Uncopied):
     """A connection to one agent, for one job. `connect` makes it; `with` releases everything at its end."""
 
     def __init__(self, background: Background, hub: AsyncHub) -> None:
@@ -323,6 +325,8 @@ class Hub:
             self._background.stop()
 
     def __enter__(self) -> Self:
+        if self._background.is_ended:
+            raise closed_error()
         return self
 
     def __exit__(

@@ -10,9 +10,20 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol, SupportsIndex
 
 from tensorhub_common.errors import TensorHubError
+
+
+class Uncopied:
+    """What belongs to one process and its connection: a copy of it would be no object that works."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled."""
+        raise TypeError(
+            f"{self!r} can't be copied or sent to another process, for it is a connection of this one: call "
+            "tensorhub.connect() where it is wanted"
+        )
 
 
 class Leaving(Protocol):

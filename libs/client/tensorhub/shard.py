@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tensorhub import arguments
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
+from tensorhub.leaving import Uncopied
 from tensorhub.resuming import OpenChoice, listed
 from tensorhub.session import OnProgress, Session
 from tensorhub.threads import in_thread
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 log = telemetry.logger(__name__)
 
 
-class AsyncShard:
+class AsyncShard(Uncopied):
     """A shard that this process has registered; `AsyncHub.register` makes it."""
 
     def __init__(

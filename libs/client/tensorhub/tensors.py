@@ -215,6 +215,8 @@ def _entry(name: str, value: object) -> TensorEntry:
 
 
 def _array_entry(name: str, array: np.ndarray[Any, Any]) -> TensorEntry:
+    if isinstance(array, np.ma.MaskedArray):
+        raise LayoutMismatch(f"tensor {name!r} is a masked array, whose mask has no place; call .filled() on it first")
     # A dtype registered with numpy from outside (bfloat16, float8_*) goes by the name that it shares with torch.
     if DTYPES.get(array.dtype.name) != array.dtype.itemsize:
         raise LayoutMismatch(

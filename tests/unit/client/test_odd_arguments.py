@@ -1,6 +1,8 @@
 """Whatever a caller passes, each call takes it or refuses it at once, in a sentence, with nothing sent to the agent."""
 
+import copy
 import math
+import pickle
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -158,3 +160,21 @@ async def test_where_nats_is(agent: FakeAgent, nats: Any) -> None:
     with pytest.raises(TypeError, match="nats is text"):
         await tensorhub.connect_async(agent=agent.path, nats=nats)
     assert not agent.frames
+
+
+def test_what_is_a_connection_can_not_be_copied_or_pickled(agent: FakeAgent) -> None:
+    with tensorhub.connect(agent=agent.path) as hub:
+        shard = hub.register("policy", {"w": torch.ones(1)}, replica="trainer")
+        for thing in (hub, shard, hub._hub, shard._shard):
+            for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match=r"call tensorhub\.connect\(\) where it is wanted"):
+                    make(thing)
+    with pytest.raises(tensorhub.AgentUnavailable, match="this hub is closed"):
+        hub.__enter__()
+    assert copy.deepcopy(tensorhub.NotFilled("x")).args == ("x",)
+
+
+async def test_a_mask_is_not_dropped(hub: AsyncHub) -> None:
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(tensorhub.LayoutMismatch, match=r"call \.filled"):
+        await hub.register("m", {"w": masked}, replica="r")
