@@ -309,6 +309,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "readers-kept": _readers_kept,
     "swap-per-shard": _swap_per_shard,
     "mapped-not-waited-for": _mapped_not_waited_for,
+    "values-without-a-drain": bugs_trust.values_without_a_drain,
+    "values-over-a-drain": bugs_trust.values_over_a_drain,
     "lease-not-asked": bugs_trust.lease_not_asked,
     "digests-of-the-next": bugs_trust.digests_of_the_next,
     "ticket-twice": bugs_trust.ticket_twice,

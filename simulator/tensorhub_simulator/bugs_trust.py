@@ -8,7 +8,7 @@ import msgspec
 
 from tensorhub_agent.destination import Destination
 from tensorhub_agent.effects import Key
-from tensorhub_agent.op_unpublish import ReleaseOperation, UnpublishOperation
+from tensorhub_agent.op_unpublish import AttachOperation, ReleaseOperation, UnpublishOperation
 from tensorhub_agent.proof import Proof
 from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
@@ -24,6 +24,7 @@ from tensorhub_simulator import upgrading
 from tensorhub_simulator.deltas import Delta, Deltas
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.planner import PlannerNode
+from tensorhub_simulator.workers import Rank
 
 if TYPE_CHECKING:
     from tensorhub_simulator.bugs import Replacement
@@ -44,6 +45,27 @@ def lease_not_asked() -> list["Replacement"]:
                 self.confirmed(number, True, self._seen)  # noqa: FBT003 (as the machine takes it)
 
     return [(Transfer, "todo", todo)]
+
+
+def values_without_a_drain() -> list["Replacement"]:
+    """A trainer that comes back with values of its own copies them over what is published, and does not unpublish."""
+
+    def resume(self: Any) -> None:
+        self.published, self.version, self.trusts = False, None, None
+        self._overwrite()
+        self._loop()
+
+    return [(Rank, "_resume_with_values", resume)]
+
+
+def values_over_a_drain() -> list["Replacement"]:
+    """A worker that comes back to a shard which still drains gets the memory at once."""
+
+    def start(self: Any, now: float) -> None:  # noqa: ARG001 (as the machine takes it)
+        self.core.forsake()
+        self.core.finish()
+
+    return [(AttachOperation, "start", start)]
 
 
 def digests_of_the_next() -> list["Replacement"]:

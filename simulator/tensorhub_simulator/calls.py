@@ -146,7 +146,9 @@ class Calls:
             # The round failed, and the shard holds what it held: an update says so by None.
             if said != "nothing":
                 raise Violation("the log's answer", f"an update of {key} gave up, and the log ended it with {said}")
-        elif said != end.version:
+            # That is no answer of the round, which may be taken up anew and end with a version.
+            return
+        if said != end.version:
             raise Violation("the log's answer", f"a read of {key} returned {end.version}; the log ended it with {said}")
         answers = self._answers.setdefault((Key(key.model, key.replica, 0), number), set())
         answers.add(end.version)

@@ -150,18 +150,27 @@ class Rank(Node):
             pass
         elif held.memory is Memory.READY:
             self.published, self.version, self.trusts = True, held.version, held.version
-        elif held.memory is Memory.EMPTY:
+            if self._has_values():
+                self._resume_with_values()
+                return
+        else:
+            # What an earlier worker left draining has drained before the answer: values may be copied in.
             self._overwrite()
             self.agent.loaded(self.key)
-        else:
-            # Somebody who died was draining it; unpublish ends that.
-            self.published = True
         if self.awaits is not None:
             # Said by the process before this one, and still on its way perhaps.
             self.busy = True
             self._await_wish(self.awaits)
             return
         self._loop()
+
+    def _has_values(self) -> bool:
+        """Whether a trainer comes back with a checkpoint, which is to replace what stands here: every other life."""
+        return self.group.trains and self.life % 2 == 0 and self.awaits is None
+
+    def _resume_with_values(self) -> None:
+        """Do what `register(…, resume="values")` does: unpublish, and only then copy the values in."""
+        self._unpublish(self._loop)
 
     def _go_where_it_stands(self, end: Raise) -> None:
         """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
