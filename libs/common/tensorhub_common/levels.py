@@ -29,18 +29,23 @@ class Level(IntEnum):
     A sender's numbers that JSON readers don't keep exact are none, and no event repeats them."""
     WAKING_ONCE = 2
     """Where replicas that wait are ready at once, each of the others is decided once in a command."""
+    FORGETTING = 3
+    """Agents that were lost long ago are forgotten, with the shards that only they had, on the leader's word."""
 
 
 NEWEST: Final = max(Level)
 """The highest level that this release can fold."""
 
-VERBS_SINCE: Final[Mapping[str, Level]] = {}
+VERBS_SINCE: Final[Mapping[str, Level]] = {"forget_agent": Level.FORGETTING}
 """Verbs that were added later. Below their level they are no commands, as older releases say."""
 
 COMMAND_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {}
 """Fields of commands that were added later, by verb and field. Below their level they count as unknown."""
 
-STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {("Catalog", "level"): Level.TOLERANT}
+STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {
+    ("Catalog", "level"): Level.TOLERANT,
+    ("AgentRecord", "lost_at"): Level.FORGETTING,
+}
 """Fields of the catalog's dataclasses that were added later, by class and field. Below their level they keep their
 default, and a snapshot does not name them, so that an older release can go on from it."""
 

@@ -1,4 +1,6 @@
-"""Saying in one job's log that an agent is lost. The fold decides; this is only the leader's word.
+"""Saying in one job's log that an agent is lost, or forgotten since it was lost long ago.
+
+The fold decides; this is only the leader's word.
 
 All registries speak on one lane, under one name that no agent can have: terms order their words, so what an older
 leader says late is refused by the fold. A leader speaks only once its own term stands in the log (see `claiming`). What
@@ -9,7 +11,7 @@ keeps no other job's word waiting.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tensorhub_common import subjects, telemetry
@@ -17,9 +19,10 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Expire, Sender
+from tensorhub_common.wire.commands import Expire, ForgetAgent, Sender
 from tensorhub_registry.claim import PROCESS
 from tensorhub_registry.claiming import Claiming
+from tensorhub_registry.forgetting import Forgettable
 from tensorhub_registry.liveness import ExpireAgent
 
 APPEND_TIMEOUT_S: Final = 2.0
@@ -36,7 +39,7 @@ class Expiring:
     def __init__(self, log: JobLog, claim: Claiming, work: Supervisor, numbers: Iterator[int], told: Told) -> None:
         """Take the registry's `numbers`, which rise while it runs. `told` learns whether the log takes it."""
         self._log, self._claim, self._work, self._numbers, self._told = log, claim, work, numbers, told
-        self._waiting: dict[str, ExpireAgent] = {}
+        self._waiting: dict[str, ExpireAgent | Forgettable] = {}
         """By agent: what is said again while it still waits takes the earlier word's place."""
         self._task: asyncio.Task[None] | None = None
 
@@ -45,6 +48,13 @@ class Expiring:
         self._waiting[lost.agent] = lost
         if self._task is None or self._task.done():
             self._task = self._work.start(self._append_all(), "saying who is lost")
+
+    def forget(self, agents: Iterable[Forgettable]) -> None:
+        """Say that these agents, which were lost long ago, are forgotten. It may be said again until they are gone."""
+        for agent in agents:
+            self._waiting.setdefault(agent.agent, agent)
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = self._work.start(self._append_all(), "saying who is forgotten")
 
     def cancel(self) -> None:
         """Say nothing more: this registry leads no longer."""
@@ -62,22 +72,24 @@ class Expiring:
             try:
                 await self._append(expiry, term)
             except TensorHubError as why:
-                _log.info("that an agent is silent could not be written", why=str(why), **_fields(expiry))
+                _log.info(
+                    "that an agent is lost could not be written", job=self._log.job, why=str(why), **_fields(expiry)
+                )
                 self._told(why)
             else:
                 # That the agent is lost is told once, not once a job.
-                _log.debug("an agent counts as lost in a job", **_fields(expiry))
+                _log.debug("an agent counts as lost in a job", job=self._log.job, **_fields(expiry))
                 self._told(None)
 
-    async def _append(self, expiry: ExpireAgent, term: int) -> None:
+    async def _append(self, lost: ExpireAgent | Forgettable, term: int) -> None:
         number = next(self._numbers)
-        by = Sender(PROCESS, term, number)
-        command = Expire(by=by, agent=expiry.agent, incarnation=expiry.incarnation, term=term)
+        kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
+        command = kind(by=Sender(PROCESS, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
         # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
-        subject = f"{subjects.cmd(self._log.job, 'expire')}.{PROCESS}"
+        subject = f"{subjects.cmd(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
         msg_id = f"{PROCESS}.{term}.{number}"
         await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
 
 
-def _fields(expiry: ExpireAgent) -> dict[str, object]:
-    return {"job": expiry.job, "agent": expiry.agent, "incarnation": expiry.incarnation, "term": expiry.term}
+def _fields(lost: ExpireAgent | Forgettable) -> dict[str, object]:
+    return {"agent": lost.agent, "incarnation": lost.incarnation}

@@ -44,6 +44,7 @@ from tensorhub_registry.counts import CommandCounts
 from tensorhub_registry.deleting import Clearing
 from tensorhub_registry.ending import last_event
 from tensorhub_registry.expiring import Expiring
+from tensorhub_registry.forgetting import Forgetting
 from tensorhub_registry.liveness import ExpireAgent, Forget, Unwatch, Watch
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.replies import Replies
@@ -75,8 +76,8 @@ FULL_RETRY_S: Final = 0.5
 ROOM_WAIT_S: Final = 0.5
 """With the fold full and nothing published for so long, the log's end is asked how far publication is."""
 
-LOOK_FOR_ROOM_S: Final = 5.0
-"""How often a leader looks whether the job's log is nearly full."""
+LOOK_S: Final = 5.0
+"""How often a leader looks whether the job's log is nearly full, and for agents that were lost long ago."""
 
 READING: Final = "reading"
 WRITING: Final = "writing"
@@ -122,6 +123,7 @@ class Job:
         self._work = Supervisor(f"job {name!r}", on_fault=self._on_fault)
         self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work)
         self._expiring = Expiring(self.log, self.claim, self._work, numbers, self._note_writing)
+        self._forgetting = Forgetting()
         self._bus = bus
         self._on_agent, self._on_aside = on_agent, on_aside
         self._storing = Storing(bus, self.log, self._work)
@@ -171,7 +173,7 @@ class Job:
         self.stand_down()
         self.term = term
         self._speaking = self._work.start(self._speak(), "publishing outcomes", self._on_speech_fault)
-        self._looking = self._work.start(self._look_for_room(), "looking for room in the log")
+        self._looking = self._work.start(self._look_now_and_then(), "looking for room in the log")
 
     def stand_down(self) -> None:
         """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
@@ -225,12 +227,14 @@ class Job:
                 "it again by itself, and 'tensorhub doctor' says when"
             )
 
-    async def _look_for_room(self) -> None:
-        """Make room in a log that is nearly full, while this registry leads."""
+    async def _look_now_and_then(self) -> None:
+        """While this registry leads, forget agents lost long ago, and make room in a log that is nearly full."""
         while True:
-            await asyncio.sleep(LOOK_FOR_ROOM_S)
+            await asyncio.sleep(LOOK_S)
             if not self._ready.is_set():
                 continue
+            if self.claim.term is not None:
+                self._expiring.forget(self._forgetting.due(self.fold.catalog, time.time()))
             try:
                 await self._snapshotting.look_for_room(self.fold)
             except TensorHubError as why:

@@ -21,6 +21,7 @@ from tensorhub_common.wire.commands import (
     Drained,
     Expire,
     Filled,
+    ForgetAgent,
     GiveUp,
     Granted,
     Holding,
@@ -178,6 +179,13 @@ class World:
         which = self.catalog.agents[agent].incarnation if incarnation is None else incarnation
         self._said += 1
         return self.say(Expire(by=Sender(REGISTRY, term, self._said), agent=agent, incarnation=which, term=term))
+
+    def forget(self, agent: str, term: int = 1) -> tuple[Event, ...]:
+        """Let the registry's leader say that a lost agent is forgotten."""
+        known = self.catalog.agents.get(agent)
+        self._said += 1
+        by, incarnation = Sender(REGISTRY, term, self._said), 1 if known is None else known.incarnation
+        return self.say(ForgetAgent(by=by, agent=agent, incarnation=incarnation, term=term))
 
     # Shards.
 

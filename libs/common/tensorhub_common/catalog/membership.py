@@ -13,8 +13,10 @@ from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import (
     AGENTS_MAX,
     LANES_MAX,
+    LOST_KEPT_S,
     MODELS_MAX,
     REPLICAS_MAX,
+    SPOT_KEPT_S,
     AgentRecord,
     Catalog,
     Model,
@@ -33,9 +35,9 @@ from tensorhub_common.errors import (
     ReplicaConflict,
     StaleSender,
 )
-from tensorhub_common.levels import check_level
-from tensorhub_common.wire.commands import SHARDS_MAX, Expire, Holding, Join, Lead, Register, Release
-from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, RegistryLeads
+from tensorhub_common.levels import Level, check_level
+from tensorhub_common.wire.commands import SHARDS_MAX, Expire, ForgetAgent, Holding, Join, Lead, Register, Release
+from tensorhub_common.wire.events.hub import AgentForgotten, AgentJoined, AgentLost, RegistryLeads
 from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
 from tensorhub_common.wire.events.shards import ShardRegistered, ShardReleased, Sibling
 
@@ -66,6 +68,7 @@ def join(catalog: Catalog, command: Join, out: Out) -> None:
         _forget_lanes(catalog, agent.name, by.incarnation)
     before = dict(agent.shards)
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.JOINED)
+    agent.lost_at = 0.0
     agent.incarnation, agent.host, agent.site = by.incarnation, command.host, command.site
     agent.rack, agent.cache_bytes = command.rack, command.cache_bytes
     stated = {(holding.model, holding.replica, holding.shard): holding for holding in command.holds}
@@ -183,6 +186,10 @@ def lead(catalog: Catalog, command: Lead, out: Out) -> None:
     checked_number("level", command.level)
     check_level(catalog.job, command.level)
     catalog.term = command.term
+    if catalog.level < Level.FORGETTING <= command.level:
+        for agent in catalog.agents.values():
+            # When those were lost that are lost already was not kept: they have all of their time from here on.
+            agent.lost_at = catalog.time if agent.state is AgentState.LOST else 0.0
     catalog.level = max(catalog.level, command.level)
     out.append(RegistryLeads(registry=command.registry, term=command.term, level=catalog.level))
 
@@ -199,6 +206,7 @@ def expire(catalog: Catalog, command: Expire, out: Out) -> None:
         raise Refused(BadCommand, f"agent {command.agent!r} has no live incarnation {command.incarnation}")
     catalog.term = command.term
     agent.state = move(AGENT_MOVES, agent.state, AgentMove.EXPIRED)
+    agent.lost_at = catalog.time if catalog.level >= Level.FORGETTING else 0.0
     out.append(AgentLost(agent=agent.name, incarnation=agent.incarnation, term=command.term))
     touched: dict[tuple[str, str], None] = {}
     for model_name, replica_name, index in agent.shards:
@@ -212,6 +220,45 @@ def expire(catalog: Catalog, command: Expire, out: Out) -> None:
         )
     for model_name, replica_name in touched:
         _settle(catalog, catalog.models[model_name], replica_name, "lost", out)
+
+
+def kept_s(catalog: Catalog, agent: AgentRecord) -> float:
+    """Return for how long a lost agent is remembered."""
+    spots = (catalog.models[model].replicas[replica].spot for model, replica, _ in agent.shards)
+    return SPOT_KEPT_S if all(spots) else LOST_KEPT_S
+
+
+def forget_agent(catalog: Catalog, command: ForgetAgent, out: Out) -> None:
+    """Know no more of an agent that was lost long ago: what it had is released, and its name begins anew."""
+    if command.by is None or not is_hub(command.by):
+        raise Refused(BadCommand, "only a registry may say that an agent is forgotten")
+    checked_number("term", command.term)
+    if command.term < catalog.term:
+        raise Refused(BadCommand, f"term {command.term} is over: term {catalog.term} has spoken")
+    agent = catalog.agents.get(command.agent)
+    if agent is None or agent.incarnation != command.incarnation or agent.state is not AgentState.LOST:
+        raise Refused(BadCommand, f"agent {command.agent!r:.80} has no lost incarnation {command.incarnation}")
+    kept, lost = kept_s(catalog, agent), catalog.time - agent.lost_at
+    if lost < kept:
+        raise Refused(
+            BadCommand, f"agent {agent.name!r} was lost {lost:.0f} s ago, and is remembered for {kept:.0f} s: wait"
+        )
+    catalog.term = command.term
+    out.append(AgentForgotten(agent=agent.name, incarnation=agent.incarnation, term=command.term))
+    touched: dict[tuple[str, str], None] = {}
+    for model_name, replica_name, index in list(agent.shards):
+        model = catalog.models[model_name]
+        replica = model.replicas[replica_name]
+        touched[model_name, replica_name] = None
+        shard = replica.members[index]
+        _take_out(model, replica, shard, f"agent {agent.name!r}, which owned shard {index}, is forgotten", out)
+        _remove(catalog, model, replica, shard)
+        out.append(ShardReleased(model=model_name, replica=replica_name, shard=index))
+    for model_name, replica_name in touched:
+        _settle(catalog, catalog.models[model_name], replica_name, "released", out)
+    _forget_lanes(catalog, agent.name, agent.incarnation + 1)
+    catalog.leaving.pop(agent.name, None)
+    del catalog.agents[agent.name]
 
 
 def register(catalog: Catalog, command: Register, out: Out) -> None:

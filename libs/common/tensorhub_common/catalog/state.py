@@ -43,6 +43,13 @@ SHUN_S: Final = 30.0
 """For so long after an agent has failed to hold a copy of a version, no copy of that is placed on it."""
 
 
+LOST_KEPT_S: Final = 24 * 3600.0
+"""A lost agent is remembered for so long, with its shards: one that comes back finds its versions by then."""
+
+SPOT_KEPT_S: Final = 3600.0
+"""The same for an agent that has no shards but those of spot replicas."""
+
+
 @dataclass(slots=True)
 class Shard:
     """One worker's part of a replica. `version` and `root` are what it holds while ready or draining."""
@@ -169,6 +176,8 @@ class AgentRecord:
     drained: bool = False
     rack: str = ""
     """Empty: none is known."""
+    lost_at: float = 0.0
+    """JetStream's time of its loss, while it is lost."""
 
 
 @dataclass(frozen=True, slots=True)

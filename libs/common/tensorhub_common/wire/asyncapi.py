@@ -189,6 +189,8 @@ _SPECIAL: Final[Json] = {
     "Join.by": {"lane": "node-1-0", "incarnation": 1763692800123, "n": 1},
     "Join.holds": [{"model": "policy", "replica": "trainer", "shard": 0, "version": 12, "root": _VALUES["root"]}],
     "Expire.by": {"lane": "_registry", "incarnation": 3, "n": 1},
+    "ForgetAgent.by": {"lane": "_registry", "incarnation": 3, "n": 1},
+    "AgentForgotten.by": {"lane": "_registry", "incarnation": 3, "n": 1},
     "AgentLost.by": {"lane": "_registry", "incarnation": 3, "n": 1},
     "Lead.by": {"lane": "_registry", "incarnation": 3, "n": 0},
     "RegistryLeads.by": {"lane": "_registry", "incarnation": 3, "n": 0},

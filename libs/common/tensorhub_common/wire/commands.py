@@ -143,6 +143,14 @@ class Expire(Command, frozen=True, kw_only=True, tag="expire"):
     term: int
 
 
+class ForgetAgent(Command, frozen=True, kw_only=True, tag="forget_agent"):
+    """The agent was lost long ago: forget it, with the shards that it had. A leader's word; too early it is refused."""
+
+    agent: str
+    incarnation: int
+    term: int
+
+
 class Join(Command, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """An agent came (again), with a higher incarnation, and states what its memory holds.
 
@@ -297,6 +305,7 @@ AnyCommand = (
     | Quota
     | Lead
     | Expire
+    | ForgetAgent
     | Join
     | Register
     | Release

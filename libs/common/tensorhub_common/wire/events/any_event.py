@@ -5,6 +5,7 @@ from typing import Final, get_args
 from tensorhub_common.wire.events.hub import (
     AgentDrained,
     AgentDraining,
+    AgentForgotten,
     AgentJoined,
     AgentLost,
     CommandRejected,
@@ -60,6 +61,7 @@ AnyEvent = (
     RegistryLeads
     | AgentJoined
     | AgentLost
+    | AgentForgotten
     | CommandRejected
     | CommandRepeated
     | ShardRegistered

@@ -36,6 +36,14 @@ class AgentLost(Event, frozen=True, kw_only=True, tag="agent.lost"):
     term: int
 
 
+class AgentForgotten(Event, frozen=True, kw_only=True, tag="agent.forgotten"):
+    """The agent was lost long ago, and the log knows it no more. Its shards are released."""
+
+    agent: str
+    incarnation: int
+    term: int
+
+
 class AgentDraining(Event, frozen=True, kw_only=True, tag="agent.draining"):
     """The agent takes no new shard, and no copy on it counts; `on` False: it takes part again."""
 
