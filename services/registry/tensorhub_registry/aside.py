@@ -4,7 +4,8 @@ A job that can't go on from what its log says is set aside, and the registry goe
 mends the log, its permissions or the release that runs, so the job is tried again, from its newest snapshot: soon, and
 then ever more rarely, since a job that fails once more has cost the others a part of the event loop.
 
-Invariants: the wait doubles while a job gets no further than before, up to `AGAIN_S_MAX`, and begins anew once it does.
+Invariants: the wait doubles, up to `AGAIN_S_MAX`, and begins anew for a job that went on for as long as it had been
+left alone. How far it folded says nothing: each try adds to its log that a registry leads.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ _DOUBLINGS_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A job that was set aside, and how often it was without getting any further."""
+    """A job that was set aside, and how often it was in a row."""
 
     seq: int
     """The last entry that it has folded."""
@@ -38,13 +39,13 @@ class Aside:
 
 
 def wait_s(failures: int) -> float:
-    """Return how long a job is left alone after so many failures at one place of its log."""
+    """Return how long a job is left alone after so many failures in a row."""
     return min(AGAIN_S_MAX, AGAIN_S_MIN * (1 << min(failures - 1, _DOUBLINGS_MAX)))
 
 
 def set_aside(before: Aside | None, seq: int, now: float) -> Aside:
     """Set a job aside that has folded its log up to entry `seq`. `before`: when it was set aside the last time."""
-    if before is None or seq > before.seq:
+    if before is None or now - before.again_at >= before.wait_s:
         return Aside(seq, now, 1, now + wait_s(1))
     failures = before.failures + 1
-    return Aside(before.seq, before.since, failures, now + wait_s(failures))
+    return Aside(max(seq, before.seq), before.since, failures, now + wait_s(failures))

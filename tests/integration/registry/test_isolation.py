@@ -244,11 +244,7 @@ async def test_a_fault_sets_that_job_aside_until_it_is_mended(
         sabotage = Sabotage(patch, kind, name)
         async with registry_in(own_nats_server.url):
             neighbour = await open_job(own_bus, "neighbour")
-            await wait_states(own_bus, {"ailing": "set-aside"})
-            (found,) = (await health(own_bus, "ailing")).jobs
-            assert "it is broken" in found.why
-            assert "report it" in found.advice
-            assert 0 < found.since <= found.again_at
+            await until(partial(_is_told, own_bus), "it is said that the job is set aside, why, and what to do")
             await until(partial(_is_refused, own_bus), "a question about it is refused")
             await neighbour.outcome(await neighbour.say(WISH))
             await until(partial(_reached, sabotage, sabotage.tries + 2), "the job is tried again, and again")
@@ -258,6 +254,12 @@ async def test_a_fault_sets_that_job_aside_until_it_is_mended(
             await ailing.outcome(unanswered)
             await ailing.outcome(await ailing.say(WISH))
             await ailing.wait_settled()
+
+
+async def _is_told(bus: Bus) -> bool:
+    (found,) = (await health(bus, "ailing")).jobs
+    is_aside = found.state == "set-aside" and 0 < found.since <= found.again_at
+    return is_aside and "it is broken" in found.why and "report it" in found.advice
 
 
 async def _is_refused(bus: Bus) -> bool:

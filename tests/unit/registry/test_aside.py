@@ -9,26 +9,29 @@ from tensorhub_registry.reading import FoldMismatch
 from tensorhub_registry.trouble import WAITING_S_MIN, Failure, Troubles, health_of
 
 
-def test_a_job_that_gets_no_further_is_tried_ever_more_rarely() -> None:
-    aside: Aside | None = None
-    waits = []
-    for number in range(12):
-        aside = set_aside(aside, 7, 1000.0 * number)
+def test_a_job_that_fails_at_each_try_is_tried_ever_more_rarely() -> None:
+    """However far it folds: each try adds to its log that a registry leads."""
+    aside = set_aside(None, 7, 0.0)
+    waits = [aside.wait_s]
+    for number in range(11):
+        aside = set_aside(aside, 8 + number, aside.again_at + 1.0)
         waits.append(aside.wait_s)
-        assert (aside.since, aside.again_at) == (0.0, 1000.0 * number + aside.wait_s)
+        assert aside.since == 0.0
     assert waits[:4] == [AGAIN_S_MIN, 2 * AGAIN_S_MIN, 4 * AGAIN_S_MIN, 8 * AGAIN_S_MIN]
     assert waits[-4:] == [AGAIN_S_MAX] * 4
 
 
-def test_one_that_got_further_begins_anew() -> None:
-    aside = set_aside(set_aside(None, 7, 0.0), 7, 10.0)
+def test_one_that_went_on_for_as_long_as_it_was_left_alone_begins_anew() -> None:
+    aside = set_aside(set_aside(None, 7, 0.0), 7, AGAIN_S_MIN + 1)
     assert aside.failures == 2
-    assert set_aside(aside, 8, 20.0) == Aside(8, 20.0, 1, 20.0 + AGAIN_S_MIN)
+    later = aside.again_at + aside.wait_s
+    assert set_aside(aside, 8, later - 0.1).failures == 3
+    assert set_aside(aside, 8, later) == Aside(8, later, 1, later + AGAIN_S_MIN)
 
 
-def test_one_that_got_less_far_gets_no_further() -> None:
-    """Its log can't be read at all now; the entry that it failed at is remembered."""
-    aside = set_aside(set_aside(None, 7, 0.0), 0, 10.0)
+def test_one_that_got_less_far_remembers_where_it_failed() -> None:
+    """Its log can't be read at all now."""
+    aside = set_aside(set_aside(None, 7, 0.0), 0, AGAIN_S_MIN)
     assert (aside.seq, aside.since, aside.failures) == (7, 0.0, 2)
 
 
