@@ -302,6 +302,12 @@ class AgentNode(Node):
         if shelved.target.writers:
             raise Violation("one writer", f"{key} is freed while something can be written into it")
 
+    def check_memory(self) -> None:
+        """Raise `Violation` where memory of a shard is kept that its core does not have."""
+        kept = self.shelf.keys() - self.core.shards.keys()
+        if kept:
+            raise Violation("no memory without a shard", f"{self.name} keeps memory of {sorted(kept)}")
+
     def set_timer(self) -> None:
         """Plan the core's next tick."""
         when = self.core.deadline()

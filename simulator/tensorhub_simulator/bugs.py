@@ -31,7 +31,7 @@ from tensorhub_common.wire.events.rounds import RoundJoined
 from tensorhub_common.wire.events.versions import VersionPublished
 from tensorhub_common.wire.transfer import LeaseGrant, Range
 from tensorhub_planner import coverage, plan
-from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_patience, bugs_trust, registry_bugs
+from tensorhub_simulator import bugs_folds, bugs_layouts, bugs_memory, bugs_patience, bugs_trust, registry_bugs
 from tensorhub_simulator.link import Link
 from tensorhub_simulator.registry import RegistryNode
 
@@ -334,6 +334,8 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "gives-up-early": bugs_patience.gives_up_early,
     "drains-for-ever": bugs_patience.drains_for_ever,
     "place-kept": bugs_patience.place_kept,
+    "refused-kept": bugs_memory.refused_kept,
+    "lane-leaves-out": bugs_memory.lane_leaves_out,
     **registry_bugs.BUGS,
 }
 

@@ -272,6 +272,7 @@ class World:
         for agent in self.touched:
             if agent.up:
                 agent.core.check()
+                agent.check_memory()
                 if agent.follower.position == len(self.log.entries) and not self.truth.pending:
                     check_standing(agent, self.truth.catalog)
                     check_going(agent, self.ranks)

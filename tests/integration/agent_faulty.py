@@ -1,12 +1,31 @@
-"""An agent with a fault of its own: its core fails when a shard of the model named `MODEL` is to be published."""
+"""An agent with faults of its own, for the models that are named here: when a shard is to be published.
 
+Of `MODEL` the job's core fails; of `NOBODYS` a part of the agent fails that no job owns, once.
+"""
+
+import os
+from pathlib import Path
 from typing import Final
 
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import AnyCall, AnyEffect, CallPublish, Key
 from tensorhub_agent.main import main
+from tensorhub_common.supervision import Supervisor
 
 MODEL: Final = "fault"
+NOBODYS: Final = "fault-of-nobody"
+
+
+def _is_first_life() -> bool:
+    mark = Path(os.environ["TENSORHUB_STATE_DIR"]) / "failed"
+    if mark.exists():
+        return False
+    mark.touch()
+    return True
+
+
+def _fail() -> None:
+    raise ArithmeticError("a planted fault")
 
 
 def _plant() -> None:
@@ -15,6 +34,8 @@ def _plant() -> None:
     def fails(self: AgentCore, key: Key, call: AnyCall, now: float) -> list[AnyEffect]:
         if key.model == MODEL and isinstance(call, CallPublish):
             raise ArithmeticError("a planted fault")
+        if key.model == NOBODYS and isinstance(call, CallPublish) and _is_first_life():
+            Supervisor("a part").call_soon(_fail, what="its work")
         return called(self, key, call, now)
 
     AgentCore.called = fails  # type: ignore[method-assign]

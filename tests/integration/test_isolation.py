@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.agent_faulty import MODEL
+from tests.integration.agent_faulty import MODEL, NOBODYS
 from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub import AsyncHub, TensorSpec, connect_async
@@ -72,6 +72,25 @@ async def test_a_fault_in_one_job_sets_that_job_aside(hub: RunningHub) -> None:
             assert torch.equal(kept.tensors["w"], WEIGHTS["w"])
             assert await kept.publish(8) == 8
     assert (await activity(hub)).troubles == ()
+
+
+async def test_a_fault_that_no_job_owns_ends_the_agent_which_is_started_anew(
+    hub: RunningHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With code 1 and one line that says what was wrong. The worker's call is done by the next process."""
+    agent = hub.file.agents[0].pid
+    async with await connected(hub, "well") as well:
+        trainer = await well.register(NOBODYS, WEIGHTS, replica="trainer")
+        assert await trainer.publish(1, timeout_s=WAIT_S) == 1
+        async with asyncio.timeout(WAIT_S):
+            while hub.file.agents[0].pid == agent:  # noqa: ASYNC110 (the agent is started anew)
+                await asyncio.sleep(0.05)
+        await trainer.unpublish(timeout_s=WAIT_S)
+    ended = next(each for each in caplog.messages if each.startswith(f"agent-0 ({agent})"))
+    assert "ended with exit code 1" in ended
+    lines = (hub.directory / "logs" / "agent-0.log").read_text().splitlines()
+    (last,) = [line for line in lines if line.startswith("tensorhub-agent:")]
+    assert "a part: its work failed: ArithmeticError('a planted fault')" in last
 
 
 async def test_memory_that_is_full_costs_the_one_who_asks_for_more(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """`tensorhub-agent`: one agent, until SIGTERM or SIGINT."""
 
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import sys
 from typing import Final
@@ -24,6 +26,7 @@ SWITCH_S = 0.0005
 def main() -> None:
     """Run the agent that the environment describes."""
     sys.setswitchinterval(SWITCH_S)
+    _raise_open_files()
     try:
         settings = settings_of.load(os.environ)
         telemetry.start("tensorhub-agent", settings.agent_id, settings, settings.state_dir)
@@ -35,6 +38,14 @@ def main() -> None:
         raise SystemExit(WRONG_USAGE if isinstance(why, settings_of.InvalidSetting) else FAILED) from None
     finally:
         telemetry.shutdown()
+
+
+def _raise_open_files() -> None:
+    """Take as many descriptors as this process may have: each segment holds one, and each connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _run(service: AgentService) -> None:
