@@ -6,7 +6,7 @@ quick it shows to be quicker than something that has no end, or takes minutes.
 
 from typing import Final
 
-WAIT_S: Final = 60.0
+WAIT_S: Final = 120.0
 """A condition that has not come by then never comes."""
 
 BUSY_S: Final = 20.0

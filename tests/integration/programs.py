@@ -17,8 +17,8 @@ from typing import Final
 from tests.integration.hubs import RunningHub
 from tests.integration.nursery import Nursery
 
-PROGRAM_S: Final = 60.0
-LINE_S: Final = 60.0
+PROGRAM_S: Final = 120.0
+LINE_S: Final = 120.0
 STDERR: Final = 2
 SHM: Final = "TENSORHUB_SHM_DIR"
 

@@ -149,7 +149,7 @@ def url_of(hub: RunningHub, process: str) -> str:
 
 async def scraped(hub: RunningHub, process: str) -> Samples:
     def fetch() -> str:
-        with urllib.request.urlopen(url_of(hub, process), timeout=60) as answer:  # noqa: S310 (a page of our own)
+        with urllib.request.urlopen(url_of(hub, process), timeout=120) as answer:  # noqa: S310 (a page of our own)
             return bytes(answer.read()).decode()
 
     families = text_string_to_metric_families(await asyncio.to_thread(fetch))

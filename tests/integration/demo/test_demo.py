@@ -97,7 +97,7 @@ def test_when_it_is_killed_nobody_is_left(folder: Path) -> None:
 
 def test_what_is_not_installed_is_said_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_TRANSFORMERS], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
     assert done.stderr == (
@@ -110,7 +110,7 @@ def test_a_directory_in_use_is_said_in_one_line(folder: Path) -> None:
     taken.open()
     try:
         with start(folder) as second:
-            _, err = second.communicate(timeout=60)
+            _, err = second.communicate(timeout=120)
     finally:
         taken.close()
     assert second.returncode == 1

@@ -44,7 +44,7 @@ print(" ".join(said))
 
 def intrude(*paths: Path | str) -> list[str]:
     command = [sys.executable, "-I", "-S", "-c", INTRUDER, *map(str, paths)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.split()
 
 
 def segments_of(hub: RunningHub) -> list[Path]:

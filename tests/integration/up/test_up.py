@@ -293,7 +293,7 @@ def up_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_signal_stops_all(up_process: subprocess.Popen[str], tmp_path: Path, number: int) -> None:
     hub = hub_file.read(tmp_path)
     up_process.send_signal(number)
-    assert up_process.communicate(timeout=60)[0] == "stopped\n"
+    assert up_process.communicate(timeout=120)[0] == "stopped\n"
     assert up_process.returncode == 0
     assert not (tmp_path / "hub.json").exists()
     assert not any(is_alive(pid) for pid in pids_of(hub).values())
@@ -321,6 +321,6 @@ def test_a_signal_during_the_start_stops_all(tmp_path: Path) -> None:
         wait_until(lambda: len(children_of(process.pid)) == 5)
         pids = children_of(process.pid)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60)[0] == "stopped\n"
+        assert process.communicate(timeout=120)[0] == "stopped\n"
     assert not any(is_alive(pid) for pid in pids)
     assert not (tmp_path / "hub.json").exists()

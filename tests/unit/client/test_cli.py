@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_line_and_no_traceback_at_the_exit() -> None:
     )
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
-            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False, timeout=120
         )
     assert (ended.returncode, ended.stderr) == (1, b"what it says can't be written: No space left on device\n")
 

@@ -123,7 +123,7 @@ def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixt
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
     provider = MeterProvider([page.reader], shutdown_on_exit=False)
     observe(provider.get_meter(METER), "tensorhub.agent.workers", one(lambda: 4))
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 (a page of our own)
+    with urllib.request.urlopen(url, timeout=120) as answer:  # noqa: S310 (a page of our own)
         assert b"tensorhub_agent_workers 4.0" in answer.read()
     page.close()
     provider.shutdown()
@@ -154,7 +154,7 @@ def run_program(state: Path, **environ: str) -> str:
     """Run a program of its own, since a process has one provider of metrics for good."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TENSORHUB_"))}
     arguments = [sys.executable, "-c", PROGRAM, str(state)]
-    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(arguments, env={**clean, **environ}, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

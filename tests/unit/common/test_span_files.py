@@ -152,7 +152,7 @@ def writer(directory: Path, first: int, count: int, bytes_max: int) -> "subproce
 def test_two_processes_of_one_name_lose_nothing_of_each_other(tmp_path: Path) -> None:
     both = [writer(tmp_path, first, 300, 8 << 20) for first in (0, 1000)]
     for process in both:
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == 0
     kept = found(SpanFiles(tmp_path, 8 << 20))
     assert sorted(kept) == [*range(300), *range(1000, 1300)]
@@ -160,7 +160,7 @@ def test_two_processes_of_one_name_lose_nothing_of_each_other(tmp_path: Path) ->
 
 def test_two_processes_that_rotate_keep_the_bound_and_whole_lines(tmp_path: Path) -> None:
     for process in [writer(tmp_path, first, 500, BYTES_MAX) for first in (0, 1000)]:
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == 0
     assert {path.name for path in tmp_path.iterdir()} == {NEW, OLD}
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= BYTES_MAX
@@ -175,7 +175,7 @@ def test_what_a_killed_process_has_written_stands_there(tmp_path: Path) -> None:
     while last < 50:
         last = int(process.stdout.readline())
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     kept = found(SpanFiles(tmp_path, 64 << 20))
     assert set(range(51)) <= set(kept)
     files = SpanFiles(tmp_path, 64 << 20)

@@ -193,7 +193,7 @@ def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     for number in (1, 2):
         keeper.take(finished("read", place_at(1, number), None, (1, 2), {}))
         for _ in range(10):
-            assert looks.acquire(timeout=60)
+            assert looks.acquire(timeout=120)
         assert len(written.newest(b"read", lambda _: True, 10)[0]) == 1
     keeper.shutdown()
     assert len(written.newest(b"read", lambda _: True, 10)[0]) == 2

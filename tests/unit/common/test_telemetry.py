@@ -163,7 +163,7 @@ def run_program(timeout_s: float, environ: Mapping[str, str]) -> tuple[str, bool
             env={**clean, **environ},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.returncode == 0, done.stderr

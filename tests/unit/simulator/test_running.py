@@ -33,11 +33,14 @@ def test_one_seed_gives_one_history() -> None:
 def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every source gives the last delta that it has, from whatever version that leads; seeds are tried until it did."""
+    """Every source gives the last delta that it has, from whatever version that leads; seeds are tried until it did.
+
+    The first is the one that did when last looked for.
+    """
     for owner, name, wrong in bugs_trust.patch_from_another_version():
         monkeypatch.setattr(owner, name, wrong)
     totals = Totals()
-    for seed in range(1, 13):
+    for seed in (33, *range(1, 121)):
         assert run([seed], totals) is None
         if totals.mispatched:
             break
@@ -45,11 +48,11 @@ def test_a_patch_for_other_bytes_than_stand_there_is_found_by_the_digest_and_doe
 
 
 SOON_FOUND = {
-    "digests-of-the-next": 21,
-    "filled-forgotten": 3,
+    "digests-of-the-next": 4,
+    "filled-forgotten": 1,
     "no-drain": 1,
-    "outcome-twice": 11,
-    "patch-not-judged": 2,
+    "outcome-twice": 4,
+    "patch-not-judged": 21,
     "place-kept": 25,
     "unpublish-forgotten": 2,
 }

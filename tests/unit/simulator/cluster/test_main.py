@@ -261,6 +261,6 @@ def test_it_needs_nothing_that_a_plain_installation_lacks() -> None:
         "from tensorhub_simulator.cluster.__main__ import main\n"
         "sys.exit(main(['nothing.yaml']))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "'nothing.yaml' can't be read" in ended.stderr
