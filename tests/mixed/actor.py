@@ -68,7 +68,8 @@ class Actor:
         self.shards.pop(replica).release()
 
     def close(self) -> None:
-        self.hub.close()
+        if self.hub is not None:
+            self.hub.close()
 
 
 def main() -> None:
@@ -82,6 +83,7 @@ def main() -> None:
         except Exception as why:  # noqa: BLE001 (whoever gave the order judges it)
             answer = [None, f"{type(why).__name__}: {why}"]
         print(json.dumps(answer), flush=True)
+    actor.close()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -29,6 +28,7 @@ NEW: Final = "new"
 ACTOR: Final = str(Path(__file__).with_name("actor.py"))
 BEGIN_S: Final = 60.0
 ANSWER_S: Final = 60.0
+END_S: Final = 15.0
 LOOK_S: Final = 0.05
 _KEYS: Final = """
 import json, sys
@@ -48,6 +48,7 @@ class Actor:
 
     def __init__(self, name: str, release: str, process: asyncio.subprocess.Process) -> None:
         self.name, self.release = name, release
+        self.ended = False
         self._process = process
 
     async def told(self, *order: Any) -> Any:
@@ -74,13 +75,12 @@ class Actor:
         return json.loads(line)
 
     async def end(self) -> None:
-        """Let it end."""
+        """Let it end, within a bound."""
+        self.ended = True
         assert self._process.stdin is not None
-        with contextlib.suppress(Wrong, ConnectionError):
-            await self.told("close")
         self._process.stdin.close()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(END_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -148,7 +148,8 @@ class Mixed:
             await actor.told("connect", job, agent)
             yield actor
         finally:
-            await actor.end()
+            if not actor.ended:
+                await actor.end()
 
 
 @asynccontextmanager
@@ -211,7 +212,10 @@ class Traffic:
                 await self._actors[f"trainer-{model}"].told("register", model, "trainer", "in-place", 0)
                 await self._actors[f"engine-{other}"].told("register", model, f"near-{model}", "in-place", 0)
                 await self._actors[f"far-{model}"].told("register", model, f"far-{model}", "staged", 0)
-            yield self
+            try:
+                yield self
+            finally:
+                await asyncio.gather(*(actor.end() for actor in self._actors.values()))
 
     async def step(self) -> Tally:
         """Read what is there with a new replica, publish the next version, and read it in every way."""

@@ -102,14 +102,15 @@ async def roll(title: str, order: Sequence[str], pythons: dict[str, str], table:
                 await registry.raise_level(NEWEST, 10.0)
             table.row(step, led, hub, await traffic.step())
             led = await _leader(hub, led)
-            step = "registry-1 becomes old: it stops the job"
-            await hub.run_as("registry-1", OLD)
+            standby = "registry-1" if led == "registry-0" else "registry-0"
+            step = f"{standby} becomes old: stops the job"
+            await hub.run_as(standby, OLD)
             tally = await traffic.step()
-            await _stopped(hub)
+            await _stopped(hub, standby)
             table.row(step, led, hub, tally)
             led = await _leader(hub, led)
-            step = "registry-1 becomes new again"
-            await hub.run_as("registry-1", NEW)
+            step = f"{standby} becomes new again"
+            await hub.run_as(standby, NEW)
             table.row(step, led, hub, await traffic.step())
     except Wrong as why:
         table.wrong(step, why)
@@ -186,11 +187,11 @@ async def _ready(up: asyncio.subprocess.Process) -> None:
         raise Wrong(f"'tensorhub up' ended: {(await up.stderr.read()).decode()[-600:]}")
 
 
-async def _stopped(hub: Mixed) -> None:
+async def _stopped(hub: Mixed, registry: str) -> None:
     """Wait until the older registry says why it goes on with the job no more."""
     try:
         async with asyncio.timeout(STOP_WAIT_S):
-            while STOPPED not in hub.log_of("registry-1"):  # noqa: ASYNC110 (a log has no event)
+            while STOPPED not in hub.log_of(registry):  # noqa: ASYNC110 (a log has no event)
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise Wrong("the older registry did not say that it stops the job") from None
