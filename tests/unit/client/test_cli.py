@@ -21,14 +21,26 @@ from typer.testing import CliRunner
 from tensorhub.cli import hub_checks
 from tensorhub.cli.finding import Finding, ok
 from tensorhub.cli.main import app
+from tensorhub.cli.picture import Nats, Picture, Process, Reading
 from tensorhub.cli.up import say_ready
 from tensorhub.registry import Registry
 from tensorhub.up.hub_file import HubFile, ProcessEntry
 from tensorhub.watching import Watched
-from tensorhub_common.errors import RegistryUnavailable, VersionUnavailable
-from tensorhub_common.wire.asks import AgentInfo, ModelInfo, ReplicaInfo, ShardInfo, Status, VersionInfo
+from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.wire.asks import (
+    AgentInfo,
+    ModelInfo,
+    ReadUnderWay,
+    ReplicaInfo,
+    ShardInfo,
+    SourceOfRead,
+    Status,
+    VersionInfo,
+)
 
-COMMANDS = ("up", "demo", "status", "versions", "watch", "publish", "pull", "trace", "doctor", "bench", "simulate")
+COMMANDS = {each.callback.__name__: each.callback for each in app.registered_commands if each.callback is not None}
+
+WITHOUT_JSON = ("up", "bench", "credentials")
 
 
 class Ended:
@@ -89,11 +101,13 @@ STATUS = Status(
 
 
 def test_every_command_has_help_with_an_example(run: Callable[..., Ended]) -> None:
+    assert len(COMMANDS) == 20
     for command in COMMANDS:
         help_ = run(command, "--help")
         assert help_.code == 0
         assert f"Example: tensorhub {command}" in help_.out
         assert "--job" in help_.out
+        assert ("--json" in help_.out) == (command not in WITHOUT_JSON)
     assert run("--version").out.startswith("tensorhub ")
 
 
@@ -213,21 +227,88 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
         assert ended.err == "tensorhub: there is no model 'polciy' in job 'default': it has policy\n"
 
 
-def test_status(run: Callable[..., Ended], answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    answers |= {"status": STATUS, "replicas": [REPLICA]}
+def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    """People and programs are shown the same picture."""
+    read = ReadUnderWay(
+        model="policy",
+        replica="rollout-0",
+        shard=1,
+        want="latest",
+        version=3,
+        stage="filling",
+        done_bytes=768,
+        total_bytes=1024,
+        bytes_per_s=1.5e9,
+        for_s=7.25,
+        still_s=6.0,
+        sources=(SourceOfRead(agent="agent-0", transport="ucxx", phase="flowing", nbytes=768, silent_s=6.0),),
+    )
+    waiting = structs.replace(read, replica="rollout-1", version=None, stage="joining", done_bytes=0, still_s=0.0)
+    picture = Picture(
+        job="default",
+        seq=12,
+        registry="registry-0",
+        term=2,
+        level=4,
+        models=STATUS.models,
+        agents=STATUS.agents,
+        replicas=(REPLICA,),
+        nats=Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0004),
+        processes=(
+            Process(process="planner-0", role="planner", answers=True, up_s=1.0, nats_lost=0, faults=0),
+            Process(process="agent-0", role="agent", answers=False, why="process 7 is stopped (kill -CONT 7 wakes it)"),
+        ),
+        reads=(Reading(agent="agent-1", read=read), Reading(agent="agent-1", read=waiting)),
+        reads_left_out=2,
+        ailing=(),
+        troubles=("agent-0 does not answer",),
+    )
+
+    async def looked(*_: object) -> Picture:
+        return picture
+
+    monkeypatch.setattr("tensorhub.cli.status.look", looked)
     out = run("status").out
-    assert "job default at entry 12 and level 0, led by registry-0" in out
-    assert re.search(r"^agent-0 +host-0 +rack-0 +site-0 +live +1$", out, re.MULTILINE)
+    assert "job default at entry 12 and level 4, led by registry-0" in out
+    assert "NATS 2.12.1 at nats://127.0.0.1:4222 answers in 0.4 ms; planner-0 answers" in out
+    assert re.search(r"^agent-0 +host-0 +rack-0 +site-0 +silent +1 +-$", out, re.MULTILINE)
     assert re.search(r"^policy +3 +trainer +3 +1 +agent-0$", out, re.MULTILINE)
+    shown = r"^policy/rollout-0 +1 +3 +filling +75 % +1.0 KiB +1.50 +7.2 s +agent-0 \(ucxx\)$"
+    assert re.search(shown, out, re.MULTILINE)
+    assert "and 2 more reads" in out
+    assert "waiting for a version: policy/rollout-1" in out
+    assert out.endswith("\n! agent-0 does not answer\n")
     [told] = run("status", "--json").objects
+    assert list(told) == ["type", *Picture.__struct_fields__]
+    assert told["type"] == "status"
     assert told["models"] == [{"model": "policy", "last": 3, "replicas": 1, "retain": 0, "pins": []}]
+    assert [each["read"]["stage"] for each in told["reads"]] == ["filling", "joining"]
 
-    async def bus(self: Registry) -> None:
-        return None
 
-    answers["status"] = VersionUnavailable("there is no job 'default'")
-    monkeypatch.setattr(Registry, "bus", bus)
-    assert "not there yet" in run("status").out
+def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
+    nats = Nats(url="nats://127.0.0.1:4222", server="2.12.1", round_trip_s=0.0)
+    empty = Picture(
+        job="default",
+        seq=0,
+        registry="",
+        term=0,
+        level=0,
+        models=(),
+        agents=(),
+        replicas=(),
+        nats=nats,
+        processes=(),
+        reads=(),
+        reads_left_out=0,
+        ailing=(),
+        troubles=(),
+    )
+
+    async def looked(*_: object) -> Picture:
+        return empty
+
+    monkeypatch.setattr("tensorhub.cli.status.look", looked)
+    assert "job default is not there yet" in run("status").out
     assert run("status", "--json").objects[0]["seq"] == 0
 
 
@@ -303,7 +384,7 @@ def test_publish_leaves_the_version_with_the_agent(
 
 
 def test_publish_of_other_tensors_is_one_clear_line(
-    agent: FakeAgent, run: Callable[..., Ended], files: list[Path], tmp_path: Path
+    agent: FakeAgent, run: Callable[..., Ended], answers: dict[str, Any], files: list[Path], tmp_path: Path
 ) -> None:
     assert run("publish", "policy", "--version", 1, *files).code == 0
     refused = run("publish", "policy", "--version", 2, other(tmp_path, 1, ("w",)))
@@ -313,7 +394,7 @@ def test_publish_of_other_tensors_is_one_clear_line(
 
 
 def test_a_publish_that_fails_takes_away_what_it_brought(
-    agent: FakeAgent, run: Callable[..., Ended], files: list[Path]
+    agent: FakeAgent, run: Callable[..., Ended], answers: dict[str, Any], files: list[Path]
 ) -> None:
     agent.last["policy"] = 9
     refused = run("publish", "policy", "--version", 5, *files)

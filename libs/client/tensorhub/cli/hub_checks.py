@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from tensorhub.cli.finding import Finding, fail, ok, warn
+from tensorhub.cli.picture import PLAN_S, activities_of, ailing_jobs, lacks_plan_s, told
+from tensorhub.cli.process_states import STOPPED, has_ended, last_line, state_of
 from tensorhub.find import find_nats, read_hub_file
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
@@ -43,7 +44,7 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
     else:
         yield _file(settings, file)
     if file is not None:
-        for finding in _processes(file):
+        for finding in _processes(settings, file):
             yield finding
     try:
         address = find_nats(nats, settings)
@@ -54,21 +55,30 @@ async def hub(settings: Settings, job: str, nats: str | None) -> AsyncIterator[F
         yield fail("nats", str(error), START)
         return
     async with bus:
-        yield await _nats(bus)
-        if len(addresses(address.url)) > 1:
-            yield await _nodes(address)
-        yield await _registry(job, address)
-        for entry in file.registries if file is not None and len(file.registries) > 1 else ():
-            yield await _answers(bus, "registry", entry.id)
-        yield await _answers(bus, "planner", settings.planner_id)
-        # All at once: a host that is off has many that are silent.
-        agents = await _agents(job, address, file)
-        for found in await asyncio.gather(*(_answers(bus, "agent", agent) for agent in agents)):
-            yield found
-        yield await _clock(bus)
+        async for finding in _connected(bus, address, settings, job, file):
+            yield finding
     here = [(agent.id, Path(agent.socket)) for agent in file.agents] if file is not None else []
     for found in await asyncio.gather(*(asyncio.to_thread(_socket, *each) for each in here)):
         yield found
+
+
+async def _connected(
+    bus: Bus, address: NatsAddress, settings: Settings, job: str, file: HubFile | None
+) -> AsyncIterator[Finding]:
+    yield await _nats(bus)
+    if len(addresses(address.url)) > 1:
+        yield await _nodes(address)
+    yield await _registry(job, address)
+    for entry in file.registries if file is not None and len(file.registries) > 1 else ():
+        yield await _answers(bus, "registry", entry.id)
+    yield await _answers(bus, "planner", settings.planner_id)
+    # All at once: a host that is off has many that are silent.
+    agents = await _agents(job, address, file)
+    for found in await asyncio.gather(*(_answers(bus, "agent", agent) for agent in agents)):
+        yield found
+    for each in (*await _jobs(bus, job), *await _work(bus, job, agents)):
+        yield each
+    yield await _clock(bus)
 
 
 def _file(settings: Settings, file: HubFile | None) -> Finding:
@@ -78,31 +88,62 @@ def _file(settings: Settings, file: HubFile | None) -> Finding:
     return ok("hub.json", f"{place}: {len(file.agents)} agent(s), NATS at {shown(file.nats_all)}")
 
 
-def _processes(file: HubFile) -> list[Finding]:
-    pids = file.pids
-    gone = [f"{name} ({pid})" for name, pid in pids.items() if not _lives(pid)]
-    if gone:
+def _processes(settings: Settings, file: HubFile) -> list[Finding]:
+    """Look at the hub's processes as the kernel shows them, and at the last words of those that have ended."""
+    found = []
+    for name, pid in file.pids.items():
+        if state_of(pid) in STOPPED:
+            wake = f"wake it with 'kill -CONT {pid}', unless somebody looks into it with a debugger"
+            found.append(fail("processes", f"{name} (process {pid}) is stopped", wake))
+        elif has_ended(pid):
+            said = last_line(settings.dir / "logs" / f"{name}.log")
+            last_words = f"; its log ends with: {said}" if said else ""
+            advice = f"'tensorhub up' starts it again, unless it has ended too; see logs/{name}.log in its directory"
+            found.append(fail("processes", f"{name} (process {pid}) has ended{last_words}", advice))
+    return found or [ok("processes", f"all {len(file.pids)} live")]
+
+
+async def _jobs(bus: Bus, job: str) -> list[Finding]:
+    """Name the jobs that a registry or a planner can't go on with."""
+    found = [
+        fail("job", told(each), each.advice or f"look into the log of {each.process}")
+        for each in await ailing_jobs(bus, job)
+    ]
+    return found or [ok("job", "no registry and no planner has trouble with one")]
+
+
+async def _work(bus: Bus, job: str, agents: Sequence[str]) -> list[Finding]:
+    """Tell what processes say of themselves, and does not show in whether they answer."""
+    activities = await activities_of(bus, job, agents)
+    if activities is None:
         return [
-            fail(
-                "processes",
-                f"{', '.join(gone)} ended",
-                "'tensorhub up' starts them again; see the logs in its directory",
+            warn(
+                "activity",
+                "NATS lets nobody ask processes what they do",
+                "make the users of NATS anew with 'tensorhub credentials', as 'tensorhub up' does at its start",
             )
         ]
-    return [ok("processes", f"all {len(pids)} live")]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with suppress(OSError, IndexError):
-        # What has ended and was not waited for yet still has its number.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    found = [
+        warn(
+            "activity",
+            f"{each.process} says that {each.faults} errors have escaped from its background work",
+            f"look into the log of {each.process}, and report what stands there",
+        )
+        for each in activities
+        if each.faults
+    ]
+    found += [
+        fail(
+            "activity",
+            f"reads of {each.process} have no plan: no planner has answered it for {silent_s:.0f} s",
+            "look whether a planner runs, and whether both reach NATS",
+        )
+        for each in activities
+        if (silent_s := max((lacks_plan_s(read, each.planner_silent_s or 0.0) for read in each.reads), default=0.0))
+        > PLAN_S
+    ]
+    reads = sum(len(each.reads) + each.reads_left_out for each in activities)
+    return found or [ok("activity", f"{len(activities)} processes tell what they do; reads under way: {reads}")]
 
 
 async def _nats(bus: Bus) -> Finding:

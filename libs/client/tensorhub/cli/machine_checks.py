@@ -1,11 +1,13 @@
 """What `tensorhub doctor` finds out about this machine, by trying rather than by guessing from versions."""
 
 import importlib
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +16,12 @@ from tensorhub.cli.output import size
 from tensorhub.cli.running_agents import running_agents
 from tensorhub.up.nats_server import find_program
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.settings import Settings
+from tensorhub_common.settings import Settings, strangers
 
 PYTHON_MIN: Final = (3, 11)
 PROBE_S: Final = 10.0
+AGENT_NEEDS: Final = ("numpy", "ml_dtypes")
+"""What an agent can't do without, and this package can."""
 FREE_BYTES_MIN: Final = 1 << 30
 """Less free shared memory than this holds no model worth moving."""
 
@@ -33,7 +37,10 @@ def machine(settings: Settings) -> Iterator[Finding]:
     yield _shared_memory(settings)
     yield _huge_pages()
     yield _copying(settings)
+    yield _agents_needs()
     yield _torch()
+    for sentence in strangers(os.environ):
+        yield warn("settings", sentence, "take it out of the environment, or name the setting that is meant")
 
 
 def _python() -> Finding:
@@ -93,6 +100,16 @@ def _copying(settings: Settings) -> Finding:
         f"{'an agent' if environments else 'this shell'} has no {TUNABLES} for large copies",
         f"start agents with {TUNABLES}=glibc.cpu.{NON_TEMPORAL}=0x80000: copies of pieces may be faster; measure",
     )
+
+
+def _agents_needs() -> Finding:
+    """Look for what an agent can't do without; a host that only asks needs none of it."""
+    missing = [name for name in AGENT_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        advice = "pip install 'tensorhub[agent]', unless no agent is to run on this host"
+        return warn("agent's needs", f"{' and '.join(missing)} can't be imported, so no agent can run here", advice)
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in AGENT_NEEDS)
+    return ok("agent's needs", versions)
 
 
 def _torch() -> Finding:

@@ -34,7 +34,7 @@ def seconds(most: float = TIMEOUT_S_MAX) -> Callable[[object], float]:
         except ValueError:
             value = math.nan
         if not 0 <= value <= most:
-            raise typer.BadParameter(f"{given} is no number of seconds from 0 to {most:.0f}")
+            raise typer.BadParameter(f"{given!s:.40} is no number of seconds from 0 to {most:.0f}")
         return value
 
     return parse
@@ -59,14 +59,17 @@ def name_of(what: str) -> Callable[[str], str]:
     return lambda text: check_name(what, text)
 
 
-def said(parse: Callable[[str], T]) -> Callable[[object], T]:
-    """Take what the parser of a setting takes, and complain in its words."""
+def said(parse: Callable[[str], T], *, is_secret: bool = False) -> Callable[[object], T]:
+    """Take what the parser of a setting takes, and complain in its words. A secret is not repeated."""
 
     def parsed(given: object) -> T:
+        text = str(given)
+        if not text:
+            raise typer.BadParameter("it is empty: leave it out, or give a value")
         try:
-            return parse(str(given))
+            return parse(text)
         except ValueError as error:
-            raise typer.BadParameter(f"{given} {error}") from None
+            raise typer.BadParameter(f"{'it' if is_secret else text[:80]} {error}") from None
 
     return parsed
 
@@ -101,7 +104,7 @@ Nats = Annotated[
     typer.Option(
         "--nats",
         help="The NATS server, or several nodes with commas between; by default TENSORHUB_NATS, else hub.json.",
-        parser=said(values.nats_urls),
+        parser=said(values.nats_urls, is_secret=True),
         metavar="URLS",
     ),
 ]

@@ -2,12 +2,15 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from tensorhub_common.errors import TensorHubError
 
@@ -37,16 +40,73 @@ def read_no_further() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table without borders, as wide as it needs to be: it may go through grep and awk."""
-    table = [list(head), *([_cell(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Collection[str] = (),
+    optional: Collection[str] = (),
+) -> None:
+    """Print a table: on a terminal as wide as that is, elsewhere plain, so that it may go through grep and awk.
+
+    None and the empty text are shown as "-". Columns in `right` hold numbers; those in `optional` are left out on a
+    terminal where they are empty.
+    """
+    cells = [list(row) for row in rows]
+    if not sys.stdout.isatty():
+        _columns(head, cells)
+        return
+    shown = [
+        number
+        for number, name in enumerate(head)
+        if name not in optional or any(_is_there(row[number]) for row in cells)
+    ]
+    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number in shown:
+        last = number == shown[-1]
+        drawn.add_column(
+            head[number],
+            justify="right" if head[number] in right else "left",
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+        )
+    for row in cells:
+        drawn.add_row(*(_cell(row[number]) for number in shown))
+    _print(drawn)
+
+
+def paragraph(text: str, style: str) -> None:
+    """Print a sentence: on a terminal in a style, and folded between words."""
+    if sys.stdout.isatty():
+        _print(Text(text, style=style))
+    else:
+        line(text)
+
+
+def _print(drawn: RenderableType) -> None:
+    console = Console(highlight=False)
+    with console.capture() as capture:
+        console.print(drawn)
+    for each in capture.get().splitlines():
+        line(each.rstrip())
+
+
+def _columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table without borders, as wide as it needs to be."""
+    plain = [list(head), *([str(_cell(cell)) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in plain) for column in range(len(head))]
+    for row in plain:
         line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _cell(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
+def _is_there(value: object) -> bool:
+    return value is not None and value != ""
+
+
+def _cell(value: object) -> Text:
+    if isinstance(value, Text):
+        return value
+    return Text(str(value) if _is_there(value) else "-")
 
 
 def readable(path: Path) -> str:

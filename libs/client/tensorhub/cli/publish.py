@@ -21,7 +21,7 @@ from tensorhub.cli import options
 from tensorhub.cli.bar import Bar
 from tensorhub.cli.output import json_line, line, rate
 from tensorhub.cli.running import Bound, Door, door_of, hub_of, need, run
-from tensorhub.hub import AsyncHub
+from tensorhub.hub import CONNECT_S, AsyncHub
 from tensorhub.shard import AsyncShard
 from tensorhub.specs import TensorSpec
 from tensorhub_common.errors import VersionConflict
@@ -113,6 +113,8 @@ async def _publish(
         try:
             specs = {name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
             async with bound.held():
+                # Without it nothing can be published, and it says so in its own name.
+                await hub.registry.open_job(min(bound.left_s("asking the registry"), CONNECT_S))
                 left_s = bound.left_s("registering the shard")
                 shard = await hub.register(model, specs, replica=replica, timeout_s=left_s)
             number = await _bring_in(hub, shard, version, tensors, bound)

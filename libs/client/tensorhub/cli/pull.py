@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 import typer
@@ -108,19 +108,72 @@ def _check_writable(out: Path) -> None:
         raise typer.BadParameter(f"nothing may be written into {folder}", param_hint=hint)
 
 
+class Place(NamedTuple):
+    """One of its shards."""
+
+    replica: str
+    shard: int
+    shards: int
+    specs: dict[str, TensorSpec]
+
+
+class Guest:
+    """The replica that the command is while it reads: the same shards as the holder's, without values."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self._places: list[Place] = []
+
+    async def register(self, hub: AsyncHub, holder: ReplicaInfo, bound: Bound) -> list[AsyncShard]:
+        """Bring the shards."""
+        name, shards = f"pull-{token_hex(6)}", []
+        for member in holder.members:
+            layout = await hub.registry.layout(member.layout)
+            specs = {
+                entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset, entry.parts)
+                for entry in layout.tensors
+            }
+            place = Place(name, member.shard, holder.shards, specs)
+            self._places.append(place)
+            shards.append(await self._registered(hub, place, bound.left_s(f"registering shard {member.shard}")))
+        return shards
+
+    async def release(self, hub: AsyncHub) -> None:
+        """Take back, on another connection, what is left there."""
+        if not self._places:
+            return
+        there = {(each.replica, member.shard) for each in await hub.replicas(self.model) for member in each.members}
+        for place in self._places:
+            if (place.replica, place.shard) in there:
+                await (await self._registered(hub, place, TIDY_S)).release(timeout_s=TIDY_S)
+
+    async def _registered(self, hub: AsyncHub, place: Place, timeout_s: float) -> AsyncShard:
+        return await hub.register(
+            self.model,
+            place.specs,
+            replica=place.replica,
+            shard=place.shard,
+            shards=place.shards,
+            spot=True,
+            timeout_s=timeout_s,
+        )
+
+
 async def _pull(door: Door, model: str, wanted: int | None, out: Path, bound: Bound) -> Pulled:
     from tensorhub.files import save_file  # noqa: PLC0415 (it imports torch, which other commands do without)
 
-    async with hub_of(door, bound) as hub:
+    guest = Guest(model)
+    async with hub_of(door, bound, guest.release) as hub:
         async with bound.held():
-            version, shards, seconds = await _insist(hub, model, wanted, bound)
+            version, shards, seconds = await _insist(hub, guest, wanted, bound)
         tensors = await asyncio.to_thread(_assembled, shards)
         await asyncio.to_thread(save_file, out, tensors, {"model": model, "version": str(version)})
         nbytes = sum(payload_bytes(shard.layout) for shard in shards)
         return Pulled(model, version, readable(out), len(tensors), nbytes, seconds)
 
 
-async def _insist(hub: AsyncHub, model: str, wanted: int | None, bound: Bound) -> tuple[int, list[AsyncShard], float]:
+async def _insist(hub: AsyncHub, guest: Guest, wanted: int | None, bound: Bound) -> tuple[int, list[AsyncShard], float]:
+    model = guest.model
     for attempt in range(1, ATTEMPTS_MAX + 1):
         versions = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
         version, holders = _choose(versions, model, wanted)
@@ -130,7 +183,7 @@ async def _insist(hub: AsyncHub, model: str, wanted: int | None, bound: Bound) -
             # It has changed between the two questions.
             error = _unavailable(model, wanted)
         else:
-            shards = await _register(hub, model, holder, bound)
+            shards = await guest.register(hub, holder, bound)
             began = time.monotonic()
             try:
                 await _replicate(shards, version, model, bound.left_s(f"reading version {version}"))
@@ -161,30 +214,6 @@ def _unavailable(model: str, wanted: int | None) -> VersionUnavailable:
     return VersionUnavailable(
         f"{model} has {what} that anybody holds now: 'tensorhub versions {model}' shows what there was"
     )
-
-
-async def _register(hub: AsyncHub, model: str, holder: ReplicaInfo, bound: Bound) -> list[AsyncShard]:
-    """Bring the same shards as the holder's, without values."""
-    name = f"pull-{token_hex(6)}"
-    shards: list[AsyncShard] = []
-    for member in holder.members:
-        layout = await hub.registry.layout(member.layout)
-        specs = {
-            entry.name: TensorSpec(entry.shape, entry.dtype, entry.global_shape, entry.offset, entry.parts)
-            for entry in layout.tensors
-        }
-        shards.append(
-            await hub.register(
-                model,
-                specs,
-                replica=name,
-                shard=member.shard,
-                shards=holder.shards,
-                spot=True,
-                timeout_s=bound.left_s(f"registering shard {member.shard}"),
-            )
-        )
-    return shards
 
 
 async def _replicate(shards: Sequence[AsyncShard], version: int, model: str, timeout_s: float) -> None:

@@ -8,13 +8,14 @@ traceback. The first signal lets what has begun be tidied up, within a bound; a 
 import asyncio
 import dataclasses
 import importlib.util
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -28,7 +29,8 @@ from tensorhub.hub import CONNECT_S, AsyncHub, connect_async
 from tensorhub.registry import Registry
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
-from tensorhub_common.errors import InvalidName, TensorHubError
+from tensorhub_common.bus import refusals
+from tensorhub_common.errors import InvalidName, ReplicaConflict, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings
 from tensorhub_common.subjects import check_job
 from tensorhub_launcher import BY_SIGNAL, end_at_once
@@ -41,7 +43,7 @@ MARGIN_S: Final = 0.25
 MARGIN_SHARE: Final = 0.1
 """The last of a bound in which the agent or the registry can still say why it has given up: at most this share."""
 
-TIDY_S: Final = 0.5
+TIDY_S: Final = 2.0
 """How long a command that has failed or was interrupted tries to take back what it has begun."""
 
 END_S: Final = 10.0
@@ -224,6 +226,9 @@ def settings_of(directory: Path | None, environ: Mapping[str, str] = os.environ)
         complain(sentence)
     quiet = settings if environ.get("TENSORHUB_LOG_LEVEL") else dataclasses.replace(settings, log_level="error")
     telemetry.start_logs("tensorhub", "cli", quiet)
+    if quiet is not settings:
+        # A question that NATS does not let through is an error of the command, or of no interest to it.
+        logging.getLogger(refusals.__name__).setLevel(logging.CRITICAL)
     return settings
 
 
@@ -234,7 +239,11 @@ def job_of(job: str | None, settings: Settings) -> str:
 
 def registry_of(job: str | None, directory: Path | None, nats: str | None) -> Registry:
     """Return where questions about the job are asked."""
-    settings = settings_of(directory)
+    return registry_in(settings_of(directory), job, nats)
+
+
+def registry_in(settings: Settings, job: str | None, nats: str | None) -> Registry:
+    """Return the same for settings that are known."""
     return Registry(job_of(job, settings), find_nats(nats, settings))
 
 
@@ -281,10 +290,14 @@ def door_of(job: str | None, directory: Path | None, nats: str | None, agent: st
 
 
 @asynccontextmanager
-async def hub_of(door: Door, bound: Bound) -> AsyncIterator[AsyncHub]:
+async def hub_of(
+    door: Door, bound: Bound, take_back: Callable[[AsyncHub], Awaitable[None]] | None = None
+) -> AsyncIterator[AsyncHub]:
     """Connect to the agent. At the end all shards that are left are released, also where the block fails.
 
-    Only the connecting is held to the bound; what the block asks of the hub is to be held to it there.
+    Only the connecting is held to the bound; what the block asks of the hub is to be held to it there. An agent gives
+    up a call that was broken off once its connection has ended, and releases nothing before: `take_back` does that then
+    on another one.
     """
     async with bound.held():
         left_s = min(bound.left_s("connecting to the agent"), CONNECT_S)
@@ -294,9 +307,17 @@ async def hub_of(door: Door, bound: Bound) -> AsyncIterator[AsyncHub]:
     except BaseException:
         with suppress(TensorHubError, TimeoutError):
             async with asyncio.timeout(TIDY_S):
-                await hub.close(timeout_s=TIDY_S)
+                await _tidied(door, hub, take_back)
         raise
     await hub.close(timeout_s=END_S)
+
+
+async def _tidied(door: Door, hub: AsyncHub, take_back: Callable[[AsyncHub], Awaitable[None]] | None) -> None:
+    with suppress(ReplicaConflict):
+        await hub.close(timeout_s=TIDY_S)
+    if take_back is not None:
+        async with await connect_async(door.job, agent=door.socket, nats=door.nats, timeout_s=TIDY_S) as again:
+            await take_back(again)
 
 
 def need(what: str, *modules: str, extra: str) -> None:

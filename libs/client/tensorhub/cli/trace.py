@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tensorhub.cli import options
-from tensorhub.cli.output import columns, json_line, line, size, when
+from tensorhub.cli.output import json_line, line, size, table, when
 from tensorhub.cli.running import complain, registry_of, run
 from tensorhub.cli.span_tree import forest, rows, without_other_transfers
 from tensorhub.cli.waterfall import ASCII, UNICODE, draw, number, took, trouble
@@ -171,7 +171,7 @@ def _list(transfers: list[Span], job: str, limit: int, *, json: bool) -> None:
         line(f"no transfer of job {job} is kept yet: replicate or update a replica, then look again")
     else:
         head = ("ID", "MODEL", "VERSION", "REPLICA", "SHARD", "WHEN", "TOOK", "BYTES", "GB/S")
-        columns((*head, "TRANSPORTS", "SOURCES", "RETRIES", "END"), (row(span, shown) for span in shown))
+        table((*head, "TRANSPORTS", "SOURCES", "RETRIES", "END"), (row(span, shown) for span in shown))
 
 
 def row(span: Span, beside: Sequence[Span]) -> tuple[object, ...]:

@@ -3,11 +3,12 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from tensorhub.cli import options
+from tensorhub.cli.machine_checks import AGENT_NEEDS
 from tensorhub.cli.output import line, read_no_further
 from tensorhub.cli.running import Interrupted, job_of, need, run, settings_of
 from tensorhub.up.hub_file import HubFile
@@ -15,9 +16,6 @@ from tensorhub.up.up import AGENTS_MAX, NATS_NODES, REGISTRIES_MAX, Up
 from tensorhub_common import settings as settings_module
 from tensorhub_common import telemetry
 from tensorhub_common.bus.address import shown
-
-NEEDED: Final = ("numpy", "ml_dtypes")
-"""What an agent can't do without, and this package can."""
 
 
 def up(
@@ -68,7 +66,7 @@ def up(
         nats_nodes=nats_nodes,
         site=settings.site,
     )
-    need("an agent", *NEEDED, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
+    need("an agent", *AGENT_NEEDS, *(("ucxx",) if hosts > 1 and settings.ucxx else ()), extra="agent")
     number = run(hub.run(lambda file: say_ready(file, settings.dir, name)))
     raise Interrupted(number)
 

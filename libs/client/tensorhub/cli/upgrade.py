@@ -4,20 +4,23 @@ Always true: nothing is raised while a registry or planner answers that can't fo
 more before it says so in the log.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from tensorhub.cli import options
-from tensorhub.cli.output import columns, json_line, line
-from tensorhub.cli.running import registry_of, run
+from tensorhub.cli.output import json_line, line, table
+from tensorhub.cli.running import Bound, registry_of, run
 from tensorhub.registry import Registry
 from tensorhub_common.bus import joblog, traces
 from tensorhub_common.bus.pings import folders
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.wire.asks import Pong, Status
 from tensorhub_common.wire.traces import TransfersAsk
+
+LEVEL_MAX: Final = 1_000_000
+"""No release knows so many; what is above is a slip of the pen."""
 
 
 class Upgraded(msgspec.Struct, frozen=True):
@@ -42,7 +45,13 @@ def upgrade(
     everything: Annotated[bool, typer.Option("--all", help="Every job of this hub.")] = False,
     look: Annotated[bool, typer.Option("--look", help="Show who runs which release, and raise nothing.")] = False,
     level: Annotated[
-        int | None, typer.Option(help="To this level; by default the newest that all know.", min=1, show_default=False)
+        int | None,
+        typer.Option(
+            help="To this level; by default the newest that all know.",
+            parser=options.whole(1, LEVEL_MAX),
+            metavar="LEVEL",
+            show_default=False,
+        ),
     ] = None,
     job: options.Job = None,
     json: options.Json = False,
@@ -55,21 +64,21 @@ def upgrade(
     There is no way back: a release that does not know the level stops the job.
     """
     registry = registry_of(job, directory, nats)
-    found, done = run(_upgrade(registry, level, timeout, everything=everything, look=look))
+    found, done = run(_upgrade(registry, level, Bound(timeout), everything=everything, look=look))
     if json:
         for each in found if look else done:
             json_line(each)
         return
-    columns(("PROCESS", "ROLE", "RELEASE", "LEVEL"), ((f.process, f.role, f.release, f.level) for f in found))
+    table(("PROCESS", "ROLE", "RELEASE", "LEVEL"), ((f.process, f.role, f.release, f.level) for f in found))
     for each in done:
         line(f"job {each.job} is at level {each.level}" + ("" if each.before == each.level else f", was {each.before}"))
 
 
 async def _upgrade(
-    registry: Registry, level: int | None, timeout_s: float, *, everything: bool, look: bool
+    registry: Registry, level: int | None, bound: Bound, *, everything: bool, look: bool
 ) -> tuple[list[Folder], list[Upgraded]]:
-    async with registry:
-        bus = await registry.bus()
+    async with registry, bound.held():
+        bus = await registry.bus(bound.left_s("connecting to NATS"))
         pongs = await folders(bus)
         jobs = await joblog.jobs(bus) if everything else [registry.job]
         found = {each.id: _folder(each) for each in pongs}
@@ -77,11 +86,12 @@ async def _upgrade(
         for job in jobs:
             of_job = registry if job == registry.job else Registry(job, registry.address)
             async with of_job:
-                status = await of_job.status(timeout_s)
+                status = await of_job.status(bound.left_s(f"asking the registry about job {job}"))
                 before = await _silent(of_job, status, {*found})
                 found |= {name: Folder(name, "", "before levels", 0) for name in before}
                 if not look:
-                    done.append(await _raise(of_job, status, list(found.values()), level, timeout_s))
+                    left_s = bound.left_s(f"raising job {job}")
+                    done.append(await _raise(of_job, status, list(found.values()), level, left_s))
         return [found[name] for name in sorted(found)], done
 
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tensorhub.cli import options
-from tensorhub.cli.output import columns, json_line, line, when
+from tensorhub.cli.output import json_line, line, table, when
 from tensorhub.cli.running import Bound, registry_of, run
 from tensorhub.registry import Registry
 from tensorhub_common.errors import VersionUnavailable
@@ -31,7 +31,7 @@ def versions(
         line(f"{model} has no versions yet")
     else:
         rows = ((v.version, v.state, v.publisher, when(v.published_at), ", ".join(v.holders)) for v in found)
-        columns(("VERSION", "STATE", "PUBLISHER", "PUBLISHED", "HOLDERS"), rows)
+        table(("VERSION", "STATE", "PUBLISHER", "PUBLISHED", "HOLDERS"), rows)
 
 
 async def _ask(registry: Registry, model: str, bound: Bound) -> list[VersionInfo]:

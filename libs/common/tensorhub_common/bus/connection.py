@@ -376,7 +376,8 @@ class Bus:
             raise asyncio.CancelledError
         if self._take_refusal(str(error)):
             return
-        self._last_error = str(error) or type(error).__name__
+        is_silent = isinstance(error, TimeoutError)
+        self._last_error = "it does not answer" if is_silent else str(error) or type(error).__name__
         why = why_never(error)
         if why is not None:
             # One node that was not told of a new key yet is no reason not to ask the others.
