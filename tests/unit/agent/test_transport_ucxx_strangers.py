@@ -66,7 +66,7 @@ async def test_another_protocol_is_refused_in_words_and_its_ticket_stays_good(hu
     stranger.link.send(encode(Hello(PROTOCOL + 1, grant.ticket, "newer")))
     await stranger.down.wait()
     await stranger.link.close()
-    assert b"install the same version" in stranger.heard[0]
+    assert b"upgrade tensorhub where agent source runs" in stranger.heard[0]
     session = await hub.reader.open(grant, reader="reader", on_lost=Lost())
     await session.close()
 
