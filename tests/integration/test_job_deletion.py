@@ -223,5 +223,5 @@ async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
             assert says in err
         assert await streams_of(hub, "nobodys") == {}
         assert (await here.registry.status()).models
-        found, out, _ = await command(hub, "delete", "--job", job, "--yes")
-        assert (found, out) == (0, f"job {job} is deleted\n")
+        found, out, err = await command(hub, "delete", "--job", job, "--yes")
+        assert (found, out) == (0, f"job {job} is deleted\n"), err

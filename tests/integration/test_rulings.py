@@ -217,7 +217,7 @@ async def test_what_is_kept_has_its_bytes_long_after_it_was_overtaken(hub: Runni
 
 WRONG: Final = (
     (("retain", "m"), 2, "--last"),
-    (("retain", "m", "--last", "33"), 1, "0 (none) to 32"),
+    (("retain", "m", "--last", "33"), 2, "0 to 32"),
     (("retain", "not a name", "--last", "1"), 2, "not a name"),
     (("pin", "m", "9"), 1, "available now: [1]"),
     (("rewind", "m", "--to", "9"), 1, "the last published one is 1"),

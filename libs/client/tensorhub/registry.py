@@ -177,6 +177,8 @@ class Registry:
             raise closed_error()
 
     async def __aenter__(self) -> Self:
+        """Begin to ask, also anew after a block that has ended."""
+        self._is_closed = False
         return self
 
     async def __aexit__(
