@@ -4,6 +4,7 @@ Nothing is downloaded. A wheel of ours is the packages that `pyproject.toml` nam
 installed into an environment whose other packages are those of the running interpreter. Both are kept for the next run.
 """
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -43,9 +44,16 @@ def python_of(release: str = BEFORE) -> Path:
     """Return the interpreter of an environment that has this release, made now if there is none yet."""
     commit = commit_of(release)
     home = KEPT / commit[:12]
-    python = home / "env" / "bin" / "python"
-    if (home / "ready").exists():
-        return python
+    KEPT.mkdir(exist_ok=True)
+    # Tests run side by side, and two of them may want it at once.
+    with (KEPT / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "ready").exists():
+            _make(commit, home)
+    return home / "env" / "bin" / "python"
+
+
+def _make(commit: str, home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     source = home / "source"
@@ -55,7 +63,6 @@ def python_of(release: str = BEFORE) -> Path:
     environment(home / "env", wheel_of(source, home))
     shutil.rmtree(source)
     (home / "ready").touch()
-    return python
 
 
 def environment(home: Path, wheel: Path) -> None:
