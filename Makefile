@@ -54,7 +54,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte
 	@$(BIN)/tensorhub demo
 
-test: $(READY) ## the tests, in 5 minutes on two cores (WORKERS=2); neither slow ones nor those for a GPU
+test: $(READY) ## the tests, in 9 minutes on two cores (WORKERS=2); neither slow ones nor those for a GPU
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu"
 
 slow: $(READY) ## the tests that `make test` leaves out because they take long, with new examples (SEED=: by lot); some need root or Docker
