@@ -6,6 +6,7 @@ nursery, and the nursery with the tests. Where a test is about an interpreter's 
 own.
 """
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -28,6 +29,7 @@ ANSWER_BYTES_MAX: Final = 64
 FILES: Final = 3
 START_S: Final = 60.0
 BUFFER_BYTES: Final = 4096
+INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 class Nursery:
@@ -100,8 +102,7 @@ def main() -> None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             orders.close()
-            _become(json.loads(order), files)
-            return
+            os._exit(_become(json.loads(order), files))
         for file in files:
             os.close(file)
         orders.send(json.dumps([pid, None]).encode())
@@ -113,7 +114,11 @@ def _tell_ends(orders: socket.socket) -> None:
             orders.send(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]).encode())
 
 
-def _become(order: dict[str, object], files: list[int]) -> None:
+def _become(order: dict[str, object], files: list[int]) -> int:
+    """Run the program, and what an interpreter runs at its end; return its exit code.
+
+    What an interpreter frees besides is left to the kernel: with torch that takes a second, for each program.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     for as_file, file in enumerate(files):
         os.dup2(file, as_file)
@@ -125,7 +130,27 @@ def _become(order: dict[str, object], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv[:] = ["-c", *arguments]
-    exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 (a program of the tests)
+    try:
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102 (a program of the tests)
+        code = 0
+    except SystemExit as end:
+        code = _code(end)
+    except BaseException as error:  # noqa: BLE001 (an interpreter ends with any of them so)
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    # What an interpreter calls here to join the threads; it has no public name.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
