@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.bounds import WAIT_S
 from tests.integration.hubs import new_job, running_hub
 
 import tensorhub
@@ -43,6 +44,7 @@ async def test_a_read_goes_on_while_the_log_counts_its_holder(tmp_path: Path) ->
 
 
 async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path) -> None:
+    """And later ones are told that the version was published, and which holder of it is lost."""
     async with (
         running_hub(tmp_path, TENSORHUB_STALL_S="0.3", TENSORHUB_LOST_AFTER_S="2") as hub,
         hub.connected(new_job()) as (there, here),
@@ -56,5 +58,13 @@ async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path)
             async with asyncio.timeout(LONG_S):
                 with pytest.raises(tensorhub.VersionUnavailable):
                     await engine.replicate(1, timeout_s=600)
+            lost = r"version 1 of model 'm' was published, but its last holder is lost \(trainer on agent-0, lost \d+ s"
+            for wish in (1, "latest"):
+                with pytest.raises(tensorhub.VersionUnavailable, match=lost):
+                    await engine.replicate(wish, timeout_s=0.5)
         finally:
             os.kill(holder, signal.SIGCONT)
+        # A release that the loss overtakes is to be repeated, so the end of this test waits until the agent is back.
+        async with asyncio.timeout(WAIT_S):
+            while not all(member.live for each in await here.replicas("m") for member in each.members):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)

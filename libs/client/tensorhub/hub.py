@@ -140,6 +140,7 @@ class AsyncHub(Uncopied):
             self._session.loaded(attachment)
         made = AsyncShard(
             self._session,
+            self.registry,
             attachment,
             described.layout,
             bound.tensors,

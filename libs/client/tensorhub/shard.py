@@ -14,15 +14,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tensorhub import arguments
+from tensorhub import arguments, lost_versions
 from tensorhub.attachment import Attachment
 from tensorhub.calls import Publish, Read, Unpublish
 from tensorhub.leaving import Uncopied
+from tensorhub.registry import Registry
 from tensorhub.resuming import OpenChoice, listed
 from tensorhub.session import OnProgress, Session
 from tensorhub.threads import in_thread
 from tensorhub_common import telemetry
-from tensorhub_common.errors import NotPublished, ReplicaConflict
+from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavailable
 from tensorhub_common.layout import Layout
 from tensorhub_common.wire.worker import ReadReport
 
@@ -45,6 +46,7 @@ class AsyncShard(Uncopied):
     def __init__(
         self,
         session: Session,
+        registry: Registry,
         attachment: Attachment,
         layout: Layout,
         tensors: "dict[str, torch.Tensor]",
@@ -57,6 +59,7 @@ class AsyncShard(Uncopied):
         self.tensors = tensors
         self.layout = layout
         self._session = session
+        self._registry = registry
         self._attachment = attachment
         self._on_release = on_release
         self._swaps = swaps
@@ -305,7 +308,12 @@ class AsyncShard(Uncopied):
             question = replace(question, segment=shown)
         with self._session.tracing.call(name, self._attachment) as call:
             asked = replace(question, traceparent=call.traceparent)
-            done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
+            try:
+                done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
+            except VersionUnavailable as error:
+                wanted = asked.want if isinstance(asked.want, int) else None
+                became = await lost_versions.ask(self._registry, self.model, wanted)
+                raise VersionUnavailable(became) if became else error from error
             call.version = done.version
         if done.version is not None:
             self._filled()

@@ -6,7 +6,7 @@ again.
 
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard, Version
-from tensorhub_common.catalog.table import AgentState
+from tensorhub_common.catalog.table import AgentState, VersionState
 from tensorhub_common.wire.asks import (
     AgentInfo,
     ModelInfo,
@@ -46,6 +46,7 @@ def _version(model: Model, version: Version, holders: tuple[str, ...], keep: set
         published_at=version.time,
         holders=holders,
         retained=version.number in keep,
+        gone=version.gone if version.state is VersionState.UNAVAILABLE else "",
     )
 
 
@@ -81,6 +82,7 @@ def _shard(catalog: Catalog, shard: Shard) -> ShardInfo:
         live=agent.state is AgentState.LIVE,
         nbytes=shard.nbytes,
         layout=shard.layout,
+        lost_at=agent.lost_at if agent.state is AgentState.LOST else 0.0,
     )
 
 

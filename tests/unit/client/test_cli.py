@@ -217,6 +217,7 @@ def test_versions(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
         "published_at": 0.0,
         "holders": ["trainer", "r-0"],
         "retained": False,
+        "gone": "",
     }
     answers |= {"versions": [], "status": STATUS}
     assert run("versions", "policy").out == "policy has no versions yet\n"
@@ -408,7 +409,7 @@ def test_publish_of_what_is_no_weights_file(run: Callable[..., Ended]) -> None:
 
 
 def test_pull_of_what_nobody_holds(run: Callable[..., Ended], answers: dict[str, Any], tmp_path: Path) -> None:
-    answers["versions"] = [VERSION]
+    answers |= {"versions": [VERSION], "replicas": [REPLICA]}
     ended = run("pull", "policy", "--version", 8, tmp_path / "out.safetensors")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert "no version 8 that anybody holds" in ended.err

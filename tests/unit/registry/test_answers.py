@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.wire.commands import AnyCommand, Expire, Join, Ready, Register, Sender, Unpublish, Want
 from tensorhub_registry import answers
 
@@ -11,8 +12,8 @@ ROOT = "a" * 32
 LAYOUT = "b" * 64
 
 
-def catalog_after(commands: Iterable[AnyCommand]) -> Catalog:
-    catalog = Catalog("run-7")
+def catalog_after(commands: Iterable[AnyCommand], level: int = 0) -> Catalog:
+    catalog = Catalog("run-7", level=level)
     for seq, command in enumerate(commands, start=1):
         apply(catalog, seq, 1_000.0 + seq, command)
     return catalog
@@ -74,3 +75,12 @@ def test_status_counts_and_tells_who_lives() -> None:
     assert [(agent.agent, agent.live, agent.incarnation, agent.shards) for agent in status.agents] == [
         ("a", False, 1, 1)
     ]
+
+
+def test_a_version_whose_last_holder_is_lost_tells_why_and_its_shard_when() -> None:
+    lost = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
+    catalog = catalog_after((*PUBLISHED, lost), NEWEST)
+    (version,) = answers.versions(catalog, "m").versions
+    (trainer,) = answers.replicas(catalog, "m").replicas
+    assert (version.state, version.gone) == ("unavailable", "lost")
+    assert (trainer.members[0].live, trainer.members[0].lost_at) == (False, 1_004.0)

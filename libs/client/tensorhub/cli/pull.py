@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import msgspec
 import typer
 
+from tensorhub import lost_versions
 from tensorhub.cli import options
 from tensorhub.cli.bar import Bar
 from tensorhub.cli.output import json_line, line, rate, readable
@@ -176,8 +177,8 @@ async def _insist(hub: AsyncHub, guest: Guest, wanted: int | None, bound: Bound)
     model = guest.model
     for attempt in range(1, ATTEMPTS_MAX + 1):
         versions = await hub.versions(model, timeout_s=bound.left_s("asking the registry for the versions"))
-        version, holders = _choose(versions, model, wanted)
         replicas = await hub.replicas(model, timeout_s=bound.left_s("asking the registry for the replicas"))
+        version, holders = _choose(versions, replicas, model, wanted)
         holder = next((replica for replica in replicas if replica.replica in holders), None)
         if holder is None or holder.version != version:
             # It has changed between the two questions.
@@ -197,7 +198,9 @@ async def _insist(hub: AsyncHub, guest: Guest, wanted: int | None, bound: Bound)
     raise AssertionError
 
 
-def _choose(versions: Sequence[VersionInfo], model: str, wanted: int | None) -> tuple[int, Collection[str]]:
+def _choose(
+    versions: Sequence[VersionInfo], replicas: Sequence[ReplicaInfo], model: str, wanted: int | None
+) -> tuple[int, Collection[str]]:
     """Return the version to pull and the replicas that hold it: the newest available one, unless one is wanted."""
     held = {each.version: each for each in versions if each.holders}
     if wanted is not None and (found := held.get(wanted)) is not None and found.state == VersionState.RETIRED:
@@ -205,7 +208,8 @@ def _choose(versions: Sequence[VersionInfo], model: str, wanted: int | None) -> 
     latest = max((each.version for each in held.values() if each.state == VersionState.AVAILABLE), default=None)
     version = latest if wanted is None else wanted
     if version is None or version not in held:
-        raise _unavailable(model, wanted)
+        became = lost_versions.told(model, versions, replicas, wanted, time.time())
+        raise VersionUnavailable(became) if became else _unavailable(model, wanted)
     return version, held[version].holders
 
 

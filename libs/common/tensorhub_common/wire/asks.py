@@ -99,6 +99,8 @@ class VersionInfo(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[str, ...]
     retained: bool = False
     """It is among the last versions that are kept, or pinned."""
+    gone: str = ""
+    """Why the last holder left, while the version is unavailable: "lost", "unpublished", "replaced" or "released"."""
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True, tag="versions"):
@@ -118,6 +120,8 @@ class ShardInfo(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     nbytes: int
     layout: str
+    lost_at: float = 0.0
+    """When its agent was lost, in seconds since the epoch; 0 while that is live, and where it is not known."""
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
