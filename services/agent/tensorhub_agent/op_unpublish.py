@@ -261,8 +261,11 @@ class UnpublishOperation(Draining):
             super().counted(now)
 
     def drained(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
-        """The memory may be overwritten."""
-        self.core.finish()
+        """The memory may be overwritten. Without a caller the call that is under way is another one."""
+        if self._lingers:
+            self.core.settled(self)
+        else:
+            self.core.finish()
 
     def restart(self, now: float) -> None:
         """The agent joined anew without stating this shard, so the log counts it as empty."""

@@ -214,6 +214,23 @@ def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
     agent.open_lease(key, 1, ROOT, "reads-again")
 
 
+def test_a_read_is_not_answered_by_the_end_of_an_unpublish_that_gave_up() -> None:
+    """The log was told of the drained memory and is silent; the worker reads, and then the log answers both."""
+    agent = published()
+    key = agent.key("trainer")
+    call = agent.unpublish(key)
+    agent.log(1)
+    given_up(agent, call)
+    read = agent.read(key)
+    agent.log()
+    assert agent.memory(key) is Memory.EMPTY
+    assert agent.core.shards[key].lingering is None
+    assert agent.end_of(read) is None, "its round waits for a version"
+    agent.tick(10.0)
+    agent.log()
+    assert agent.error_of(read) == "VersionUnavailable"
+
+
 def test_the_answer_to_a_call_that_asked_to_stay_serves_again() -> None:
     """Held back, the bound reached, and then the registry falls silent: nobody knows, until it speaks."""
     agent = retained()
