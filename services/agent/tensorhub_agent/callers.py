@@ -4,6 +4,7 @@ Always true: each call is answered once, on the connection that it came by.
 """
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import AgentUnavailable, TensorHubError
 from tensorhub_common.layout import segment_bytes
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext
@@ -78,7 +79,12 @@ class Callers:
                 Failed(call=waiting.call, error=effect.error, message=effect.message, traceparent=traceparent)
             )
         elif waiting.registers is not None:
-            self._tell_registered(waiting, waiting.registers)
+            try:
+                self._tell_registered(waiting, waiting.registers)
+            except OSError as why:
+                # The shard is its worker's all the same, so that it gets the memory when it calls again.
+                message = f"the memory can't be handed over just now ({why.strerror}): call again"
+                waiting.worker.tell(Failed(call=waiting.call, error=AgentUnavailable.__name__, message=message))
         else:
             waiting.worker.tell(
                 Done(call=waiting.call, version=effect.version, report=effect.report, traceparent=traceparent)
@@ -115,12 +121,18 @@ class Callers:
             waiting.worker.tell(Mapped(handle=waiting.handle, version=version), fd)
 
     def _tell_registered(self, waiting: Waiting, key: Key) -> None:
-        """Hand a shard's segment to its worker."""
+        """Hand a shard's segment to its worker. Raises `OSError` where there is no descriptor for it."""
         core = self._shards[key]
         place = self._shelf.places[key]
         segment = place.segment
+        fd = segment.open_writable()
         if place.spare is not None:
-            waiting.worker.tell(Spare(call=waiting.call), place.spare.open_writable())
+            try:
+                spare_fd = place.spare.open_writable()
+            except OSError:
+                os.close(fd)
+                raise
+            waiting.worker.tell(Spare(call=waiting.call), spare_fd)
         ready = str(core.held.memory) == "ready"
         waiting.worker.tell(
             Registered(
@@ -130,7 +142,7 @@ class Callers:
                 version=core.held.version if ready else None,
                 fresh=waiting.fresh,
             ),
-            segment.open_writable(),
+            fd,
         )
         if core.replica_version is not None:
             waiting.worker.tell(Holds(handle=waiting.handle, version=core.replica_version))

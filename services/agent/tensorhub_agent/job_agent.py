@@ -457,8 +457,9 @@ class JobAgent:
             self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
     async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
-        mismatch = await self._questions.mismatch(self.shelf.places[key].layout, siblings)
-        self._news(SiblingsChecked(key, mismatch))
+        place = self.shelf.places.get(key)
+        if place is not None:
+            self._news(SiblingsChecked(key, await self._questions.mismatch(place.layout, siblings)))
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
         place = self.shelf.places.get(effect.key)

@@ -1,6 +1,7 @@
 """What an agent does with the memory of a job's shards because its core wants it: hashed, duplicated, looked at.
 
-Always true: each work ends in one piece of news, unless its shard is gone; none of it changes what readers may have.
+Always true: each work ends in one piece of news, unless its shard is gone, be it before the work begins; none of it
+changes what readers may have.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ class MemoryWork:
 
     async def digest(self, effect: Digest) -> None:
         """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
-        place = self._shelf.places[effect.key]
+        place = self._shelf.places.get(effect.key)
+        if place is None:
+            return
         digests = b""
         if self._digests:
             segment = place.target if effect.filled else place.segment
@@ -39,7 +42,9 @@ class MemoryWork:
 
     async def overwritten(self, key: Key, digests: bytes) -> tuple[str, ...]:
         """Return the tensors of a shard whose bytes are not those with these digests any more."""
-        place = self._shelf.places[key]
+        place = self._shelf.places.get(key)
+        if place is None:
+            return ()
         found = await self._pool.digest(place.segment.view, Spans.of(place.table)).result()
         size, table = PIECE_DIGEST_BYTES, place.table
         cuts = ((number, slice(number * size, number * size + size)) for number in range(len(table)))
@@ -51,11 +56,18 @@ class MemoryWork:
         place = self._shelf.places.get(effect.key)
         if place is not None:
             segment = place.spare if effect.spare and place.spare is not None else place.segment
-            self._news(Probed(effect.key, effect.spare, segment.is_lent()))
+            try:
+                lent = segment.is_lent()
+            except OSError:
+                # Without a descriptor nobody knows; it is asked again soon.
+                lent = True
+            self._news(Probed(effect.key, effect.spare, lent))
 
     async def duplicate(self, key: Key) -> None:
         """Copy what a shard holds into its other segment."""
-        place = self._shelf.places[key]
+        place = self._shelf.places.get(key)
+        if place is None:
+            return
         assert place.spare is not None
         job = self._pool.copy_and_digest(place.spare.view, place.segment.view, Spans.of(place.table), digests=False)
         await job.result()

@@ -1,0 +1,115 @@
+"""The driver of one job: what costs one call, or nothing, is no fault of the job."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorhub_agent.callers import Waiting
+from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.effects import Answer, AnyEffect, CheckSiblings, Digest, Duplicate, Free, Key, Probe, Probed
+from tensorhub_agent.encodings.deltas import DeltaBook
+from tensorhub_agent.job_agent import JobAgent
+from tensorhub_agent.limits import Limits
+from tensorhub_agent.measured import Measured
+from tensorhub_agent.memory import Held, Place
+from tensorhub_agent.registry_watch import RegistryWatch
+from tensorhub_agent.segments import Segment, SegmentStore
+from tensorhub_agent.shelf import Shelves
+from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
+from tensorhub_common.wire.worker import Failed, Frame, Registered, Spare
+
+KEY = Key("policy", "trainer", 0)
+LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
+
+
+@pytest.fixture
+async def job(tmp_path: Path) -> AsyncIterator[JobAgent]:
+    pool, shelves = CopyPool(1), Shelves(SegmentStore(tmp_path, "test-", 1 << 30))
+    around: Any = SimpleNamespace(
+        agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, limits=Limits(), measured=Measured(),
+        shelves=shelves, deltas=DeltaBook(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _: None,
+    )  # fmt: skip
+    job = JobAgent("run-7", around, lambda: None)
+    yield job
+    await job.stop()
+    job.shelf.free(KEY)
+    shelves.close()
+    pool.close()
+
+
+async def made(job: JobAgent) -> None:
+    await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
+
+
+@pytest.mark.parametrize("effect", [CheckSiblings(KEY, ()), Digest(KEY, 1), Duplicate(KEY)])
+async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, effect: AnyEffect) -> None:
+    """An agent that was stopped for a moment takes the shard's end from the log in the turn that began the work."""
+    await made(job)
+    job.carry_out([effect, Free(KEY)])
+    async with asyncio.timeout(10):
+        while job._work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
+            await asyncio.sleep(0.001)
+    assert job.aside is None
+
+
+class Told:
+    """A worker; `descriptors` come with what it is told."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def tell(self, frame: Frame, fd: int | None = None) -> None:
+        self.frames.append(frame)
+        if fd is not None:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """A staged shard takes two: neither stays open where one can't be had. The next call gets both."""
+    await made(job)
+    job.core.adopt(Place(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), Held())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    real, opened = Segment.open_writable, 0
+
+    def scarce(segment: Segment) -> int:
+        nonlocal opened
+        opened += 1
+        if opened > left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(segment)
+
+    worker: Any = Told()
+    monkeypatch.setattr(Segment, "open_writable", scarce)
+    job.carry_out([Answer(call=job.callers.begin(Waiting(worker, 5, 1, registers=KEY)))])
+    assert job.aside is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    [failed] = worker.frames
+    assert isinstance(failed, Failed)
+    assert (failed.call, failed.error) == (5, "AgentUnavailable")
+    monkeypatch.setattr(Segment, "open_writable", real)
+    job.carry_out([Answer(call=job.callers.begin(Waiting(worker, 6, 1, registers=KEY)))])
+    assert [type(each) for each in worker.frames[1:]] == [Spare, Registered]
+
+
+async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(job)
+
+    def scarce(_: Segment) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    told: list[Any] = []
+    monkeypatch.setattr(job._memory, "_news", told.append)
+    monkeypatch.setattr(Segment, "open_writable", scarce)
+    job._memory.probe(Probe(KEY, spare=False))
+    assert told == [Probed(KEY, spare=False, lent=True)]
