@@ -143,9 +143,14 @@ class ShardCore:
         )
 
     def finish(self, *, version: int | None = None, report: ReadReport | None = None) -> None:
-        """Answer the call under way."""
+        """Answer the call under way. Who registers what is gone is told so: there is no memory to hand over."""
+        registers = self.operation is not None and isinstance(self.operation.call, CallRegister)
         call = self._ended()
-        if call != NOBODY:
+        if registers and self.gone:
+            error = AgentUnavailable if self.doomed is None else JobGone
+            why = self.doomed or f"{self.where} is gone from its agent: register it again"
+            self.out.append(Raise(call, error.__name__, why))
+        elif call != NOBODY:
             self.out.append(Answer(call=call, version=version, report=report))
 
     def fail(self, error: type[TensorHubError] | str, message: str, report: ReadReport | None = None) -> None:

@@ -43,6 +43,11 @@ async def job(tmp_path: Path) -> AsyncIterator[JobAgent]:
     pool.close()
 
 
+def descriptors() -> int:
+    """Count those that this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (a folder of the kernel's)
+
+
 async def made(job: JobAgent) -> None:
     await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
 
@@ -77,7 +82,7 @@ async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
     """A staged shard takes two: neither stays open where one can't be had. The next call gets both."""
     await made(job)
     job.core.adopt(Place(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), Held())
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     real, opened = Segment.open_writable, 0
 
     def scarce(segment: Segment) -> int:
@@ -91,7 +96,7 @@ async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
     monkeypatch.setattr(Segment, "open_writable", scarce)
     job.carry_out([Answer(call=job.callers.begin(Waiting(worker, 5, 1, registers=KEY)))])
     assert job.aside is None
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
     [failed] = worker.frames
     assert isinstance(failed, Failed)
     assert (failed.call, failed.error) == (5, "AgentUnavailable")

@@ -1,10 +1,11 @@
 """An agent whose job is deleted: what it frees and when, what callers are told, and that it says nothing more."""
 
-from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
+from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
 from tensorhub_agent.effects import BreakLease, CallRead, CallRegister, CopyMade, Free, MakeCopy, Raise
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.memory import Held, Memory, Place
+from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
 from tensorhub_common.wire.commands import DeleteJob, Retain
 from tensorhub_common.wire.events.hub import CommandRejected
@@ -44,6 +45,19 @@ def test_all_is_freed_and_nothing_more_is_said() -> None:
     agent.do(agent.core.join(2, "host", "site", agent.now))
     agent.tick(100.0)
     assert agent.core.deadline() is None
+
+
+def test_a_worker_that_comes_back_to_a_draining_shard_is_told_and_gets_no_memory() -> None:
+    agent = published()
+    key = agent.key("trainer")
+    agent.unpublish(key)
+    agent.tick(10.0)
+    agent.tick(OUTCOME_S_MAX)
+    agent.do(agent.core.worker_gone(SESSION, agent.now))
+    call = agent.attach(key, SESSION + 1)
+    agent.take(DeleteJob())
+    assert freed(agent) == ["trainer"]
+    assert agent.error_of(call) == "JobGone"
 
 
 def test_a_publication_that_waits_for_its_siblings_ends() -> None:
