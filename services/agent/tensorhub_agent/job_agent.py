@@ -171,7 +171,13 @@ class JobAgent:
     # Standing in the log.
 
     def start(self) -> None:
-        """Open the job, follow its log, and join; goes on in the background."""
+        """Open the job, follow its log, and join; goes on in the background.
+
+        What was set aside is stated by whichever call opens the job, be it a worker's: the log would let go of it, and
+        the process that can take it back would have to free it.
+        """
+        for key in self.shelf.aside:
+            self.core.set_aside(key)
         self._work.start(self._follow(), "following the log")
 
     async def wait_joined(self, timeout_s: float) -> None:
@@ -228,8 +234,6 @@ class JobAgent:
                 held.digests = manifest.digests or b""
             self.concern(key.replica)
             self.core.adopt(place, held)
-        for key in self.shelf.aside:
-            self.core.set_aside(key)
 
     def rejoin(self, incarnation: int) -> None:
         """Speak under this incarnation from now on; the log must not have heard it in this job before."""

@@ -63,6 +63,22 @@ async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, eff
     assert job.aside is None
 
 
+async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_the_job(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log lets go of what an agent does not state, and a later process frees what the log knows nothing of."""
+    left: Any = None
+    job.shelf.aside[KEY] = left, job._around.shelves.store
+
+    async def follow() -> None:
+        pass
+
+    monkeypatch.setattr(job, "_follow", follow)
+    job.start()
+    assert job.core.aside == {KEY}
+    del job.shelf.aside[KEY]
+
+
 class Told:
     """A worker; `descriptors` come with what it is told."""
 
