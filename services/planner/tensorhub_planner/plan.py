@@ -25,7 +25,7 @@ import xxhash
 
 from tensorhub_common.errors import BadCommand, VersionUnavailable
 from tensorhub_common.wire.transfer import Demand, Plan, Refusal, Share, SourceId, precedes
-from tensorhub_planner.busy import IDLE
+from tensorhub_planner.busy import IDLE, Busy
 from tensorhub_planner.choosing import Choice, Offer, Part, choose
 from tensorhub_planner.coverage import chain_ends, grounded, prove
 from tensorhub_planner.crossing import groups_of, shares_of
@@ -138,6 +138,8 @@ def _sort_out(
     seed = xxhash.xxh3_64_intdigest(f"{demand.model}/{seat.me.replica}/{seat.me.shard}".encode()) | 1
     places, me = topology.places, seat.me
     here = places.get(me.agent)
+    # An agent may have hundreds of holders: how busy it is is worked out of all that it said of its readers.
+    loads: dict[str, Busy] = {}
     for holder in holders.able:
         source = holder.source
         if holder.key != seat.key:
@@ -155,7 +157,9 @@ def _sort_out(
             )
             continue
         transport = TRANSPORTS[distance]
-        busy = load.get((source.agent, transport), IDLE)
+        busy = loads.get(source.agent)
+        if busy is None:
+            busy = loads[source.agent] = load.get((source.agent, transport), IDLE)
         rate = rates.get((link_of(distance, there), transport)) if rates else None
         offers.append(
             Offer(

@@ -21,7 +21,7 @@ from tests.unit.planner.given import (
 )
 
 from tensorhub_common.wire.transfer import Plan
-from tensorhub_planner.busy import Busy
+from tensorhub_planner.busy import Busy, Lane
 from tensorhub_planner.coverage import PlanError
 from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Load
@@ -228,3 +228,24 @@ def test_the_reader_and_who_has_none_of_the_pieces_are_left_out_and_told() -> No
     assert found.why.endswith(
         "; left out: rollout/0 on me is the reader itself, on-b/0 on b has none of the wanted pieces"
     )
+
+
+class Counted(dict[Lane, Busy]):
+    """A load that notes what is looked up in it."""
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(load)
+        self.looked: list[str] = []
+
+    def get(self, lane: Lane, default: Busy) -> Busy:  # type: ignore[override]  # The plan has a default.
+        self.looked.append(lane[0])
+        return super().get(lane, default)
+
+
+def test_how_busy_an_agent_is_is_looked_up_once() -> None:
+    """However many replicas stand on it: what it has said of its readers is long, and is gone through each time."""
+    load = Counted({("a", "ucxx"): Busy(3, 3), ("b", "ucxx"): Busy(1, 1)})
+    replicas = [(agent, f"r{number}") for number in range(9) for agent in "ab"]
+    holders = [msgspec.structs.replace(holder(agent), source=source(agent, name)) for agent, name in replicas]
+    assert set(agents(planned(*holders, load=load))) == {"b"}
+    assert sorted(load.looked) == ["a", "b"]
