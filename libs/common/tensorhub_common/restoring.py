@@ -10,7 +10,8 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import LogGap, LogShorter, SnapshotBroken
 from tensorhub_common.bus.joblog import Extent, JobLog
 from tensorhub_common.bus.snapshots import Index, Record, Snapshots
-from tensorhub_common.catalog.snapshot import Snapshot, SnapshotUnreadable, decode
+from tensorhub_common.catalog.snapshot import Snapshot, SnapshotNewer, SnapshotUnreadable, decode
+from tensorhub_common.levels import LevelUnknown
 from tensorhub_common.telemetry import logger
 
 LOOKS_MAX: Final = 4
@@ -23,8 +24,9 @@ async def newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Exte
     """Return the newest usable snapshot after entry `beyond` (None: there is none), and how far the log goes.
 
     Raises `LogGap` when the log no longer reaches back to `beyond` and no snapshot bridges that, `LogShorter` when the
-    log ends before the snapshot, `LogMissing` without a log. It looks again before the first two: in a cluster log and
-    snapshots are read from different nodes, and one of them may have slept.
+    log ends before the snapshot, `LevelUnknown` when the only way on is a snapshot that a newer release wrote,
+    `LogMissing` without a log. It looks again before the first two: in a cluster log and snapshots are read from
+    different nodes, and one of them may have slept.
     """
     for _ in range(LOOKS_MAX - 1):
         try:
@@ -39,6 +41,7 @@ async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Ext
     extent = await JobLog(bus, job).extent()
     snapshots = Snapshots(bus, job)
     told: list[str] = []
+    is_newer = False
     for record in _records(await _index(snapshots, extent, told)):
         if record.seq <= beyond:
             break
@@ -51,10 +54,12 @@ async def _newest(bus: Bus, job: str, beyond: int) -> tuple[Snapshot | None, Ext
             return decode(job, await snapshots.read(record)), extent
         except (SnapshotBroken, SnapshotUnreadable) as why:
             told.append(str(why))
+            is_newer = is_newer or isinstance(why, SnapshotNewer)
             _log.error("a snapshot can't be used", job=job, seq=record.seq, why=str(why))
     if extent.first > beyond + 1:
         reasons = "; ".join(told) or "there is none after it"
-        raise LogGap(f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {reasons}")
+        why_not = f"the log of job {job!r} begins at {extent.first}, and no snapshot leads there: {reasons}"
+        raise LevelUnknown(why_not) if is_newer else LogGap(why_not)
     return None, extent
 
 

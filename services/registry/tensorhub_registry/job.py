@@ -394,10 +394,12 @@ class Job:
         self._fail(Failure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
 
     def _fail(self, failure: Failure) -> None:
-        """Set the job aside. That the log of a deleted job goes is no failure."""
+        """Set the job aside. That the log of a deleted job goes is no failure; if it is there, it is begun anew."""
         if self.is_deleted:
             _log.info("the deleted job is not folded any more", job=self.name, why=failure.why)
             self.stand_down()
+            self._tried.set()
+            self._stop_following()
             return
         if self.failure is not None:
             return
@@ -405,9 +407,12 @@ class Job:
         _log.error("the job is set aside", job=self.name, seq=self.fold.seq, why=failure.why, advice=failure.advice)
         self.stand_down()
         self._tried.set()
+        self._stop_following()
+        self._on_aside(self)
+
+    def _stop_following(self) -> None:
         if self._following is not None and self._following is not asyncio.current_task():
             self._following.cancel()
-        self._on_aside(self)
 
     # ------------------------------------------------------------------------------------------- speaking
 

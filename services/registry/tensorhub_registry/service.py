@@ -36,15 +36,13 @@ from tensorhub_common.wire.asks import HEALTH_JOBS_MAX, Beat, Health, JobHealth,
 from tensorhub_registry import leader, liveness
 from tensorhub_registry.aside import Aside, set_aside
 from tensorhub_registry.deleting import too_many
-from tensorhub_registry.folders import Folders
+from tensorhub_registry.folders import ROLE, Folders
 from tensorhub_registry.job import Job
 from tensorhub_registry.lost_agents import LostAgents
 from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
 from tensorhub_registry.trouble import health_of
 
 LEASE_KEY: Final = "registry"
-ROLE: Final = "registry"
-
 DISCOVER_S: Final = 5.0
 """How often a registry looks for jobs that others opened or deleted."""
 DISCOVER_AGAIN_S: Final = 0.2
@@ -52,6 +50,15 @@ DISCOVER_AGAIN_S: Final = 0.2
 
 TRY_S_MAX: Final = 30.0
 """A job that was set aside is given so long to get further before the next one is tried."""
+
+GIVE_WAY_LOOK_S: Final = 1.0
+"""How often a leader looks whether a newer registry is there that can lead jobs which this release can't fold."""
+
+GIVE_WAY_TTLS: Final = 2
+"""A registry that gave its lease to a newer one asks for it again after so many times as long as a lease lasts."""
+
+GIVE_WAY_AGAIN_S: Final = 60.0
+"""It gives it away again after this at the earliest, should no other one have taken it."""
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 """A registry says that it is ready once it leads, or once it has become clear that another one does."""
@@ -90,6 +97,9 @@ class Registry:
         """The jobs that were set aside, until they are gone: one that fails at the same place again waits longer."""
         self._due: asyncio.Queue[Job] = asyncio.Queue()
         """Those that are to be tried again; each stands here once, so there are no more of them than jobs."""
+        self._raised: set[str] = set()
+        """Those of the jobs that were raised to a level which this release can't fold; a level never goes down."""
+        self._giving_way: asyncio.Task[None] | None = None
         self._looking = asyncio.Lock()
         self._next_look: asyncio.Task[None] | None = None
         self._forgetting: set[str] = set()
@@ -112,6 +122,7 @@ class Registry:
             self._work.start(self._subscribe_while_leading(), "listening for questions")
             self._work.start(self._try_again_always(), "trying jobs again that were set aside")
             await self._lease.start()
+            self._giving_way = self._work.start(self._give_way_always(), "giving way to a newer registry")
             await self._lease.wait(held=True, timeout_s=FIRST_LEASE_WAIT_S)
             await answer_pings(self._bus, self.id, ROLE)
             await stack.enter_async_context(serving(f"registry {self.id} serves"))
@@ -126,6 +137,10 @@ class Registry:
     async def close(self) -> None:
         """Stop speaking, give the lease back so that another may speak at once, and end."""
         self._obey(leader.Resigned())
+        if self._giving_way is not None:
+            # Else it might ask for the lease again.
+            self._giving_way.cancel()
+            await asyncio.wait((self._giving_way,))
         await self._lease.close()
         await self._questions.unsubscribe()
         await self._work.close()
@@ -165,6 +180,22 @@ class Registry:
                 await self._questions.subscribe()
             else:
                 await self._questions.unsubscribe()
+
+    async def _give_way_always(self) -> None:
+        """Give the lease to a newer registry while there is a job that only that one can lead.
+
+        It can't go round in circles: a lease is given only to who folds a higher level than this release does.
+        """
+        while True:
+            await asyncio.sleep(GIVE_WAY_LOOK_S)
+            newer = self._folders.newer_registry
+            if newer is None or not self._raised or not self._leader.leads:
+                continue
+            _log.warning("gives way to a newer registry", to=newer.id, release=newer.release, jobs=len(self._raised))
+            await self._lease.close()
+            await asyncio.sleep(GIVE_WAY_TTLS * self._lease.ttl_s)
+            await self._lease.start()
+            await asyncio.sleep(GIVE_WAY_AGAIN_S)
 
     # ------------------------------------------------------------------------------------------- agents
 
@@ -244,12 +275,12 @@ class Registry:
     def health_of(self, job: Job) -> Health:
         """Say how one job gets on."""
         found = self._job_health(job)
-        return Health(id=self.id, role="registry", ailing=int(found.state != JobState.WELL), jobs=(found,))
+        return Health(id=self.id, role=ROLE, ailing=int(found.state != JobState.WELL), jobs=(found,))
 
     def health(self) -> Health:
         """Name the jobs that are not well."""
         ailing = [each for job in self.jobs.values() if (each := self._job_health(job)).state != JobState.WELL]
-        return Health(id=self.id, role="registry", ailing=len(ailing), jobs=tuple(ailing[:HEALTH_JOBS_MAX]))
+        return Health(id=self.id, role=ROLE, ailing=len(ailing), jobs=tuple(ailing[:HEALTH_JOBS_MAX]))
 
     def _job_health(self, job: Job) -> JobHealth:
         return health_of(job.name, job.fold.seq, job.failure, self._aside.get(job.name), job.troubles, time.time())
@@ -325,11 +356,14 @@ class Registry:
         if self.jobs.get(job.name) is job:
             del self.jobs[job.name]
             self._aside.pop(job.name, None)
+            self._raised.discard(job.name)
             self._hear(liveness.Forget(job.name))
             self._questions.drop(job.name)
 
     def _set_aside(self, job: Job) -> None:
         aside = self._aside[job.name] = set_aside(self._aside.get(job.name), job.fold.seq, time.time())
+        if job.failure is not None and job.failure.is_raised:
+            self._raised.add(job.name)
         self._hear(liveness.Forget(job.name))
         self._work.call_later(aside.wait_s, self._due.put_nowait, job, what="trying a job again")
 

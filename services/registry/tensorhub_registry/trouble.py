@@ -54,11 +54,13 @@ class Failure:
 
     why: str
     advice: str
+    is_raised: bool = False
+    """The job was raised to a level that this release can't fold."""
 
     @classmethod
     def of(cls, error: BaseException, why: str = "") -> "Failure":
         """Take the error, and a sentence that says more than the error's own."""
-        return cls(why or str(error), advice_on(error))
+        return cls(why or str(error), advice_on(error), isinstance(error, LevelUnknown))
 
 
 @dataclass(slots=True)

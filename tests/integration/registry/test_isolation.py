@@ -12,25 +12,29 @@ import pytest
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
+from tensorhub_common import errors, subjects
+from tensorhub_common.bus import jetstream, pings
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, SnapshotBroken
 from tensorhub_common.bus.joblog import JobLog, jobs
 from tensorhub_common.bus.joblog import open_job as open_log
+from tensorhub_common.bus.lease import LeaderLease
 from tensorhub_common.bus.snapshots import Snapshots
 from tensorhub_common.catalog import membership
+from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.levels import NEWEST
 from tensorhub_common.settings import load
 from tensorhub_common.supervision import fault_counts
 from tensorhub_common.wire.asks import Error, Health, JobHealth, Status
 from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import DeleteJob, Join, Publish, Sender
+from tensorhub_common.wire.commands import DeleteJob, Join, Lead, Publish, Sender
 from tensorhub_common.wire.events.hub import AgentForgotten, AgentLost, JobDeleted
-from tensorhub_registry import aside, deleting, forgetting, trimming
+from tensorhub_registry import aside, deleting, folders, forgetting, service, trimming
 from tensorhub_registry import job as driven
 from tensorhub_registry.claiming import Claiming
+from tensorhub_registry.deleting import Clearing
 from tensorhub_registry.outcomes import JobFold
 from tensorhub_registry.service import Registry
 from tensorhub_registry.snapshotting import Snapshotting
@@ -359,6 +363,102 @@ async def test_a_silent_agent_is_lost_and_by_and_by_forgotten(
         await job.wait_settled()
         assert [event.agent for event in job.events if isinstance(event, AgentLost | AgentForgotten)] == ["silent"] * 2
         assert running.registry.jobs["ailing"].fold.catalog.agents == {}
+
+
+async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no job that is set aside; its questions are answered again once the registry has looked for it anew."""
+    monkeypatch.setattr(service, "DISCOVER_S", 0.2)
+    broken: list[str] = []
+    clear = Clearing._clear
+
+    async def breaks_once(self: Clearing, fold: JobFold) -> None:
+        if not broken:
+            broken.append(fold.job)
+            raise RuntimeError("it is broken")
+        await clear(self, fold)
+
+    monkeypatch.setattr(Clearing, "_clear", breaks_once)
+    async with registry_in(own_nats_server.url) as running:
+        job = await open_job(own_bus, "one")
+        await job.say(DeleteJob())
+
+        async def is_told() -> bool:
+            with contextlib.suppress(NoAnswer, NoResponder):
+                answer = await own_bus.request(subjects.ask("one", "status"), b"", 1.0)
+                return msgspec.json.decode(answer, type=Error | Status) == Error(error=gone.code, message=str(gone))
+            return False
+
+        async def has_failed() -> bool:
+            return fault_counts() != running.faults_before
+
+        gone = errors.gone("one")
+        await until(has_failed, "the clearing up fails")
+        await until(is_told, "who asks is told that the job was deleted", 10.0)
+        assert await states(own_bus) == {}
+
+
+# --------------------------------------------------------------------------------------------- a newer registry
+
+
+async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry that can't fold a raised job blocked it for as long as it led, and a newer one stood by.
+
+    Given away once, it is kept should the other not have it for long, so that the two never pass it round.
+    """
+    monkeypatch.setattr(folders, "LOOK_S", 0.1)
+    monkeypatch.setattr(service, "GIVE_WAY_LOOK_S", 0.1)
+    async with registry_in(own_nats_server.url) as running:
+        registry = running.registry
+        raised = await open_job(own_bus, "raised")
+        lead = Lead(by=Sender("_registry", 99, 0), registry="registry-9", term=99, level=NEWEST + 1)
+        await raised.log.append("tensorhub.v1.raised.cmd.lead._registry", encode(lead), "raise")
+        await until(partial(_has_state, own_bus, "raised", "set-aside"), "the registry can't fold the raised job")
+        assert await _is_leading(registry)
+        async with await connect(own_nats_server.url, name="registry-9") as bus:
+            newer = LeaderLease(bus, service.LEASE_KEY, "registry-9", 2)
+            await newer.start()
+            with monkeypatch.context() as patch:
+                patch.setattr(pings, "NEWEST", NEWEST + 1)
+                await pings.answer_folders(bus, "registry-9", "registry")
+            assert await newer.wait(held=True, timeout_s=20.0)
+            assert not await _is_leading(registry)
+            await newer.close()
+            await until(lambda: _is_leading(registry), "the lease that nobody has is taken again")
+            await asyncio.sleep(10 * service.GIVE_WAY_LOOK_S)
+            assert await _is_leading(registry)
+
+
+async def _has_state(bus: Bus, job: str, state: str) -> bool:
+    return (await states(bus)).get(job) == state
+
+
+async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
+    own_nats_server: RunningNats, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows a lower level, and goes on with its jobs when it is woken; one that is gone counts no more."""
+    found = folders.Folders(own_bus, None)
+    async with await connect(own_nats_server.url, name="planner-7") as bus:
+        with monkeypatch.context() as patch:
+            patch.setattr(pings, "NEWEST", 0)
+            service_of = await pings.answer_folders(bus, "planner-7", "planner")
+        await pings.answer_pings(bus, "planner-7", "planner")
+        assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
+        await pings.answer_folders(own_bus, "registry-0", "registry")
+        await service_of.close()
+        assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
+        assert await found.level_for_new_jobs() == 0
+    assert await found.behind(NEWEST) == []
+    assert await found.level_for_new_jobs() == NEWEST
+
+
+async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus) -> None:
+    """The registry itself answers, so its question has been lost."""
+    with pytest.raises(RegistryUnavailable, match="call again"):
+        await folders.Folders(own_bus, None).behind(NEWEST)
 
 
 # --------------------------------------------------------------------------------------------- the process

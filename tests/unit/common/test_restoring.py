@@ -9,6 +9,10 @@ from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import LogGap, LogShorter
 from tensorhub_common.bus.joblog import Extent
 from tensorhub_common.bus.snapshots import Index, Record
+from tensorhub_common.catalog.snapshot import Snapshot, encode
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.levels import NEWEST, LevelUnknown
+from tensorhub_registry.trouble import advice_on
 
 NOBODY = cast("Bus", None)
 
@@ -27,6 +31,8 @@ class Nodes:
     def __init__(self, extents: list[Extent], indices: list[Index | None]) -> None:
         self.extents, self.indices = extents, indices
         self.asked = 0
+        self.body = b""
+        """Of each snapshot."""
 
     def put_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nodes = self
@@ -43,6 +49,9 @@ class Nodes:
 
             async def index(self, _: str) -> Index | None:
                 return nodes.indices.pop(0) if len(nodes.indices) > 1 else nodes.indices[0]
+
+            async def read(self, _: Record) -> bytes:
+                return nodes.body
 
         monkeypatch.setattr(restoring, "JobLog", Log)
         monkeypatch.setattr(restoring, "Snapshots", Kept)
@@ -68,3 +77,13 @@ async def test_what_stays_so_is_an_error(
     with pytest.raises(error):
         await restoring.newest(NOBODY, "job", 0)
     assert nodes.asked == restoring.LOOKS_MAX
+
+
+async def test_a_snapshot_of_a_newer_release_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was trimmed behind it. Not a backup of the snapshots mends that, but the release that wrote them."""
+    nodes = Nodes([extent(9, 20)], [index(10)])
+    nodes.put_in_place(monkeypatch)
+    nodes.body = encode(Snapshot(10, 1.0, Catalog("job", seq=10, level=NEWEST + 1)))
+    with pytest.raises(LevelUnknown, match=f"level {NEWEST + 1}") as found:
+        await restoring.newest(NOBODY, "job", 0)
+    assert advice_on(found.value).startswith("run the release that raised it")

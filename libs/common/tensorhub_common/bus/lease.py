@@ -153,13 +153,17 @@ class LeaderLease:
         self._task = self._work.start(self._keep(), "keeping it")
 
     async def close(self) -> None:
-        """Give the lease back, so that another may have it at once; after `CLOSE_TIMEOUT_S` leave it to expire."""
+        """Give the lease back, so that another may have it at once; after `CLOSE_TIMEOUT_S` leave it to expire.
+
+        `start` asks for it anew.
+        """
         task, self._task = self._task, None
         if task is None:
             return
         task.cancel()
         await asyncio.wait({task})
         revision, self._until = self._revision if self.held else 0, 0.0
+        self._revision = 0
         await self._tell()
         if revision:
             headers = {_OPERATION: "PURGE", "Nats-Rollup": "sub", jetstream.EXPECTED_LAST: str(revision)}

@@ -97,6 +97,17 @@ async def ping(bus: Bus, process: str, timeout_s: float = PING_TIMEOUT_S) -> Pon
         return None
 
 
+async def is_known(bus: Bus, process: str) -> bool:
+    """Tell whether NATS has a connection of the process, which may be stopped, or too busy to answer."""
+    try:
+        await bus.request(ping_subject(process), b"", PING_TIMEOUT_S)
+    except NoResponder:
+        return False
+    except NoAnswer:
+        pass
+    return True
+
+
 async def _main(process: str) -> str | None:
     """Ping once and return what is wrong."""
     try:

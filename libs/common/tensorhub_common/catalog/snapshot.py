@@ -34,6 +34,10 @@ class SnapshotUnreadable(TensorHubError):
     """These bytes are no snapshot that this release can go on from."""
 
 
+class SnapshotNewer(SnapshotUnreadable):
+    """A newer release wrote this snapshot, and of what it says this one does not know all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """An event that was decided and did not stand in the log, and what its command's headers asked of it."""
@@ -111,7 +115,7 @@ def _check_known(job: str, envelope: _Envelope) -> None:
     ]
     if envelope.format > FORMAT or unknown:
         what = f"format {envelope.format}" if envelope.format > FORMAT else ", ".join(unknown)[:300]
-        raise SnapshotUnreadable(
+        raise SnapshotNewer(
             f"a snapshot of job {job!r} was written by a newer release (this one does not know {what}): run that one"
         )
 
@@ -120,7 +124,7 @@ def _check_level(job: str, level: int) -> None:
     try:
         check_level(job, level)
     except LevelUnknown as why:
-        raise SnapshotUnreadable(str(why)) from None
+        raise SnapshotNewer(str(why)) from None
 
 
 def fields_of(root: type) -> Fields:
