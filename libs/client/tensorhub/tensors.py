@@ -12,7 +12,7 @@ after values were copied in, so that equal weights in equal layouts are equal by
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from tensorhub.module import Member, adopt, named_members, tie
 from tensorhub.specs import DTYPES, TensorSpec, dtype_name
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion, TensorHubError
 from tensorhub_common.layout import Layout, Part, TensorEntry, layout_of
+
+WORD_BYTES: Final = 8
 
 Value = torch.Tensor | np.ndarray[Any, Any]
 Tensors = nn.Module | Mapping[str, Value | TensorSpec]
@@ -270,13 +272,15 @@ def _same_bytes(name: str, value: Value, standing: torch.Tensor) -> bool:
         _copy(name, value, dense)
     else:
         dense = value.to_local() if is_dtensor(value) else value  # type: ignore[attr-defined]
-    return torch.equal(_words(dense), _words(standing))
+    given, there = _bytes_of(dense), _bytes_of(standing)
+    if all(each.numel() % WORD_BYTES == 0 and each.storage_offset() % WORD_BYTES == 0 for each in (given, there)):
+        # As numbers of eight bytes they compare four times as fast. A slice may begin in the middle of one.
+        given, there = given.view(torch.int64), there.view(torch.int64)
+    return torch.equal(given, there)
 
 
-def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes, as numbers of eight bytes where that is possible: they compare four times as fast."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return plain.view(torch.int64) if plain.numel() % 8 == 0 and plain.storage_offset() % 8 == 0 else plain
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
 def _kind(value: object) -> str:

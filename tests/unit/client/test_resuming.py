@@ -174,6 +174,8 @@ async def test_values_are_compared_bit_for_bit(agent: FakeAgent, hub: AsyncHub) 
         **ODD,
         "swapped": np.arange(5, dtype=">f4"),
         "strided array": np.arange(8, dtype=np.int16)[::2],
+        "slice of a flat buffer": torch.arange(9.0)[1:],
+        "slice of bfloat16": torch.arange(33, dtype=torch.bfloat16)[1:].view(4, 8),
     }
     await (await hub.register("policy", given, replica="trainer")).publish(4)
     async with restarted(agent, hub) as again:
