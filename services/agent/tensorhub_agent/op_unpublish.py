@@ -20,7 +20,6 @@ from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
 from tensorhub_common.errors import (
-    AgentUnavailable,
     DrainTimeout,
     NotPublished,
     RegistryUnavailable,
@@ -373,7 +372,4 @@ class ReleaseOperation(Draining):
         core.break_readers("the agent joined anew")
         if core.held.memory is not Memory.EMPTY:
             core.become(Memory.EMPTY)
-        if self._lingers:
-            self.drained(now)
-            return
-        core.fail(AgentUnavailable, f"the agent was taken for lost while it released {core.where}: release it again")
+        self.drained(now)

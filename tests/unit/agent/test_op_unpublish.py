@@ -331,3 +331,15 @@ def test_a_release_goes_on_when_the_agent_has_joined_anew() -> None:
     agent.join(2)
     agent.log()
     assert key not in agent.core.shards
+
+
+def test_a_release_that_waits_goes_on_when_the_agent_has_joined_anew() -> None:
+    """Its caller wants the shard gone, and that the agent was taken for lost meanwhile is no reason to ask again."""
+    agent = published()
+    key = agent.key("trainer")
+    call = agent.release(key)
+    agent.unsaid.clear()
+    agent.join(2)
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
+    assert key not in agent.core.shards
