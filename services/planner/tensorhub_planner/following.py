@@ -7,9 +7,9 @@ it was.
 Always true:
 - A question for a job gets a catalog that is folded up to the number named, or an error within `FOLD_S_MAX`.
 - A job whose log can't be folded, for whatever reason, concerns no other: it is set aside with one line in the log, its
-  questions are refused with the reason, and the first question after a while has it folded anew from its newest
-  snapshot. That while begins at `ASIDE_S`, doubles with each failure up to `ASIDE_S_MAX`, and is forgotten once the
-  fold has got further than where it failed.
+  questions are refused with the reason, and the first question after a while, for a plan or for how it is, has it
+  folded anew from its newest snapshot. That while begins at `ASIDE_S`, doubles with each failure up to `ASIDE_S_MAX`,
+  and is forgotten once the fold has got further than where it failed.
 """
 
 import asyncio
@@ -228,6 +228,12 @@ class Catalogs:
         """The jobs that are set aside."""
         return [job for job in self._aside if job not in self._jobs]
 
+    def try_due(self) -> None:
+        """Begin anew with those that are set aside, as the first question about each would after its while."""
+        for job in self.ailing:
+            if self._clock() >= self._aside[job].until and len(self._jobs) < JOBS_MAX:
+                self._followed(job)
+
     async def stop(self) -> None:
         """Follow nothing any more."""
         await self._work.close()
@@ -237,7 +243,10 @@ class Catalogs:
     async def _discover(self) -> None:
         while True:
             try:
-                for job in (await joblog.jobs(self._bus))[:JOBS_MAX]:
+                jobs = await joblog.jobs(self._bus)
+                for gone in set(self.ailing).difference(jobs):
+                    del self._aside[gone]
+                for job in jobs[:JOBS_MAX]:
                     if job not in self._aside:
                         self._followed(job)
                 await asyncio.sleep(DISCOVER_S)

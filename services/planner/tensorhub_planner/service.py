@@ -102,12 +102,13 @@ class Planner:
         self._tracing.close()
 
     async def _on_health_ask(self, question: Message) -> bytes:
-        """Say how this planner gets on with one job, or with all that are not well."""
+        """Say how this planner gets on with one job, or with all that are not well; those that are due are tried."""
         subject = parse(question.subject)
         ailing = self._catalogs.ailing
         asked = subject.job if isinstance(subject, AskSubject) else None
         jobs = ailing[:HEALTH_JOBS_MAX] if asked is None else [asked]
         told = tuple(self._catalogs.health(job) for job in jobs)
+        self._catalogs.try_due()
         return msgspec.json.encode(Health(id=self._name, role=ROLE, ailing=len(ailing), jobs=told))
 
     def _see(self, job: str, seq: int, event: Event) -> None:

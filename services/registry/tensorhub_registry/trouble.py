@@ -25,6 +25,10 @@ from tensorhub_registry.reading import FoldMismatch
 WAITING_S_MIN: Final = 2.0
 """What passes sooner is not shown: a connection or a stream's leader that changes."""
 
+NOTED_S: Final = 60.0
+"""What was not noted again for so long has passed. Whatever a job waits for is tried again within seconds, but for the
+word that an agent is lost: it is dropped, and not said again where the agent beats."""
+
 _REPORT: Final = "this is a fault of TensorHub: report it with the registry's log, and run another release meanwhile"
 
 _ADVICE: Final[tuple[tuple[type[Exception], str], ...]] = (
@@ -68,12 +72,15 @@ class Troubles:
     """What one job waits for, by what it can't do meanwhile ("reading", "writing")."""
 
     _found: dict[str, tuple[float, str, str]] = field(default_factory=dict)
+    _noted_at: dict[str, float] = field(default_factory=dict)
+    """When each was noted last."""
 
     def note(self, what: str, error: BaseException, now: float) -> None:
         """It failed, and is tried again. `now` in seconds since the epoch."""
-        known = self._found.get(what)
+        known = self._found.get(what) if self._is_noted(what, now) else None
         text = next((text for kind, text in _ADVICE if isinstance(error, kind)), _UNREACHABLE)
         self._found[what] = (now if known is None else known[0], str(error), text)
+        self._noted_at[what] = now
 
     def clear(self, what: str) -> None:
         """It has worked."""
@@ -81,7 +88,15 @@ class Troubles:
 
     def oldest(self, now: float) -> tuple[float, str, str] | None:
         """Return since when the job waits, why, and what to do; None while it has not waited for long."""
-        return min((each for each in self._found.values() if now - each[0] >= WAITING_S_MIN), default=None)
+        lasting = (
+            found
+            for what, found in self._found.items()
+            if now - found[0] >= WAITING_S_MIN and self._is_noted(what, now)
+        )
+        return min(lasting, default=None)
+
+    def _is_noted(self, what: str, now: float) -> bool:
+        return now - self._noted_at.get(what, now - NOTED_S) < NOTED_S
 
 
 def health_of(

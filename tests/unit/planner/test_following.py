@@ -282,6 +282,40 @@ async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
     assert (catalogs.health(JOB).state, catalogs.ailing) == ("well", [])
 
 
+async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: Catalogs, clock: Clock) -> None:
+    """Nobody reads in it: else it would be told as set aside for ever, though what was wrong with it is mended."""
+    log.reads = [[entry(1), entry(3)], [entry(1), entry(2)]]
+    with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded"):
+        await catalogs.at(JOB, 3, 5)
+    catalogs.try_due()
+    assert catalogs.ailing == [JOB], "its time has not come"
+    clock.now += following.ASIDE_S
+    catalogs.try_due()
+    assert (catalogs.ailing, (await catalogs.at(JOB, 2, 5)).catalog.seq) == ([], 2)
+
+
+async def test_a_job_that_is_gone_is_not_set_aside(
+    log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log was deleted since, and nobody asks for it."""
+    log.reads = [[entry(1), entry(3)]]
+    with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded"):
+        await catalogs.at(JOB, 3, 5)
+    listed = asyncio.Event()
+
+    async def jobs(_: object) -> list[str]:
+        if catalogs.ailing == []:
+            listed.set()
+        return []
+
+    monkeypatch.setattr("tensorhub_planner.following.joblog.jobs", jobs)
+    monkeypatch.setattr(following, "DISCOVER_S", 0.0)
+    catalogs.start()
+    async with asyncio.timeout(5):
+        await listed.wait()
+    assert catalogs.health(JOB).state == "well"
+
+
 async def test_what_sees_the_events_can_end_no_planner(
     log: FakeLog, catalogs: Catalogs, seen: list[Seen], ended: list[Fault], monkeypatch: pytest.MonkeyPatch
 ) -> None:

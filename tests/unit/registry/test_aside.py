@@ -6,7 +6,7 @@ from tensorhub_common.bus.failures import LogFull, LogShorter, NoAnswer
 from tensorhub_common.wire.asks import JobHealth
 from tensorhub_registry.aside import AGAIN_S_MAX, AGAIN_S_MIN, Aside, set_aside
 from tensorhub_registry.reading import FoldMismatch
-from tensorhub_registry.trouble import WAITING_S_MIN, Failure, Troubles, health_of
+from tensorhub_registry.trouble import NOTED_S, WAITING_S_MIN, Failure, Troubles, health_of
 
 
 def test_a_job_that_fails_at_each_try_is_tried_ever_more_rarely() -> None:
@@ -57,6 +57,16 @@ def test_what_passes_by_itself_is_shown_once_it_lasts() -> None:
     assert "disk" in found.advice
     troubles.clear("writing")
     assert health_of("j", 7, None, None, troubles, 120.0) == JobHealth(job="j", state="well", seq=7)
+
+
+def test_what_is_not_met_with_again_has_passed() -> None:
+    """That an agent is lost could not be written, and then it beat again: nothing is tried that could clear this."""
+    troubles = Troubles()
+    troubles.note("writing", NoAnswer("no answer"), 100.0)
+    assert health_of("j", 7, None, None, troubles, 100.0 + NOTED_S - 1).state == "waiting"
+    assert health_of("j", 7, None, None, troubles, 100.0 + NOTED_S).state == "well"
+    troubles.note("writing", NoAnswer("no answer"), 200.0)
+    assert health_of("j", 7, None, None, troubles, 203.0).since == 200.0
 
 
 def test_why_a_job_is_set_aside_is_shown_before_what_it_waits_for() -> None:
