@@ -78,6 +78,30 @@ async def test_a_dead_child_is_started_again_after_longer_and_longer_waits(world
     assert child.restarts == 3
 
 
+async def test_a_child_that_ends_again_and_again_is_told_once_with_its_own_reason(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And again only after a while, however often it ends meanwhile: the line is what `tensorhub up` prints."""
+    monkeypatch.setattr(children_module, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(children_module, "BACKOFF_MAX_S", 0.02)
+    broken = world.folder / "broken"
+    code = f"import os, sys, time\nif os.path.exists({str(broken)!r}): sys.exit('noise\\nthe GPU is gone')\n{SLEEP}"
+    child = await world.start("agent-0", *python(code))
+    world.children.settle()
+    broken.touch()
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: child.restarts >= 2 * children_module.LOOP_DEATHS)
+    singly = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(singly) == children_module.LOOP_DEATHS - 1
+    assert singly[0].endswith("ended by SIGKILL; it is started again")
+    assert singly[1].endswith("ended with exit code 1; it is started again")
+    loop = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    told = "agent-0 has ended 3 times in a row, the last time with exit code 1: the GPU is gone. It is started again "
+    assert loop == [f"{told}every 0.02 s; see {child.spec.log}"]
+    monkeypatch.setattr(children_module, "LOOP_TOLD_S", 0.0)
+    await until(lambda: sum(each.levelname == "ERROR" for each in caplog.records) > 1)
+
+
 async def test_the_wait_is_short_again_once_a_child_was_up_for_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
