@@ -176,6 +176,8 @@ class _Aside(NamedTuple):
     folded: int
     tried: int
     error: RegistryUnavailable
+    beyond: int
+    """It has got on once this entry is folded."""
 
 
 class Catalogs:
@@ -210,7 +212,7 @@ class Catalogs:
     def health(self, job: str) -> JobHealth:
         """Return how this planner gets on with a job; one that it has never heard of is well, and not folded."""
         followed, aside = self._jobs.get(job), self._aside.get(job)
-        if followed is not None or aside is None:
+        if aside is None or self._has_got_on(job):
             return JobHealth(job=job, state=JobState.WELL, seq=0 if followed is None else followed.fold.position)
         now = time.time() - self._clock()
         return JobHealth(
@@ -225,8 +227,13 @@ class Catalogs:
 
     @property
     def ailing(self) -> list[str]:
-        """The jobs that are set aside."""
-        return [job for job in self._aside if job not in self._jobs]
+        """The jobs that are set aside, and those that are tried again and have not got on yet."""
+        return [job for job in self._aside if not self._has_got_on(job)]
+
+    def _has_got_on(self, job: str) -> bool:
+        """Tell whether a job that was set aside is folded again, beyond what it failed at."""
+        followed = self._jobs.get(job)
+        return followed is not None and followed.fold.position >= self._aside[job].beyond
 
     def try_due(self) -> None:
         """Begin anew with those that are set aside, as the first question about each would after its while."""
@@ -298,13 +305,15 @@ class Catalogs:
             self._end(followed)
         except (LogGap, LogShorter, LevelUnknown) as why:
             # This log can't be folded now. Others can; and this one may be opened anew, or this process be upgraded.
-            self._set_aside(followed, str(why))
+            # Another log that stands in this one's place may end before the entry that this one failed at.
+            self._set_aside(followed, str(why), beyond=1 if isinstance(why, LogShorter) else followed.tried)
 
     def _set_aside_after(self, followed: _Followed, fault: Fault) -> None:
         why = f"entry {followed.tried} can't be folded: {fault.error!r}"
-        self._set_aside(followed, f"{why}. This is a fault of TensorHub: report it with the planner's log")
+        report = "This is a fault of TensorHub: report it with the planner's log"
+        self._set_aside(followed, f"{why}. {report}", beyond=followed.tried)
 
-    def _set_aside(self, followed: _Followed, why: str) -> None:
+    def _set_aside(self, followed: _Followed, why: str, *, beyond: int) -> None:
         """Refuse the job's questions for a while; the first one after that tries again."""
         job, before = followed.job, self._aside.pop(followed.job, None)
         wait_s = ASIDE_S
@@ -313,7 +322,8 @@ class Catalogs:
         error = RegistryUnavailable(f"the planner can't follow the log of job {job!r}: {why}")
         now = self._clock()
         since = now if before is None or wait_s == ASIDE_S else before.since
-        self._aside[job] = _Aside(since, now + wait_s, wait_s, followed.fold.position, followed.tried, error)
+        folded, tried = followed.fold.position, followed.tried
+        self._aside[job] = _Aside(since, now + wait_s, wait_s, folded, tried, error, max(1, beyond))
         while len(self._aside) > ASIDE_MAX:
             del self._aside[next(iter(self._aside))]
         _log.error("the job is set aside", job=job, why=why, again_s=wait_s)

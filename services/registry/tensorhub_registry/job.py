@@ -109,12 +109,18 @@ class Job:
         *,
         replicas: int = 1,
         beyond: int = -1,
+        trial: Failure | None = None,
     ) -> None:
-        """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before."""
+        """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before.
+
+        `trial`: why that was, so that the job is told as set aside until it has got on.
+        """
         self.name = name
         self.fold = JobFold(name)
         self.failure: Failure | None = None
         """Why the job was set aside, if it was."""
+        self.trial = trial
+        """Why it was set aside before, until it has got on since: has folded further, and what it said stands."""
         self.troubles = Troubles()
         self.counts = CommandCounts()
         self.term: int | None = None
@@ -145,6 +151,7 @@ class Job:
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
         self._beyond = beyond
+        self._has_spoken = False
         self._tried = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._speaking: asyncio.Task[None] | None = None
@@ -296,6 +303,7 @@ class Job:
                     await self._fold_in(entry)
                     if self._ready.is_set():
                         self._snapshotting.look(self.fold)
+                        self._look_whether_got_on()
                 folded += 1
                 if folded % FOLD_BURST == 0:
                     await asyncio.sleep(0)
@@ -348,6 +356,7 @@ class Job:
                         self.counts.add(effect.events)
                     self._note(effect)
                 case Stands():
+                    self._has_spoken = self._has_spoken or self._ready.is_set()
                     if effect.causes and self._ready.is_set():
                         self._tracing.stands(effect.causes)
                     if effect.origin is not None:
@@ -377,6 +386,17 @@ class Job:
     def is_deleted(self) -> bool:
         """Whether the job was deleted, as far as is folded here."""
         return self.fold.catalog.deleted > 0
+
+    def _look_whether_got_on(self) -> None:
+        """End the trial where each part has done its work: the fold, the claim and the outcomes that were published.
+
+        A leader says in each log that it leads, and the outcome of that is the last thing to come to stand there. In an
+        empty log there is nothing to say.
+        """
+        has_spoken = self._has_spoken or (self._ready.is_set() and self.fold.seq == 0)
+        if self.trial is not None and has_spoken and self.claim.term is not None:
+            self.trial = None
+            _log.info("the job that was set aside gets on", job=self.name, seq=self.fold.seq)
 
     def _look_whether_deleted(self) -> None:
         """Clear up once the log itself says that the job is deleted; not to be begun twice is the clearing's matter."""
@@ -474,6 +494,7 @@ class Job:
         if self.term is not None:
             self.claim.begin(self.term)
         self._snapshotting.look(self.fold)
+        self._look_whether_got_on()
         await self._replies.send_late(self.fold.time)
         self._look_whether_deleted()
 
@@ -505,6 +526,7 @@ class Job:
             self.troubles.clear(WRITING)
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
             self._note_room()
+            self._look_whether_got_on()
             self._look_whether_deleted()
         elif isinstance(became, Refused) and self.fold.is_full:
             with contextlib.suppress(*_UNKNOWN):

@@ -40,7 +40,7 @@ from tensorhub_registry.folders import ROLE, Folders
 from tensorhub_registry.job import Job
 from tensorhub_registry.lost_agents import LostAgents
 from tensorhub_registry.questions import READY_WAIT_S_MAX, Questions
-from tensorhub_registry.trouble import health_of
+from tensorhub_registry.trouble import Failure, health_of
 
 LEASE_KEY: Final = "registry"
 DISCOVER_S: Final = 5.0
@@ -283,7 +283,9 @@ class Registry:
         return Health(id=self.id, role=ROLE, ailing=len(ailing), jobs=tuple(ailing[:HEALTH_JOBS_MAX]))
 
     def _job_health(self, job: Job) -> JobHealth:
-        return health_of(job.name, job.fold.seq, job.failure, self._aside.get(job.name), job.troubles, time.time())
+        # One that is being tried again is told as set aside until it has got on, so that its state does not flicker.
+        failure = job.failure or (None if job.is_deleted else job.trial)
+        return health_of(job.name, job.fold.seq, failure, self._aside.get(job.name), job.troubles, time.time())
 
     # ------------------------------------------------------------------------------------------- coming and going
 
@@ -331,7 +333,7 @@ class Registry:
         except TensorHubError as why:
             _log.warning("a deleted job can't be forgotten yet", job=job.name, why=str(why))
 
-    def _add(self, name: str, beyond: int = -1) -> Job:
+    def _add(self, name: str, beyond: int = -1, trial: Failure | None = None) -> Job:
         known = self.jobs.get(name)
         if known is not None:
             return known
@@ -345,6 +347,7 @@ class Registry:
             self._numbers,
             replicas=self._replicas,
             beyond=beyond,
+            trial=trial,
         )
         job.start()
         if self._leader.leads:
@@ -377,7 +380,7 @@ class Registry:
                 continue
             del self.jobs[job.name]
             _log.info("the job is tried again", job=job.name, seq=aside.seq, failures=aside.failures)
-            again = self._add(job.name, aside.seq)
+            again = self._add(job.name, aside.seq, job.failure)
             try:
                 async with asyncio.timeout(TRY_S_MAX):
                     await again.wait_tried()

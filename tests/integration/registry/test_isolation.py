@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
-from tensorhub_common import errors, subjects
+from tensorhub_common import errors, restoring, subjects
 from tensorhub_common.bus import jetstream, pings
 from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.client import NO_HEADERS
@@ -180,8 +181,7 @@ async def test_a_hundred_jobs_of_which_two_can_not_go_on(
             assert msgspec.json.decode(answer, type=Status).job == job.name
         for job in watched:
             await job.wait_for(lambda job=job: _is_lost(job), f"the silent agent of {job.name} is lost")  # type: ignore[misc]
-        # The job that was set aside may be tried again just now.
-        await wait_states(own_bus, {"spoilt": "set-aside", "leaderless": "waiting"})
+        assert await states(own_bus) == {"spoilt": "set-aside", "leaderless": "waiting"}
         running.bus.leaderless.clear()
         await wait_states(own_bus, {"spoilt": "set-aside"})
         again = await open_job(own_bus, "leaderless")
@@ -259,6 +259,35 @@ async def test_a_fault_sets_that_job_aside_until_it_is_mended(
             await ailing.outcome(unanswered)
             await ailing.outcome(await ailing.say(WISH))
             await ailing.wait_settled()
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
+    own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its try is held up: it has no fault yet, and has not got on either."""
+    await made(own_bus, ["ailing"])
+    newest, is_tried, may_go_on = restoring.newest, asyncio.Event(), asyncio.Event()
+
+    async def held(bus: Bus, job: str, seq: int) -> Any:
+        is_tried.set()
+        await may_go_on.wait()
+        return await newest(bus, job, seq)
+
+    with monkeypatch.context() as patch:
+        Sabotage(patch, JobFold, "handle")
+        async with registry_in(own_nats_server.url):
+            await until(partial(_is_told, own_bus), "it is said that the job is set aside")
+            patch.setattr(restoring, "newest", held)
+            async with asyncio.timeout(WAIT_S):
+                await is_tried.wait()
+            assert await _is_told(own_bus)
+            assert await states(own_bus) == {"ailing": "set-aside"}
+            patch.undo()
+            may_go_on.set()
+            await wait_states(own_bus, {})
+            ailing = await open_job(own_bus, "ailing")
+            await ailing.outcome(await ailing.say(WISH))
 
 
 async def _is_told(bus: Bus) -> bool:

@@ -342,5 +342,7 @@ def told(ailing: Ailing) -> str:
     """Say what is wrong with a job."""
     state = "is set aside" if ailing.state == JobState.SET_ASIDE else f"is {ailing.state}"
     again_s = ailing.again_at - time.time()
-    again = f"; it is tried again in {again_s:.0f} s" if again_s > 0 else ""
+    again = ""
+    if ailing.again_at:
+        again = f"; it is tried again in {again_s:.0f} s" if again_s > 0 else "; its next try is due or under way"
     return f"job {ailing.job} {state} by {ailing.process}: {ailing.why.rstrip('.')}{again}"

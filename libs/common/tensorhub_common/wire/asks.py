@@ -196,7 +196,8 @@ class JobState(StrEnum):
     WAITING = "waiting"
     """The log can't be read or written just now. Nothing is wrong with the job, and it goes on by itself."""
     SET_ASIDE = "set-aside"
-    """It can't go on from what stands in the log. The others go on; this one is tried again at `again_at`."""
+    """It can't go on from what stands in the log. The others go on; this one is tried again at `again_at`, and stays in
+    this state until it has got on."""
 
 
 class JobHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +215,8 @@ class JobHealth(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0
     """Since when it has been so, in seconds since the epoch; 0 where all is well."""
     again_at: float = 0.0
-    """When a job that was set aside is tried again, in seconds since the epoch; 0: it is not set aside."""
+    """When a job that was set aside is tried again, in seconds since the epoch; 0: it is not set aside. A time that has
+    passed: its try is due or under way."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True, tag="health"):
