@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
+from tensorhub.cli import hub_checks
 from tensorhub_common import errors, restoring, subjects
 from tensorhub_common.bus import jetstream, pings
 from tensorhub_common.bus.blobs import Blobs
@@ -288,6 +290,25 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
             await wait_states(own_bus, {})
             ailing = await open_job(own_bus, "ailing")
             await ailing.outcome(await ailing.say(WISH))
+
+
+async def test_doctor_names_a_job_that_is_set_aside_and_says_what_to_do(
+    own_nats_server: RunningNats, own_bus: Bus, tmp_path: Path
+) -> None:
+    """Also where it is asked about another job."""
+    await made(own_bus, ["spoilt"])
+    settings = load({"TENSORHUB_DIR": str(tmp_path)})
+    async with registry_in(own_nats_server.url):
+        await spoil(own_bus, "spoilt")
+        await wait_states(own_bus, {"spoilt": "set-aside"})
+        for job in ("spoilt", "another"):
+            said = [each async for each in hub_checks.hub(settings, job, own_nats_server.url) if each.check == "job"]
+            assert [each.level for each in said] == ["fail"]
+            assert said[0].found.startswith("job spoilt is set aside by registry-0: ")
+            assert "it is tried again in" in said[0].found or "its next try is due" in said[0].found
+            assert said[0].advice == (
+                "run one release of the registry everywhere, and look who may write events (docs/security.md)"
+            )
 
 
 async def _is_told(bus: Bus) -> bool:
