@@ -1,6 +1,8 @@
 """A whole hub of real processes for the tests of a module, and connections of this process to its agents."""
 
+import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -11,11 +13,13 @@ import nats
 import torch
 from msgspec import structs
 from nats.aio.client import Client
+from tests.bounds import WAIT_S
+from tests.integration.agent_held import HELD_DIR, HOLD
 
 import tensorhub
 from tensorhub.registry import NatsAddress, Registry
 from tensorhub.up.hub_file import HubFile
-from tensorhub.up.up import Up
+from tensorhub.up.up import Commands, Up
 from tensorhub_common.access.keys import public_key_of, read_seed
 from tensorhub_common.access.permissions import inbox_of
 
@@ -53,6 +57,22 @@ async def running_hub(
     """Bring a hub up in this directory."""
     async with Up(directory, agents=agents, hosts=hosts, environment={**os.environ, **environment}) as up:
         yield RunningHub(up, directory)
+
+
+@asynccontextmanager
+async def held_hub(directory: Path, hold: str, hosts: int = 1, **environment: str) -> AsyncIterator[RunningHub]:
+    """Bring a hub up whose agents are held in the middle of a read (agent_held.py), with their files in `directory`."""
+    commands = Commands(agent=(sys.executable, "-m", "tests.integration.agent_held"))
+    told = {**os.environ, HOLD: hold, HELD_DIR: str(directory), **environment}
+    async with Up(directory / "hub", agents=2, hosts=hosts, commands=commands, environment=told) as up:
+        yield RunningHub(up, directory)
+
+
+async def until_held(directory: Path) -> None:
+    """Wait until the read is held."""
+    async with asyncio.timeout(WAIT_S):
+        while not (directory / "held").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.bounds import WAIT_S
-from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, running_hub
+from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, held_hub, running_hub, until_held
 
 import tensorhub
+from tensorhub_common.bus.activity import gather_activity
+from tensorhub_common.bus.connection import connect
 
 MIB = 1024 * 1024
-TRIES = 5
 
 
 @asynccontextmanager
@@ -141,19 +142,32 @@ async def assert_exhausted_then_room(hub: RunningHub, here: tensorhub.AsyncHub) 
     assert hub.file.agents[0].pid == pid
 
 
-@pytest.mark.timeout(120)
 async def test_shard_that_a_failed_fill_left_partial(tmp_path: Path) -> None:
-    """The only source is killed in the middle of a read: what stands there then is no version and can't become one."""
-    size = 256 * MIB
+    """The only source is killed in the middle of a read: what stands there then is no version and can't become one.
+
+    The reader's agent copies no further before it has noticed that, and the source's comes back only after the read
+    has failed.
+    """
     async with (
-        running_hub(tmp_path / "hub", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub,
+        held_hub(tmp_path, "copying", TENSORHUB_SOURCES_LOST_S="0", TENSORHUB_COPY_THREADS="1") as hub,
         hub.connected("job") as (here, there),
     ):
-        spec = {"w": tensorhub.TensorSpec((size,), torch.uint8)}
+        spec = {"w": tensorhub.TensorSpec((64 * MIB,), torch.uint8)}
         trainer = await here.register("m", spec, replica="trainer")
         trainer.tensors["w"].random_(generator=torch.Generator().manual_seed(1))
         reader = await there.register("m", spec, replica="reader")
-        version = await broken_in_the_middle(hub, there, trainer, reader)
+        version = await trainer.publish()
+        read = asyncio.create_task(reader.replicate(version))
+        await until_held(tmp_path)
+        assert await phases(hub) == ["open"]
+        os.kill(hub.file.agents[0].pid, signal.SIGKILL)
+        async with asyncio.timeout(WAIT_S):
+            while await phases(hub) == ["open"]:
+                pass
+        (tmp_path / "go-on").touch()
+        with pytest.raises(tensorhub.VersionUnavailable):
+            await read
+        (tmp_path / "may-return").touch()
         async with one_line(tensorhub.NotFilled, "m/reader"):
             await reader.publish(version + 1)
         assert reader.version is None
@@ -162,26 +176,8 @@ async def test_shard_that_a_failed_fill_left_partial(tmp_path: Path) -> None:
         assert_same_bytes(reader.tensors, trainer.tensors)
 
 
-async def broken_in_the_middle(
-    hub: RunningHub, there: tensorhub.AsyncHub, trainer: tensorhub.AsyncShard, reader: tensorhub.AsyncShard
-) -> int:
-    """Publish and replicate, killing the trainer's agent once bytes flow, until that has failed a read."""
-    seen = None
-    for _ in range(TRIES):
-        version = await trainer.publish()
-        read = asyncio.create_task(reader.replicate(version))
-        async for event in there.watch("m", after=seen, kinds=["round.started"]):
-            # That of an earlier try would have the agent killed before the read has begun.
-            seen = event.seq
-            if event.replica == "reader":
-                break
-        os.kill(hub.file.agents[0].pid, signal.SIGKILL)
-        with suppress(tensorhub.VersionUnavailable):
-            await read
-            async with asyncio.timeout(WAIT_S):
-                while trainer.version is not None:
-                    with suppress(tensorhub.TensorHubError):
-                        await trainer.unpublish()
-            continue
-        return version
-    pytest.skip("every read was faster than the kill")
+async def phases(hub: RunningHub) -> list[str]:
+    """Return how far each source of the reader's agent is, by that agent's word."""
+    async with await connect(hub.file.nats, name="test", credentials=hub.file.credentials) as bus:
+        (agent,) = [each for each in await gather_activity(bus, "job", ["agent-1"]) if each.process == "agent-1"]
+        return [source.phase for read in agent.reads for source in read.sources]
