@@ -8,6 +8,8 @@ python examples/fsdp_to_tp.py
 """
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -184,17 +186,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as store:
         stage = Stage(store, versions, context.Barrier(len(ranks)), context.Queue())
         processes = [context.Process(target=rank, args=(stage, number), daemon=True) for rank, number in ranks]
+        # Ctrl-C in a terminal reaches all processes. The ranks ignore it, and this one ends them.
+        on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for process in processes:
             process.start()
-        for version in range(1, versions + 1):
-            said = {who: torch.tensor(logits) for who, _, logits in (stage.said.get(timeout=WAIT_S) for _ in range(3))}
-            trainer = said.pop("trainer")
-            for who, logits in sorted(said.items()):
-                differs = (logits - trainer).abs().max().item()
-                print(f"version {version}: the {who}'s logits differ from the trainer's by at most {differs:.2g}")
-        for process in processes:
-            process.join()
+        signal.signal(signal.SIGINT, on_interrupt)
+        try:
+            compare(stage)
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+
+
+def compare(stage: Stage) -> None:
+    """Print how far what the engines say differs from what the trainer says."""
+    for version in range(1, stage.versions + 1):
+        said = {who: torch.tensor(logits) for who, _, logits in (stage.said.get(timeout=WAIT_S) for _ in range(3))}
+        trainer = said.pop("trainer")
+        for who, logits in sorted(said.items()):
+            differs = (logits - trainer).abs().max().item()
+            print(f"version {version}: the {who}'s logits differ from the trainer's by at most {differs:.2g}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -48,4 +48,7 @@ try:
     url, key, job, model, replica, version = sys.argv[1:]
 except ValueError:
     sys.exit(__doc__)
-sys.exit(not asyncio.run(publish(url, Path(key), job, model, replica, int(version))))
+try:
+    sys.exit(not asyncio.run(publish(url, Path(key), job, model, replica, int(version))))
+except KeyboardInterrupt:
+    sys.exit(130)

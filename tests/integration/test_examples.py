@@ -1,6 +1,7 @@
 """The programs in examples/ do what they say, against a real hub."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import PROGRAM_S, Ended, environment, fork_program
 
@@ -38,6 +40,7 @@ def started(hub: RunningHub, job: str, *arguments: str, **more: str) -> Iterator
         stderr=subprocess.PIPE,
         text=True,
         env=environment(hub, **{"TENSORHUB_JOB": job, "PYTHONUNBUFFERED": "1", **more}),
+        start_new_session=True,
     )
     try:
         yield process
@@ -82,6 +85,33 @@ async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
         watching.send_signal(signal.SIGINT)
         _, err = watching.communicate(timeout=PROGRAM_S)
         assert (watching.returncode, err) == (130, "")
+
+
+async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(hub: RunningHub) -> None:
+    """It waits for a version that does not come, since a shard of the replica is missing."""
+    job = new_job()
+    async with hub.connected(job, agents=1) as (here,):
+        await here.register("m", {"w": torch.ones(5)}, replica="trainer", shard=0, shards=2)
+        arguments = (hub.file.nats, hub.file.credentials, job, "m", "trainer", "1")
+        with started(hub, job, "no_sdk_trainer.py", *arguments) as waiting:
+            assert waiting.stdout is not None
+            assert any(line.startswith("inbox: ") for line in iter(waiting.stdout.readline, ""))
+            os.killpg(waiting.pid, signal.SIGINT)
+            _, err = waiting.communicate(timeout=PROGRAM_S)
+            assert (waiting.returncode, err) == (130, "")
+
+
+@pytest.mark.slow
+async def test_all_ranks_end_at_ctrl_c_without_a_traceback(hub: RunningHub) -> None:
+    """A terminal sends it to each of them."""
+    with started(hub, new_job(), "fsdp_to_tp.py", "--versions", "100000") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("version 1: ")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PROGRAM_S)
+        assert (process.returncode, err) == (130, "")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
 
 
 @pytest.mark.parametrize("example", ["trainer.py", "rollout.py", "sharded.py", "watch_async.py"])
