@@ -146,6 +146,29 @@ async def test_work_while_starting_gives_its_result_or_its_error(world: World) -
         await world.children.while_starting(fail())
 
 
+async def test_stop_ends_a_child_that_is_just_being_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = await world.start("one", *python(SLEEP))
+    world.children.settle()
+    spawn, spawned = world.children._spawn, asyncio.Event()
+    pids: list[int] = []
+
+    async def slowly(spec: ChildSpec) -> tuple[asyncio.subprocess.Process, int]:
+        made = await spawn(spec)
+        pids.append(made[0].pid)
+        spawned.set()
+        await asyncio.sleep(0.05)  # By then `stop` has found that the old process has ended.
+        return made
+
+    monkeypatch.setattr(world.children, "_spawn", slowly)
+    child.process.kill()
+    async with asyncio.timeout(BUSY_S):
+        await spawned.wait()
+        await world.children.stop()
+    assert [is_alive(pid) for pid in pids] == [False]
+
+
 async def test_stop_asks_first_and_kills_then_with_all_that_a_child_has_started(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

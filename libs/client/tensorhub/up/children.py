@@ -130,11 +130,12 @@ class Children:
             return
         for child in children:
             _signal(child.process, signal.SIGTERM)
-        # The processes themselves: whether their keepers still live is another question.
-        ends = [
+        # The processes, since their keepers may live no more; and these, since one may be starting a process anew.
+        ends = {
             self._work.start(child.process.wait(), f"the end of {child.spec.name}", awaited=True) for child in children
-        ]
-        _, late = await asyncio.wait(ends, timeout=STOP_S)
+        }
+        keeping = {child.keeping for child in children if child.keeping is not None}
+        _, late = await asyncio.wait({*ends, *keeping}, timeout=STOP_S)
         if late:
             for child in children:
                 if child.process.returncode is None:
