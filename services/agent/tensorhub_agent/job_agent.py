@@ -396,9 +396,10 @@ class JobAgent:
 
     def look(self) -> None:
         """Tell of reads that have begun to stand still; to be called about once a second."""
-        reads = [core.operation for core in self.core.shards.values() if isinstance(core.operation, ReadOperation)]
-        for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
-            _log.warning("job %s: %s", self.job, line)
+        with self.isolated("looking for reads that stand still"):
+            reads = [core.operation for core in self.core.shards.values() if isinstance(core.operation, ReadOperation)]
+            for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
+                _log.warning("job %s: %s", self.job, line)
 
     def _tell_end(self, effect: Answer | Raise) -> None:
         """Tell of a read that failed or was slow."""

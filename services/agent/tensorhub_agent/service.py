@@ -249,7 +249,7 @@ class AgentService:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             job.look()
         line = self._around.registry.look(now, self._around.bus.connected_since)
         if line is not None:

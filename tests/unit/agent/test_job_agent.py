@@ -79,6 +79,19 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
     del job.shelf.aside[KEY]
 
 
+async def test_a_fault_in_looking_for_late_reads_is_the_jobs_alone(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's main loop looks at all jobs, one after another."""
+
+    def fails(*_: object) -> list[str]:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(job._watch, "look", fails)
+    job.look()
+    assert "planted" in (job.aside or "")
+
+
 class Told:
     """A worker; `descriptors` come with what it is told."""
 
