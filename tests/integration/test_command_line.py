@@ -22,6 +22,8 @@ from safetensors.torch import save_file
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import PROGRAM_S, Ended, environment, nursery
 
+from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LAUNCH: Final = """
@@ -59,6 +61,7 @@ OF_HUB: Final = (
     ["publish", "policy", "in.safetensors"],
     ["pull", "policy", "out.safetensors"],
 )
+WITHOUT_TIMEOUT: Final = (["watch", "policy"], ["watch", "policy", "--new"], ["trace"], ["trace", "deadbeef"])
 WITH_TIMEOUT: Final = tuple(each for each in OF_HUB if each[0] not in ("watch", "trace"))
 BY_AGENT: Final = ("publish", "pull")
 
@@ -168,6 +171,16 @@ async def test_who_is_silent_is_told_within_the_bound(
     complaint = one_line(run.ended(), 1)
     assert ("no agent answers" if arguments[0] in BY_AGENT else "NATS at") in complaint
     assert run.seconds < 0.5 + LATE_S
+
+
+async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(
+    folder: Path, silent: tuple[dict[str, str], Silent, Silent]
+) -> None:
+    """All at once: each waits for nothing but the end of its bound."""
+    runs = [Run(folder, arguments, silent[0]) for arguments in WITHOUT_TIMEOUT]
+    for run in runs:
+        assert "does not answer" in one_line(await asyncio.to_thread(run.ended), 1)
+        assert run.seconds < CONNECT_TIMEOUT_S + LATE_S
 
 
 @pytest.mark.parametrize(

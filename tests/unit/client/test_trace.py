@@ -13,6 +13,7 @@ from tensorhub.cli import trace
 from tensorhub.cli.main import app
 from tensorhub.registry import Registry
 from tensorhub_common.bus.traces import Gathered
+from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.wire.asks import AgentInfo, Status
 from tensorhub_common.wire.traces import TRANSFER, Link, Span, SpansAsk, TransfersAsk
 
@@ -26,11 +27,12 @@ class Hub:
         self.spans = one_lost_source()
         self.processes = EVERYBODY
         self.left_out = 0
+        self.known = {"agent-0", "agent-1", "registry-0"}
         self.asked: list[TransfersAsk | SpansAsk] = []
 
     async def gather(self, _: object, job: str, ask: TransfersAsk | SpansAsk, known: Collection[str]) -> Gathered:
         self.asked.append(ask)
-        assert known == {"agent-0", "agent-1", "registry-0"}
+        assert known == self.known
         wanted = self.spans if self.processes else []
         if isinstance(ask, TransfersAsk):
             wanted = [each for each in wanted if each.name == TRANSFER and each.span.startswith(ask.begins)]
@@ -96,6 +98,20 @@ def test_a_transfer_that_failed_says_so_at_the_end_of_its_line(hub: Hub, run: Ca
         Story().add(16, None, "transfer", "agent agent-1", 0, 1, error="VersionUnavailable: gone", about=ABOUT)
     ]
     assert run().stdout.splitlines()[1].endswith("VersionUnavailable: gone")
+
+
+def test_a_registry_that_does_not_answer_is_told_beside_what_the_others_know(
+    hub: Hub, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*_: Any) -> Status:
+        raise RegistryUnavailable("no registry answered about job 'run-7' within 1 s: see 'tensorhub doctor'")
+
+    hub.known = set()
+    monkeypatch.setattr(Registry, "status", silent)
+    ended = run()
+    assert (ended.exit_code, ended.stdout.count("\n")) == (0, 3)
+    assert ended.stderr.count("\n") == 1
+    assert "no registry answered about job 'run-7' within 1 s" in ended.stderr
 
 
 def test_a_job_without_transfers_is_no_error(hub: Hub, run: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from tensorhub.cli.span_tree import forest, rows, without_other_transfers
 from tensorhub.cli.waterfall import ASCII, UNICODE, draw, number, took, trouble
 from tensorhub.registry import Registry
 from tensorhub_common.bus.traces import Gathered, gather
-from tensorhub_common.errors import TensorHubError
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.wire.traces import TRANSFER, TRANSFERS_MAX, Span, SpansAsk, TransfersAsk
 
 ID_CHARS_MIN: Final = 8
@@ -108,8 +108,13 @@ def _traces_of(span: Span) -> list[str]:
 
 async def _known(registry: Registry) -> set[str]:
     """Return who should answer, as far as the registry can tell; without one whoever answers is heard."""
+    # Without NATS there is nothing to ask, and that is the one thing to be said.
+    await registry.bus()
     try:
         status = await registry.status(STATUS_S)
+    except RegistryUnavailable as error:
+        complain(f"{error}; so it is not known which processes did not answer here")
+        return set()
     except TensorHubError:
         return set()
     return {agent.agent for agent in status.agents if agent.live} | {status.registry}
