@@ -22,7 +22,7 @@ from tensorhub.attachment import Attachment, Place
 from tensorhub.find import find_agent
 from tensorhub.leaving import Uncopied, leave, leave_when_dropped
 from tensorhub.mapping import Mapping
-from tensorhub.registry import ASK_S, NatsAddress, Registry
+from tensorhub.registry import ASK_S, NatsAddress, Registry, left_s
 from tensorhub.resuming import OpenChoice, Resume
 from tensorhub.session import Session
 from tensorhub.shard import AsyncShard
@@ -181,22 +181,22 @@ class AsyncHub(Uncopied):
         """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         arguments.name("model", model)
-        await self._open_job(bound_s)
-        return await self.registry.versions(model, bound_s)
+        return await self.registry.versions(model, await self._open_job(bound_s))
 
     async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
         """Return the replicas of a model with their shards, in the order of their registration."""
         bound_s = arguments.seconds("timeout_s", timeout_s)
         arguments.name("model", model)
-        await self._open_job(bound_s)
-        return await self.registry.replicas(model, bound_s)
+        return await self.registry.replicas(model, await self._open_job(bound_s))
 
-    async def _open_job(self, timeout_s: float) -> None:
-        """The agent opens the job in its own time, so a first question could come before it."""
+    async def _open_job(self, timeout_s: float) -> float:
+        """The agent opens the job in its own time, so a first question could come before it. Return the time left."""
         self._session.check()
+        deadline = self._session.deadline(timeout_s)
         if not self._job_is_open:
             await self.registry.open_job(timeout_s)
             self._job_is_open = True
+        return left_s(deadline)
 
     def watch(
         self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None

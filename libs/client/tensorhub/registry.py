@@ -44,6 +44,11 @@ Answer = TypeVar(
 )
 
 
+def left_s(deadline: float) -> float:
+    """Return what is left of a bound that several questions share."""
+    return max(0.0, deadline - asyncio.get_running_loop().time())
+
+
 class NatsAddress(msgspec.Struct, frozen=True):
     """Where NATS is (an address, or several with commas between), the file with the credentials, those for TLS."""
 
@@ -101,15 +106,17 @@ class Registry:
         Raises what the hub refuses it with, and `RegistryUnavailable` when no outcome is known within the bound: the
         command may count all the same.
         """
+        deadline = asyncio.get_running_loop().time() + timeout_s
         await self.open_job(timeout_s)
-        return await self._say(command, timeout_s)
+        return await self._say(command, left_s(deadline))
 
     async def delete_job(self, timeout_s: float = ASK_S) -> None:
         """Delete the job, which must be there. Raises `VersionUnavailable` and `JobGone` where it is not."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
         await self.status(timeout_s)
         # Where another one says the same in this moment, it is done as well.
         with contextlib.suppress(JobGone):
-            await self._say(DeleteJob(), timeout_s)
+            await self._say(DeleteJob(), left_s(deadline))
 
     async def forget_job(self, timeout_s: float = ASK_S) -> None:
         """Remove what is left of a deleted job, so that its name may be used anew."""
@@ -125,8 +132,8 @@ class Registry:
                 events = await self._outcome(seq, timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
-                f"no registry said within {timeout_s:g} s what became of {verb!r}: see 'tensorhub status', and say it "
-                "again if nothing has changed"
+                f"no registry said within {round(timeout_s, 2):g} s what became of {verb!r}: see 'tensorhub status', "
+                "and say it again if nothing has changed"
             ) from None
         first = events[0]
         if isinstance(first, CommandRejected):
@@ -199,7 +206,7 @@ class Registry:
                 data = await self._insist(bus, subject, body, timeout_s)
         except TimeoutError:
             raise RegistryUnavailable(
-                f"no registry answered about job {self.job!r} within {timeout_s:g} s: see 'tensorhub doctor'"
+                f"no registry answered about job {self.job!r} within {round(timeout_s, 2):g} s: see 'tensorhub doctor'"
             ) from None
         try:
             answer: Answer | asks.Error = msgspec.json.decode(data, type=kind | asks.Error)
