@@ -274,6 +274,15 @@ class Reading(Portion):
             return hopeless
         return []
 
+    def of_use(self, loose: list[Range]) -> list[Range]:
+        """Take out of what is loose, and return, what a half-filled source has or promises."""
+        found: list[Range] = []
+        for marks in (self.has, self.promised):
+            if marks is not None and loose:
+                there, loose[:] = split(marks, loose)
+                found.extend(there)
+        return found
+
     def cut_batch(
         self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
     ) -> tuple[tuple[Range, ...], int]:

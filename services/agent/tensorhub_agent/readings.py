@@ -193,14 +193,28 @@ class Readings:
         `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
         """
         self.roster.settle()
-        others = in_order(self.roster.of(LIVE))
+        live = in_order(self.roster.of(LIVE))
+        others = self._give_doubted(live) if is_told else live
         if others:
             share_out(self.loose, others)
         if others and self.loose and not is_told:
             self.loose += self.folding.wake(self.loose)
             self._follow()
             share_out(self.loose, others)
-        return bool(others) and not self.loose
+        return bool(live) and not self.loose
+
+    def _give_doubted(self, sources: Sequence[Reading]) -> list[Reading]:
+        """Give mates that were waited for in vain only what they have or promise; return the other sources.
+
+        Two mates that lack the same piece would else wait for each other until their calls end.
+        """
+        others = []
+        for source in sources:
+            if source.share.source in self.mates.uncrossed and source.has is not None:
+                source.give(source.of_use(self.loose))
+            else:
+                others.append(source)
+        return others
 
     # Folds.
 

@@ -11,7 +11,17 @@ from tensorhub_agent.reading import HOPE_S
 from tensorhub_agent.serving import LeaseTable, Promised
 from tensorhub_agent.transfer import Phase
 from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Range, Share, SourceId, Turn
+from tensorhub_common.wire.transfer import (
+    LeaseAsk,
+    LeaseGrant,
+    LeaseRefusal,
+    Plan,
+    Range,
+    Refusal,
+    Share,
+    SourceId,
+    Turn,
+)
 
 KEY = Key("policy", "rollout-1", 0)
 TURN = Turn(10, 3)
@@ -153,6 +163,52 @@ def test_what_is_retracted_is_planned_again_at_once() -> None:
     assert todo.plan == (((4, 2),), ())
     assert list(driven.transfer.readings.mates.uncrossed) == [source_id("mate")]
     assert todo.close == [], "it is good for what it has"
+
+
+def nobody_else(*, is_held: bool) -> Refusal:
+    return Refusal(error="VersionUnavailable", reason="no source is left", is_held=is_held)
+
+
+def alone_with_mate() -> tuple[Driven, int]:
+    """Return a read whose far source has gone, and its mate, of which pieces were awaited in vain."""
+    driven, far, mate = exchanging()
+    driven.brings(far)
+    driven.transfer.lost(far, "its drain is over", driven.now)
+    driven.transfer.closed(far, driven.now)
+    driven.take()
+    keep_alive(driven, mate, HOPE_S / 2)
+    keep_alive(driven, mate, HOPE_S / 2 + RENEWED_S)
+    assert driven.transfer.asking.waiting
+    return driven, mate
+
+
+def test_what_no_mate_has_or_promises_ends_the_read_where_the_log_counts_no_holder() -> None:
+    """Two mates that lack the same pieces would else wait for each other until both calls end."""
+    driven, _ = alone_with_mate()
+    driven.transfer.planned(nobody_else(is_held=False), driven.now)
+    assert driven.phase() is Phase.FAILED
+    assert driven.transfer.error is not None
+    assert driven.transfer.error[0] == "VersionUnavailable"
+
+
+def test_what_a_doubted_mate_has_or_promises_by_then_it_is_asked_for() -> None:
+    driven, mate = alone_with_mate()
+    driven.transfer.available(mate, ((2, 3),), driven.now)
+    driven.transfer.promised(mate, ((5, 1),))
+    driven.transfer.planned(nobody_else(is_held=False), driven.now)
+    driven.take()
+    assert driven.phase() is Phase.RUNNING
+    assert driven.transfer.readings.loose == []
+
+
+def test_while_the_log_counts_a_holder_what_no_mate_has_is_asked_for_again() -> None:
+    driven, mate = alone_with_mate()
+    driven.transfer.planned(nobody_else(is_held=True), driven.now)
+    assert driven.phase() is Phase.RUNNING
+    assert driven.transfer.readings.loose == [*ITS]
+    count = driven.transfer.asking.count
+    keep_alive(driven, mate, RENEWED_S)
+    assert driven.transfer.asking.count == count + 1
 
 
 def test_a_far_source_takes_nothing_over_from_a_mate() -> None:
