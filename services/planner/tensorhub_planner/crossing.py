@@ -86,10 +86,12 @@ def groups_of(
 ) -> Iterator[Group]:
     """Yield who crosses which of the wanted pieces for the reader's site: as it should be, then without the reader.
 
-    Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces or
-    will have them.
+    Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces,
+    will have them, or had them and is draining: then nothing comes from another site.
     """
     mates = _mates(demand, seat, holders, topology) if demand.promises else []
+    if any(topology.distance(seat.me.agent, agent) <= Distance.SITE for agent in holders.draining_on):
+        mates = []
     turns = {each.source: each.turn for each in mates} | {seat.me: demand.turn}
     crossers = list(demand.crossers) or sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
     if mates and seat.me in crossers:

@@ -68,6 +68,8 @@ class Holders(msgspec.Struct, frozen=True):
     absent_more: int = 0
     draining: bool = False
     """A shard that had the version is draining: half-filled ones that read from it go on."""
+    draining_on: tuple[str, ...] = ()
+    """The agents of such shards."""
     made: Ranges = ()
     """What nobody has, and follows of what ready shards have: scales that are folded."""
 
@@ -259,7 +261,7 @@ def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, 
     holders: list[Holder] = []
     absent: list[str] = []
     absent_count = 0
-    draining = False
+    draining_on: list[str] = []
     for replica in model.replicas.values():
         # The reader's own replica is what the round fills: whatever its shards hold is about to be overwritten.
         if replica.name == demand.replica:
@@ -272,11 +274,19 @@ def _roll(catalog: Catalog, model: Model, demand: Demand, seat: Seat | None, *, 
                 holders.append(holder)
                 places[agent.name] = Place(agent.host, agent.site, agent.rack)
                 continue
-            draining |= shard.state is ShardState.DRAINING and shard.version == demand.version
+            if shard.state is ShardState.DRAINING and shard.version == demand.version:
+                draining_on.append(agent.name)
+                places[agent.name] = Place(agent.host, agent.site, agent.rack)
             absent_count += 1
             if len(absent) < ABSENT_MAX:
                 absent.append(f"{replica.name}/{shard.index} on {agent.name} {_state(shard, agent.state)}")
-    found = Holders(tuple(holders), tuple(absent), absent_count - len(absent), draining=draining)
+    found = Holders(
+        tuple(holders),
+        tuple(absent),
+        absent_count - len(absent),
+        draining=bool(draining_on),
+        draining_on=tuple(draining_on),
+    )
     # Who reads from its own layout alone does not ask what was published, and for thousands of shards that is long.
     return Roll(found, Topology(places), _originals(model.versions[demand.version]) if seat is None else ())
 

@@ -24,6 +24,7 @@ from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId, Turn
 from tensorhub_planner.busy import Busy
 from tensorhub_planner.crossing import divide, shares_out
 from tensorhub_planner.limits import Limits
+from tensorhub_planner.plan import plan
 from tensorhub_planner.ranges import Ranges, Sizes, common, count_of, normal
 from tensorhub_planner.sources import Holder, Holders
 
@@ -111,6 +112,15 @@ def test_those_who_pull_from_one_source_by_themselves_share_its_line() -> None:
     assert share.streams == Limits().wan_streams // 4
     (share,) = planned(FAR, wants=asks(), load={("far", "ucxx"): Busy(100, 0)}).shares
     assert share.streams == 1
+
+
+@pytest.mark.parametrize(("agent", "from_whom"), [("d", {"a": False}), ("far", {"a": True, "b": True})])
+def test_what_drains_in_the_site_does_not_cross_to_it(agent: str, from_whom: dict[str, bool]) -> None:
+    """Nobody brings anything over: mates would wait for each other. An earlier turn has its lease already."""
+    holders = Holders(MATES[:2], draining=True, draining_on=(agent,))
+    found = plan(asks(), SEAT, SIZES, holders, TOPOLOGY, {}, Limits())
+    assert isinstance(found, Plan)
+    assert {share.source.agent: share.crosses for share in found.shares} == from_whom
 
 
 @pytest.mark.parametrize("near", [holder("d"), holder("d", turn=7)], ids=["ready", "earlier"])
