@@ -31,6 +31,9 @@ class Level(IntEnum):
     """Where replicas that wait are ready at once, each of the others is decided once in a command."""
     FORGETTING = 3
     """Agents that were lost long ago are forgotten, with the shards that only they had, on the leader's word."""
+    NEVER_OLDER = 4
+    """A round for something newer takes nothing older than what the replica held when the round began, also once that
+    is overwritten."""
 
 
 NEWEST: Final = max(Level)
@@ -45,6 +48,7 @@ COMMAND_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {}
 STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {
     ("Catalog", "level"): Level.TOLERANT,
     ("AgentRecord", "lost_at"): Level.FORGETTING,
+    ("Round", "began_with"): Level.NEVER_OLDER,
 }
 """Fields of the catalog's dataclasses that were added later, by class and field. Below their level they keep their
 default, and a snapshot does not name them, so that an older release can go on from it."""

@@ -7,6 +7,7 @@ from tests.unit.common.catalog_world import World, decided, failed, kinds, reade
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
+from tensorhub_common.levels import Level
 from tensorhub_common.wire.commands import GiveUp, Replan, Wish
 from tensorhub_common.wire.events.event import Event
 from tensorhub_common.wire.events.rounds import RoundStarted
@@ -36,6 +37,38 @@ def test_latest_goes_on_with_another_version_when_its_own_went_in_good_order() -
     world.empty("trainer")
     assert kinds(gives_up(world)) == ["round.reopened"]
     assert decided(world.publish("trainer", 13)).version == 13
+
+
+def overwritten(level: Level) -> World:
+    """Return an engine that held 12 and reads 13, which is unpublished meanwhile; only 11 stands, with another one."""
+    world = World(level=level)
+    for name, agent in (("trainer", "a"), ("engine", "b"), ("elder", "c")):
+        world.replica_of(name, agent)
+    for version, reader in ((11, "elder"), (12, "engine"), (13, None)):
+        world.publish("trainer", version)
+        if reader is None:
+            world.start("engine", "newer")
+        else:
+            world.fetch(reader)
+        world.empty("trainer")
+    return world
+
+
+def test_newer_takes_nothing_older_than_what_was_held_also_once_that_is_overwritten() -> None:
+    world = overwritten(Level.NEVER_OLDER)
+    assert kinds(gives_up(world)) == ["round.reopened"]
+    assert decided(world.publish("trainer", 14)).version == 14
+
+
+def test_below_its_level_newer_went_on_with_an_older_one() -> None:
+    assert decided(gives_up(overwritten(Level.FORGETTING))).version == 11
+
+
+def test_the_next_call_of_an_engine_that_was_told_that_it_holds_nothing_takes_what_there_is() -> None:
+    world = overwritten(Level.NEVER_OLDER)
+    gives_up(world)
+    assert kinds(world.give_up("engine")) == ["round.withdrawn"]
+    assert decided(world.want("engine", "newer")).version == 11
 
 
 def test_a_number_does_not_go_on_with_another() -> None:

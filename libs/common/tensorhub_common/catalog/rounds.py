@@ -62,7 +62,10 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
     if shard.leaving:
         raise Refused(ReplicaConflict, f"{where} is being unpublished: wait until that call has ended")
     if current is None:
-        current = replica.round = Round(number=catalog.seq, supersede=command.supersede)
+        keeps = catalog.level >= Level.NEVER_OLDER
+        current = replica.round = Round(
+            number=catalog.seq, supersede=command.supersede, began_with=replica.version if keeps else None
+        )
         model.waiting[replica.name] = None
     current.state = move(ROUND_MOVES, current.state, RoundMove.JOINED)
     current.supersede = current.supersede and command.supersede
@@ -75,9 +78,13 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
         wake(catalog, model, out)
 
 
-def _held(model: Model, replica: Replica) -> int | None:
-    """Return what the replica holds, as far as anything must be newer: of what was retired `newer` leads back."""
-    return None if is_retired(model, replica.version) else replica.version
+def _held(model: Model, replica: Replica, current: Round) -> int | None:
+    """Return than what anything must be newer: what the replica holds, or held when the round began.
+
+    What was retired does not count: from there `newer` leads back.
+    """
+    held = current.began_with if replica.version is None else replica.version
+    return None if is_retired(model, held) else held
 
 
 def wake(catalog: Catalog, model: Model, out: Out) -> None:
@@ -119,7 +126,7 @@ def _try_decide(model: Model, replica: Replica, current: Round, out: Out) -> boo
     """Decide the round if it can be decided. True: the replica is ready with that, and others may go on: `wake`."""
     complete = len(current.wants) == replica.shards
     patient = current.started or all(current.patient.values())
-    decision = decide(model, current.wants, patient, _held(model, replica))
+    decision = decide(model, current.wants, patient, _held(model, replica, current))
     if isinstance(decision, Fail):
         # Two clashing numbers fail at once; a number that is gone fails once all have joined.
         if complete or decision.error is VersionConflict:
@@ -247,7 +254,7 @@ def again(catalog: Catalog, model: Model, replica: Replica, current: Round, out:
     version = current.version
     assert version is not None
     current.held = False
-    verdict = decide(model, current.wants, patient=True, held=_held(model, replica))
+    verdict = decide(model, current.wants, patient=True, held=_held(model, replica, current))
     if isinstance(verdict, Fail):
         end(model, replica, RoundMove.FAILED, out, verdict.error.__name__, verdict.message)
     elif isinstance(verdict, int):

@@ -95,6 +95,8 @@ class Round:
     """All of its shards have said that they know of superseding."""
     superseded: int = 0
     """How often a newer version was taken up instead."""
+    began_with: int | None = None
+    """What the replica held when the round was opened."""
     held: bool = False
     """It waits for another copy of what the replica holds now: all leases are granted, or all is filled beside it."""
 
