@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 SEEDS ?= 500
-WORKERS ?= 2
+WORKERS ?= 3
 KILLS ?= 200
 PEERS ?= ray,nixl,mooncake,monarch
 UPDATES ?= 2000
@@ -26,9 +26,10 @@ AGAIN := { echo "its examples were of SEED=$(SEED): 'make slow SEED=$(SEED)' dra
 BIN := $(VENV)/bin
 # Written last, so that an installation that broke off is done again.
 READY := $(VENV)/.ready
-# As many workers as there are cores, and WORKERS at most; a file's tests stay together and share its hub, and the files
-# begin in the order of tests/conftest.py: xdist's own is by how many tests a file has, and the long ones have few.
-SIDE_BY_SIDE := -n logical --maxprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Three workers keep two cores busy, since a third of what the tests take is waiting; a file's tests stay together and share its
+# hub, and the files begin in the order of tests/conftest.py: xdist's own is by how many tests a file has, and the long ones
+# have few.
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -292,12 +292,14 @@ async def test_status_and_doctor_name_who_is_stopped(
     for process in ("planner-0", "agent-1"):
         os.kill(pids[process], signal.SIGSTOP)
         try:
-            code, out, err = Run(folder, ["status"], told).ended()
+            asked = (["status"], ["status", "--json"], ["doctor", "--quick", "--json"])
+            text, status, doctor = [run.ended() for run in [Run(folder, each, told) for each in asked]]
+            code, out, err = text
             assert (code, err) == (0, "")
             assert f"! {process} does not answer: process {pids[process]} is stopped" in out
-            found = json.loads((Run(folder, ["status", "--json"], told).ended())[1])
+            found = json.loads(status[1])
             assert [each["process"] for each in found["processes"] if not each["answers"]] == [process]
-            code, out, err = Run(folder, ["doctor", "--quick", "--json"], told).ended()
+            code, out, err = doctor
             assert (code, err) == (1, "")
             wrong = [json.loads(each) for each in out.splitlines()]
             stopped = next(each for each in wrong if each["check"] == "processes")

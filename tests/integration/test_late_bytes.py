@@ -8,7 +8,7 @@ from tests.chaos.content import MIB
 from tests.chaos.two_holders import two_holders
 from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 
-NBYTES = 256 * MIB
+NBYTES = 128 * MIB
 ROUNDS = 1
 
 

@@ -30,12 +30,12 @@ async def test_a_read_goes_on_while_the_log_counts_its_holder(tmp_path: Path) ->
         os.kill(holder, signal.SIGSTOP)
         try:
             with pytest.raises(RoundTimeout, match="on agent-0, was left because"):
-                await engine.replicate(timeout_s=5.0)
-            assert await engine.update(timeout_s=3.0) is None
+                await engine.replicate(timeout_s=2.0)
+            assert await engine.update(timeout_s=1.5) is None
             assert engine.last_read is not None
             assert "on agent-0, was left because" in engine.last_read.failure
             reading = asyncio.create_task(engine.replicate(timeout_s=LONG_S))
-            done, _ = await asyncio.wait({reading}, timeout=5.0)
+            done, _ = await asyncio.wait({reading}, timeout=2.0)
             assert not done
         finally:
             os.kill(holder, signal.SIGCONT)

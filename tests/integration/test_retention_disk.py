@@ -189,7 +189,8 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
         await trainer.publish(1)
 
         async def is_named() -> bool:
-            return all(path.exists() for path, _ in files_of(hub, job).values()) and bool(files_of(hub, job))
+            found = files_of(hub, job)
+            return bool(found) and all(path.exists() for path, _ in found.values())
 
         await until(is_named)
         [((agent, _), (path, _))] = files_of(hub, job).items()

@@ -13,7 +13,7 @@ from tests.integration.transports import UCXX, UCXX_AND_SLOWLY_LOCAL
 from tensorhub_agent.pace import LOCAL_BATCH_BYTES
 from tensorhub_common.layout import PIECE_BYTES_MAX
 
-NBYTES = 256 * MIB
+NBYTES = 128 * MIB
 WINDOW_BYTES = 16 * MIB
 IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * LOCAL_BATCH_BYTES) + 2 * PIECE_BYTES_MAX
 """Of one source: its part of the window, or two batches, each with a piece that made it full."""

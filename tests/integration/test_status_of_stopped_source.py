@@ -22,7 +22,7 @@ from tensorhub_common.bus.activity import gather_activity
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.wire.asks import ReadUnderWay
 
-NBYTES = 128 * 1024 * 1024
+NBYTES = 48 * 1024 * 1024
 
 
 async def status(hub: RunningHub, job: str, *options: str) -> str:
