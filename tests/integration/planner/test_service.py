@@ -225,12 +225,15 @@ async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
     monkeypatch.setattr("tensorhub_planner.fold.apply", apply_or_fail)
     await broken.open()
     await broken.register("rollout")
-    refusal = await broken.ask(broken.demand("rollout"))
-    assert isinstance(refusal, Refusal)
-    assert (refusal.error, "can't be folded: KeyError('a fault of ours')" in refusal.reason) == (
-        "RegistryUnavailable",
-        True,
-    )
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            refusal = await broken.ask(broken.demand("rollout"))
+            assert isinstance(refusal, Refusal)
+            assert refusal.error == "RegistryUnavailable"
+            # A planner that is late to fold the log says so first.
+            if "can't be folded: KeyError('a fault of ours')" in refusal.reason:
+                break
+            assert refusal.reason.endswith("ask again")
     assert (await world.plan("rollout")).version == 1
 
     async def health(subject: str) -> Health:
