@@ -33,7 +33,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs
+.PHONY: help venv demo test long slow pythons check format sim bugs compose systemd bench bench-peers soak chaos late-bytes torn-reads matrix partition crowds mixed cluster mutants docs
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,20 +55,23 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## a whole hub on this machine: train, publish, replicate, and check every byte
 	@$(BIN)/tensorhub demo
 
-test: $(READY) ## the tests, in 9 minutes on two cores (WORKERS=2); neither slow ones nor those for a GPU
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not gpu"
+test: $(READY) ## the tests, in five minutes on two cores (WORKERS=3); `make long`, `make slow` and a GPU run the others
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long and not slow and not gpu"
 
-slow: $(READY) ## the tests that `make test` leaves out because they take long, with new examples (SEED=: by lot); some need root or Docker
+long: $(READY) ## tests that take some seconds each, most of them of a hub of their own: four minutes, and CI runs them too
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not slow and not gpu"
+
+slow: $(READY) ## the tests that take longer still, with new examples (SEED=: by lot); some need root or Docker
 	@echo "'make slow SEED=$(SEED)' draws the same examples again"
 	@$(BIN)/python -m pytest --hypothesis-profile=anew --hypothesis-seed=$(SEED) -m "slow and not gpu" || $(AGAIN)
 	@$(BIN)/python -m pytest --hypothesis-profile=thorough --hypothesis-seed=$(SEED) -m "not slow" tests/property || $(AGAIN)
 
-pythons: ## `make test` on each Python of VERSIONS="3.11 3.12 3.13" that is here, each in an environment of its own
+pythons: ## `make test long` on each Python of VERSIONS="3.11 3.12 3.13" that is here, each in an environment of its own
 	@passed=; for version in $(VERSIONS); do \
 	  here=; for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
 	    $$python -c 'import ensurepip, venv' 2>/dev/null || continue; \
 	    here=1; echo "Python $$version: $$python"; \
-	    $(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON=$$python || exit 1; \
+	    $(MAKE) --no-print-directory test long VENV=.venv-$$version PYTHON=$$python || exit 1; \
 	    passed="$$passed $$version"; break; \
 	  done; \
 	  test -n "$$here" || echo "Python $$version is not here, and left out"; \

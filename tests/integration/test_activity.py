@@ -45,6 +45,7 @@ async def test_every_process_answers_for_itself(bus: Bus) -> None:
         assert (each.nats_lost, each.faults, each.reads) == (0, 0, ())
 
 
+@pytest.mark.long
 async def test_a_read_that_has_no_planner_is_told_with_its_reason(hub: RunningHub, bus: Bus) -> None:
     """And nothing is told any more once it is over."""
     job = new_job()

@@ -35,6 +35,7 @@ shard.publish(1)
 """
 
 
+@pytest.mark.long
 async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_path: Path) -> None:
     """The worker dies in publish while the registry is silent. Its successor's values must not become version 1."""
     async with running_hub(tmp_path) as hub:
@@ -71,6 +72,7 @@ async def until_said(hub: HubFile, verb: str) -> None:
                 return
 
 
+@pytest.mark.long
 async def test_a_release_that_was_given_up_touches_no_successor(tmp_path: Path) -> None:
     """It comes to its end at the agent, another worker brings the shard, and the first one asks once more."""
     async with (
@@ -101,6 +103,7 @@ async def test_a_release_that_was_given_up_touches_no_successor(tmp_path: Path) 
         assert torch.equal(shard.tensors["w"], torch.full((1000,), 2.0))
 
 
+@pytest.mark.long
 async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ async def assert_goes_on(scene: Scene) -> None:
     assert await scene.reader.update() == 6
 
 
+@pytest.mark.long
 async def test_unknown_versions(hub: RunningHub, scene: Scene) -> None:
     fresh = await scene.there.register("unknown", WEIGHTS, replica="reader")
     for wish in ("latest", 3):
@@ -126,6 +127,7 @@ async def test_other_layouts(hub: RunningHub, scene: Scene) -> None:
     await assert_goes_on(scene)
 
 
+@pytest.mark.long
 async def test_other_layout_of_a_shard_that_was_left(hub: RunningHub, scene: Scene) -> None:
     """A worker that comes back with other tensors does not get the memory, and the memory stays."""
     code = (
@@ -252,6 +254,7 @@ async def test_a_shard_that_never_comes(hub: RunningHub, scene: Scene) -> None:
     await assert_goes_on(scene)
 
 
+@pytest.mark.long
 async def test_file_that_is_no_safetensors(hub: RunningHub, scene: Scene, tmp_path: Path) -> None:
     """The command line says in one line which file it can't read, and nothing is registered."""
     before = await catalog_of(hub, scene.job)

@@ -43,6 +43,7 @@ async def test_no_hub_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         await tensorhub.connect_async("job", agent=tmp_path / "nobody.sock", timeout_s=0.3)
 
 
+@pytest.mark.long
 async def test_an_agent_that_is_away(tmp_path: Path) -> None:
     """Calls on its shards end at their bound; the questions still have answers; then all goes on."""
     async with running_hub(tmp_path / "hub") as hub, hub.connected("job") as (here, there):
@@ -71,6 +72,7 @@ async def until_replicated(shard: tensorhub.AsyncShard) -> int:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_nats_that_is_away(tmp_path: Path) -> None:
     """Without NATS a call ends at its bound, and what it asked for does not happen later behind the caller's back."""
     async with running_hub(tmp_path / "hub") as hub, hub.connected("job") as (here, _):
@@ -92,6 +94,7 @@ async def test_nats_that_is_away(tmp_path: Path) -> None:
         assert [each.version for each in await here.versions("m") if each.holders] == [2]
 
 
+@pytest.mark.long
 async def test_memory_that_is_all_taken(tmp_path: Path) -> None:
     """An agent takes no more than it was told; what it holds stays, and there is room again after a release."""
     async with (
@@ -101,6 +104,7 @@ async def test_memory_that_is_all_taken(tmp_path: Path) -> None:
         await assert_exhausted_then_room(hub, here)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 async def test_shared_memory_that_is_full(tmp_path: Path) -> None:
     """A full /dev/shm is an error at register, and no SIGBUS later."""
@@ -142,6 +146,7 @@ async def assert_exhausted_then_room(hub: RunningHub, here: tensorhub.AsyncHub) 
     assert hub.file.agents[0].pid == pid
 
 
+@pytest.mark.long
 async def test_shard_that_a_failed_fill_left_partial(tmp_path: Path) -> None:
     """The only source is killed in the middle of a read: what stands there then is no version and can't become one.
 

@@ -197,6 +197,7 @@ async def test_nans_and_their_payloads(hub: RunningHub) -> None:
         assert_same_bytes(found, given)
 
 
+@pytest.mark.long
 async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
     """5,000 tiny tensors with long names: their layout goes beside the log, whose messages it would not fit into."""
     random = np.random.default_rng(0)
@@ -212,6 +213,7 @@ async def test_layout_larger_than_a_message(hub: RunningHub) -> None:
         assert_same_bytes(found, given)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 async def test_all_of_it_with_digests_off(undigested: RunningHub) -> None:
     """Every dtype, shape and stride, and many tiny tensors, in one model."""

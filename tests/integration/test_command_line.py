@@ -173,6 +173,7 @@ async def test_who_is_silent_is_told_within_the_bound(
     assert run.seconds < 0.5 + LATE_S
 
 
+@pytest.mark.long
 async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(
     folder: Path, silent: tuple[dict[str, str], Silent, Silent]
 ) -> None:
@@ -183,6 +184,7 @@ async def test_what_takes_no_bound_has_one_of_its_own_where_nats_is_silent(
         assert run.seconds < CONNECT_TIMEOUT_S + LATE_S
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "number"),
     [
@@ -268,6 +270,7 @@ PRINTING: Final = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 async def test_what_can_not_be_written_is_one_line_and_who_reads_no_further_is_no_error(
     folder: Path, published: tuple[str, dict[str, str]], arguments: list[str]

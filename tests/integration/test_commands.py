@@ -52,6 +52,7 @@ async def test_pull_puts_the_shards_of_a_holder_together(hub: RunningHub, tmp_pa
     assert set(found) == {"w", "own-0", "own-1"}
 
 
+@pytest.mark.long
 async def test_pull_says_what_shards_lack_also_where_they_overlap(hub: RunningHub, tmp_path: Path) -> None:
     """Two shards have more elements together than the tensor, and still not all of them; with a third they do."""
     job = new_job()
@@ -117,6 +118,7 @@ async def test_pull_writes_the_models_own_tensors_of_a_fused_engine(hub: Running
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.long
 async def test_pull_takes_the_latest_that_no_rewind_has_retired(hub: RunningHub, tmp_path: Path) -> None:
     """Two replicas hold versions 1 and 2; the trainer goes back to 1, and the other still holds 2."""
     job, out = new_job(), tmp_path / "out.safetensors"

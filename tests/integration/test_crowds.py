@@ -20,6 +20,7 @@ async def test_every_call_ends_and_every_shard_serves_after_a_kill(tmp_path: Pat
     assert not found.wrong, found.table
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("install", INSTALLS)
 async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_stopped(
@@ -31,6 +32,7 @@ async def test_every_reader_of_a_crowd_gets_the_version_though_its_source_is_sto
     assert not found.raised, found.table
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_many_jobs_begin_at_once(tmp_path: Path) -> None:
     found = await crowds.jobs(tmp_path, 12)

@@ -143,6 +143,7 @@ async def test_one_percent_of_the_values_is_far_less_of_the_bytes(deltas_hub: Ru
             assert report.base == it.version - 1
 
 
+@pytest.mark.long
 async def test_a_chain_leads_over_versions_that_the_reader_skipped(deltas_hub: RunningHub) -> None:
     async with stage(deltas_hub) as it:
         await it.begin()
@@ -169,6 +170,7 @@ async def test_a_reader_serves_the_delta_that_it_has_applied(deltas_hub: Running
         assert wire_share(report) <= SHARE_MAX
 
 
+@pytest.mark.long
 async def test_when_everything_changed_the_pieces_themselves_come(deltas_hub: RunningHub) -> None:
     async with stage(deltas_hub) as it:
         await it.begin()
@@ -179,6 +181,7 @@ async def test_when_everything_changed_the_pieces_themselves_come(deltas_hub: Ru
         assert wire_share(await it.update(0)) <= SHARE_MAX
 
 
+@pytest.mark.long
 async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(deltas_hub: RunningHub) -> None:
     """The deltas of its agent are gone with it, and its shadow too; the memory is not."""
     async with stage(deltas_hub) as it:
@@ -189,6 +192,7 @@ async def test_a_publisher_that_was_restarted_gives_all_and_deltas_again_later(d
         await it.begin()
 
 
+@pytest.mark.long
 async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of_it(deltas_hub: RunningHub) -> None:
     async with stage(deltas_hub) as it:
         await it.begin()
@@ -201,6 +205,7 @@ async def test_a_reader_that_is_further_behind_than_deltas_are_kept_reads_all_of
         assert by_delta(await it.update(0))
 
 
+@pytest.mark.long
 async def test_what_was_half_patched_when_its_agent_was_killed_is_no_base_and_is_read_whole(
     deltas_hub: RunningHub,
 ) -> None:

@@ -11,6 +11,7 @@ from tensorhub.cli.transport_probes import Probe
 pytest.importorskip("libucx", reason="pip install 'tensorhub[agent]'")
 
 
+@pytest.mark.long
 def test_bytes_over_tcp() -> None:
     probe = Probe(sys.executable, os.environ)
     ucx = probe.about({})

@@ -73,6 +73,7 @@ async def test_a_trainer_and_its_engine(hub: RunningHub) -> None:
         assert (trainer.returncode, err) == (0, "")
 
 
+@pytest.mark.long
 async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
     """Without a terminal, and at Ctrl-C."""
     job = new_job()

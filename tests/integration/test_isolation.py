@@ -74,6 +74,7 @@ async def test_a_fault_in_one_job_sets_that_job_aside(hub: RunningHub) -> None:
     assert (await activity(hub)).troubles == ()
 
 
+@pytest.mark.long
 async def test_a_fault_that_no_job_owns_ends_the_agent_which_is_started_anew(
     hub: RunningHub, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_fault_that_no_job_owns_ends_the_agent_which_is_started_anew(
     assert "a part: its work failed: ArithmeticError('a planted fault')" in last
 
 
+@pytest.mark.long
 async def test_memory_that_is_full_costs_the_one_who_asks_for_more(tmp_path: Path) -> None:
     async with (
         running_hub(tmp_path, agents=1, TENSORHUB_MEMORY_BYTES_MAX=str(1 << 20)) as hub,

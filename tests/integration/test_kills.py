@@ -14,6 +14,7 @@ ATTEMPTS_MAX = 5
 """On a busy machine a transfer may be over before the test is given the processor."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 async def test_three_kills(tmp_path: Path) -> None:
     """Each command has one outcome, every commit equal bytes, every caller an answer; and the work goes on."""

@@ -12,6 +12,7 @@ NBYTES = 128 * MIB
 ROUNDS = 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", UCXX_AND_SLOWLY_LOCAL)
 async def test_a_woken_source_changes_nothing(tmp_path: Path, hosts: int) -> None:

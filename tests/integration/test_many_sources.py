@@ -44,6 +44,7 @@ def hub(request: pytest.FixtureRequest) -> RunningHub:
     return hub
 
 
+@pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 async def test_more_sources_than_may_be_open_at_a_time_fill_a_reader(hub: RunningHub) -> None:
     """Each of its shards needs a part of each source; then the trainer takes its version back at once."""

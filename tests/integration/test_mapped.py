@@ -204,6 +204,7 @@ os._exit(0)
             await trainer.unpublish(timeout_s=WAIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("install", ["in-place", pytest.param("staged", marks=pytest.mark.slow)])
 async def test_agents_that_are_killed_overwrite_nothing_that_is_mapped(hub: RunningHub, install: str) -> None:
     """The holder's comes back knowing from the lock alone that its memory is mapped, and the reader's is not needed."""
@@ -341,6 +342,7 @@ async def test_a_holder_that_maps_nothing_itself_may_be_mapped_and_is_then_fille
         del engine
 
 
+@pytest.mark.long
 async def test_an_engine_in_one_memory_that_is_mapped_updates_once_that_is_let_go(hub: RunningHub) -> None:
     """Its update says that a reader maps the memory; calling again works as soon as that reader has let go."""
     async with hub.connected() as (here, there):
@@ -364,6 +366,7 @@ async def test_an_engine_in_one_memory_that_is_mapped_updates_once_that_is_let_g
         del reader
 
 
+@pytest.mark.long
 async def test_where_no_holder_stands_on_the_host_that_is_said(tmp_path: Path) -> None:
     async with (
         running_hub(tmp_path / "hub", agents=2, hosts=2, TENSORHUB_UCXX="off") as two_hosts,

@@ -16,6 +16,7 @@ READS = 4
 MEASURED = re.compile(r"; measured \S+ [KMGT]?i?B/s in (\d+) samples, the last \S+ s ago")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", [LOCAL, UCXX])
 async def test_a_plan_rests_on_what_the_reader_got_before(tmp_path: Path, hosts: int) -> None:

@@ -17,6 +17,7 @@ LONG_S = 30.0
 VALUES = {"w": torch.arange(4096, dtype=torch.float32)}
 
 
+@pytest.mark.long
 async def test_a_read_goes_on_while_the_log_counts_its_holder(tmp_path: Path) -> None:
     """It waits past every bound of a source, ends soon after the holder is back, and else at its own deadline."""
     async with (

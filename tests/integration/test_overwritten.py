@@ -13,6 +13,7 @@ from tensorhub_common.errors import IntegrityError
 WAIT_S = 30.0
 
 
+@pytest.mark.long
 async def test_stepping_without_overwriting_is_named_to_both(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_hub(tmp_path) as hub, hub.connected(new_job()) as (there, here):
         policy = await there.register("m", {"w": torch.ones(4096), "b": torch.ones(8)}, replica="trainer")

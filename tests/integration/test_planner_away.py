@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from tests.integration.hubs import running_hub
 
@@ -14,6 +15,7 @@ SOURCES_LOST_S = 0.5
 AWAY_S = 1.5
 
 
+@pytest.mark.long
 async def test_a_read_outlives_its_planner(tmp_path: Path) -> None:
     async with (
         running_hub(tmp_path, TENSORHUB_SOURCES_LOST_S=str(SOURCES_LOST_S)) as hub,

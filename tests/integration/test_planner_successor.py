@@ -75,6 +75,7 @@ async def successor(hub: RunningHub, bus: Bus) -> None:
         await subscription.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_the_next_reader_does_not_go_to_the_busiest(tmp_path: Path) -> None:
     """Both holders are as near. Idle, the reader would take the one that is busy now: it did before."""

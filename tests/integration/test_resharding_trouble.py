@@ -55,6 +55,7 @@ async def replicated(readers: list[AsyncShard], version: int) -> None:
     assert set(await asyncio.gather(*(shard.replicate(version) for shard in readers))) == {version}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 async def test_every_dtype(hub: RunningHub) -> None:
     async with hub.connected() as hubs:
@@ -223,6 +224,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
     """Its old shards can't become the new ones, and it is told what to do; readers have both versions."""
     tensors, job = {"w": torch.arange(96.0).view(12, 8)}, new_job()

@@ -75,6 +75,7 @@ async def test_a_trainer_overwrites_once_a_copy_stands_and_the_copy_has_its_byte
         await here.retain("m", last=0)
 
 
+@pytest.mark.long
 async def test_a_copy_outlives_the_process_of_its_agent(hub: RunningHub) -> None:
     """The caching agent is killed by SIGKILL when its copy is the only one: it is found again and serves."""
     job = new_job()
@@ -142,6 +143,7 @@ async def test_without_room_the_shard_stays_published(hub: RunningHub) -> None:
         await trainer.unpublish()
 
 
+@pytest.mark.long
 async def test_a_rewound_model_goes_on_above(hub: RunningHub) -> None:
     """Engines are led back to the checkpoint, and the next version is above all that were retired."""
     async with hub.connected(agents=3) as (here, there, third):

@@ -76,6 +76,7 @@ async def only_copy(hub: tensorhub.AsyncHub, trainer: tensorhub.AsyncShard) -> s
     return copy.members[0].agent
 
 
+@pytest.mark.long
 async def test_an_agent_may_stop_once_the_last_copy_stands_elsewhere(hub: RunningHub) -> None:
     """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
     job = new_job()

@@ -35,6 +35,7 @@ async def until_replicas_are(hub: AsyncHub, expected: dict[str, int | None]) -> 
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.long
 async def test_a_release_happens_as_the_caller_was_told(tmp_path: Path) -> None:
     """Published memory, and its readers end first: the log forgets the shard, and the agent frees the memory."""
     async with running_hub(tmp_path, agents=1) as hub, hub.connected(JOB, 1) as (mine,):
@@ -49,6 +50,7 @@ async def test_a_release_happens_as_the_caller_was_told(tmp_path: Path) -> None:
         assert torch.equal(again.tensors["w"], torch.full((1000,), 2.0))
 
 
+@pytest.mark.long
 async def test_what_the_log_counts_as_a_holder_is_read_again(tmp_path: Path) -> None:
     """The unpublish of a retained version's last copy is refused by the log, long after its caller has given up."""
     async with running_hub(tmp_path, agents=2, TENSORHUB_CACHE_BYTES="0") as hub, hub.connected(JOB) as (mine, other):

@@ -43,6 +43,7 @@ async def test_with_another_holder_only_what_is_missing_is_read_again(tmp_path: 
     assert report.wasted_bytes <= IN_FLIGHT_BYTES_MAX, report
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", [UCXX])
 async def test_without_another_holder_the_call_says_so(tmp_path: Path, hosts: int) -> None:

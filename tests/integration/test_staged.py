@@ -118,6 +118,7 @@ async def test_another_way_to_install_is_another_shard(hub: RunningHub) -> None:
         await here.register("policy", weights(0), replica="rollout", install="staged")
 
 
+@pytest.mark.long
 async def test_an_agent_that_is_killed_takes_both_segments_back(hub: RunningHub) -> None:
     """Whichever of the two the shard stands in: the first after an even number of swaps, the other after an odd one."""
     async with hub.connected() as (here, there):

@@ -44,6 +44,7 @@ async def until_still(hub: RunningHub, job: str) -> ReadUnderWay:
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("ucxx") is None, reason=NO_UCX)
 async def test_a_read_whose_source_is_stopped_is_shown_with_its_share_its_source_and_that_it_does_not_move(
     tmp_path: Path,

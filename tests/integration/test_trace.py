@@ -62,6 +62,7 @@ async def names_in(bus: Bus, job: str, wanted: set[str]) -> Spans:
                     return Spans(process="all", spans=found.spans)
 
 
+@pytest.mark.long
 async def test_an_update_is_one_trace_that_all_processes_know_a_part_of(hub: RunningHub, bus: Bus) -> None:
     job = new_job()
     await one_update(hub, job)
@@ -83,6 +84,7 @@ async def test_an_update_is_one_trace_that_all_processes_know_a_part_of(hub: Run
     assert {json.loads(line)["span"] for line in out.splitlines()} == {span.span for span in spans}
 
 
+@pytest.mark.long
 async def test_another_job_s_transfers_are_not_told(hub: RunningHub, bus: Bus) -> None:
     job = new_job()
     await one_update(hub, job)
@@ -93,6 +95,7 @@ async def test_another_job_s_transfers_are_not_told(hub: RunningHub, bus: Bus) -
     assert "no transfer" in out
 
 
+@pytest.mark.long
 async def test_what_an_agent_kept_outlives_its_sudden_end(hub: RunningHub, bus: Bus) -> None:
     job = new_job()
     await one_update(hub, job)

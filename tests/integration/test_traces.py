@@ -207,6 +207,7 @@ async def test_a_wish_from_outside(hub: RunningHub, receiver: Receiver, tracepar
     assert one(spans, "transfer").parent == publish.span
 
 
+@pytest.mark.long
 async def test_with_telemetry_off_nothing_is_made(tmp_path: Path, receiver: Receiver) -> None:
     """Not a span, and not a header in the log."""
     off = {**receiver.environ, "OTEL_SDK_DISABLED": "true"}

@@ -55,6 +55,7 @@ async def test_a_job_goes_on_at_the_new_level(hub: RunningHub) -> None:
         assert_same_bytes(engine.tensors, values)
 
 
+@pytest.mark.long
 async def test_nothing_is_raised_while_a_folder_does_not_know_it(
     hub: RunningHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +146,7 @@ def test_each_byte_crosses_once_whoever_has_come_meanwhile(order: list[int], cou
                     assert share.layout == layout_digest((TOP, BOTTOM)[shard])
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.permutations(range(1, 6)))
 def test_of_several_layouts_that_of_the_first_turn_crosses(order: list[int]) -> None:
@@ -176,6 +178,7 @@ def test_a_near_holder_of_whatever_layout_is_read_and_nothing_crosses() -> None:
         assert not any(share.crosses for share in answer.shares)
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(st.integers(2, 6), st.data())
 def test_the_part_of_one_that_fell_out_crosses_once_more_at_most(count: int, data: st.DataObject) -> None:

@@ -24,6 +24,7 @@ def read(crowd: Crowd) -> Crowd:
     return crowd
 
 
+@pytest.mark.long
 def test_a_reader_of_as_many_fully_sharded_ranks() -> None:
     crowd = read(Crowd(Random(1), RANKS, kills=0.05, stops=0.03))
     assert crowd.inside_most == INSIDE_MAX

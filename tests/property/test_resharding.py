@@ -134,6 +134,7 @@ def test_replicas_of_a_far_site_exchange_units_whatever_fails(seeds: int) -> Non
         assert run_far_mates(range(1, seeds + 1)) > 0
 
 
+@pytest.mark.long
 def test_a_reader_that_takes_the_units_of_another_program_for_its_own_is_found() -> None:
     with planted("other-units"), scaled_down(), pytest.raises((Violation, LookupError, AssertionError)):
         run_far_mates(range(1, 41))

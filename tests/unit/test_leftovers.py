@@ -70,6 +70,7 @@ def test_what_a_failing_test_leaves_is_taken_away_and_fails_the_run(tmp_path: Pa
         stranger.communicate()
 
 
+@pytest.mark.long
 def test_the_memory_of_a_run_that_was_killed_goes_with_the_next_one(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
     theirs = SHM / f"{BEGINNING}{killed.pid}-test"

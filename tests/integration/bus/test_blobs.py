@@ -98,6 +98,7 @@ async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monke
         await store.get("nobody-opened-it", "0" * 64)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_cluster", [True, False])
 async def test_what_one_node_does_not_have_yet_is_asked_for_again(
     store: Blobs, bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch, *, is_cluster: bool

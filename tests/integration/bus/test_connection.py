@@ -239,6 +239,7 @@ async def test_a_request_waits_for_the_connection_to_come_back(own_nats_server: 
     assert await asked == b"ba"
 
 
+@pytest.mark.long
 async def test_a_server_that_hangs_counts_as_gone(
     own_nats_server: RunningNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ async def hold(wish: LeaderLease, timeout_s: float = WAIT_S) -> LeaderLease:
     return wish
 
 
+@pytest.mark.long
 async def test_one_of_many_holds_it(bus: Bus, job: str) -> None:
     wishes = [LeaderLease(bus, job, f"registry-{index}", TTL_S) for index in range(5)]
     await asyncio.gather(*(wish.start() for wish in wishes))
@@ -139,6 +140,7 @@ async def test_an_acquisition_whose_acknowledgement_was_lost_is_found(
         assert one.term > 0
 
 
+@pytest.mark.long
 async def test_it_is_lost_with_the_connection_and_comes_back(own_nats_server: RunningNats, own_bus: Bus) -> None:
     """The server forgets nothing by being killed: neither that the lease ended nor how far the terms had come."""
     async with LeaderLease(own_bus, "registry", "one", TTL_S) as one:

@@ -68,6 +68,7 @@ def test_it_shows_what_it_promises(folder: Path) -> None:
     assert all(replica["equal_at_end"] for replica in summary["replicas"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["up", pytest.param("joined", marks=[pytest.mark.slow, pytest.mark.timeout(120)])])
 def test_ctrl_c_ends_all_of_it(folder: Path, moment: str) -> None:
     with start(folder) as demo:
@@ -83,6 +84,7 @@ def test_ctrl_c_ends_all_of_it(folder: Path, moment: str) -> None:
     assert not [pid for pid in children if is_alive(pid)]
 
 
+@pytest.mark.long
 def test_when_it_is_killed_nobody_is_left(folder: Path) -> None:
     with start(folder) as demo:
         assert demo.stdout is not None

@@ -98,6 +98,7 @@ async def test_a_signal_ends_it_while_nats_hangs(start: Start, own_nats_server: 
     own_nats_server.signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 async def test_it_waits_for_nats(start: Start, own_nats_server: RunningNats) -> None:
     """It may be up before NATS, and ends in good order then too."""
     own_nats_server.kill()

@@ -60,6 +60,7 @@ async def wait_cleared(bus: Bus, watched: WatchedJob, deleted: int) -> None:
     await until(is_cleared, f"job {watched.name} is cleared up")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_the_next_registry_ends_what_one_began(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
@@ -114,6 +115,7 @@ async def test_a_standby_follows_into_the_new_job(
     assert "the job is set aside" not in pair[1].log.read_text()
 
 
+@pytest.mark.long
 async def test_what_is_left_of_a_deleted_job_is_small(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

@@ -155,6 +155,7 @@ async def spoil(bus: Bus, job: str) -> None:
     await bus.publish(f"tensorhub.v1.{job}.event._hub.agent.drained", said)
 
 
+@pytest.mark.long
 async def test_a_hundred_jobs_of_which_two_can_not_go_on(
     own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob
 ) -> None:
@@ -452,6 +453,7 @@ async def test_a_fault_while_a_deleted_job_is_cleared_up_leaves_it_deleted(
 # --------------------------------------------------------------------------------------------- a newer registry
 
 
+@pytest.mark.long
 async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
     own_nats_server: RunningNats, own_bus: Bus, open_job: OpenJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +507,7 @@ async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
     assert await found.level_for_new_jobs() == NEWEST
 
 
+@pytest.mark.long
 async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus) -> None:
     """The registry itself answers, so its question has been lost."""
     with pytest.raises(RegistryUnavailable, match="call again"):

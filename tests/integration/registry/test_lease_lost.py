@@ -27,6 +27,7 @@ TIMES_MIN, TIMES_MAX = 3, 20
 """So often the bucket is deleted: until a term has ended by it."""
 
 
+@pytest.mark.long
 async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

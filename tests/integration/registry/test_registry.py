@@ -66,6 +66,7 @@ async def test_a_publication_from_join_to_version(watched: WatchedJob) -> None:
     assert any("version.published" in line for line in story.lines)
 
 
+@pytest.mark.long
 async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched: WatchedJob) -> None:
     inbox = watched.bus.new_inbox()
     replies: asyncio.Queue[Message] = asyncio.Queue()
@@ -85,6 +86,7 @@ async def test_the_outcome_comes_by_inbox_by_question_and_with_its_trace(watched
     assert "no command" in no_command.message
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("subject", "body", "error"),
     [
@@ -136,6 +138,7 @@ async def test_a_message_id_that_looks_like_an_events_takes_no_outcome_away(watc
     await watched.wait_settled()
 
 
+@pytest.mark.long
 async def test_a_silent_agent_is_lost_and_a_beating_one_is_not(watched: WatchedJob) -> None:
     async def beat() -> None:
         while True:

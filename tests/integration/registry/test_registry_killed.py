@@ -21,6 +21,7 @@ from tensorhub_common.wire.events.hub import AgentLost
 KILLS_MIN = 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_killed_at_random_moments(
     seed: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
@@ -65,6 +66,7 @@ async def test_two_registries_take_turns(
     await watched.wait_settled(30.0)
 
 
+@pytest.mark.long
 async def test_a_registry_that_ends_gives_its_place_away_at_once(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -83,6 +85,7 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(
     await watched.wait_settled()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_nats_is_restarted(
     number: int, own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
@@ -104,6 +107,7 @@ async def test_nats_is_restarted(
     assert registry.process.returncode is None
 
 
+@pytest.mark.long
 async def test_a_backlog_is_published_in_batches(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -120,6 +124,7 @@ async def test_a_backlog_is_published_in_batches(
     print(f"\n{len(said)} waiting commands: {time.monotonic() - began:.2f} s from start to the last event")
 
 
+@pytest.mark.long
 async def test_our_own_pause_costs_no_agent_its_place(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

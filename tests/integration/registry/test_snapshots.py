@@ -57,6 +57,7 @@ async def restored(bus: Bus, job: str, beyond: int = 0) -> Snapshot:
     return snapshot
 
 
+@pytest.mark.long
 async def test_a_restart_goes_on_from_the_snapshot(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -172,6 +173,7 @@ async def test_a_full_log_is_trimmed_behind_a_snapshot(
     assert await first_of(watched) > 1
 
 
+@pytest.mark.long
 async def test_a_broken_snapshot_is_passed_over(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -200,6 +202,7 @@ async def test_a_broken_snapshot_is_passed_over(
     await registry.wait_says("the job is set aside")
 
 
+@pytest.mark.long
 async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:

@@ -132,6 +132,7 @@ async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
         await trainer.unpublish()
 
 
+@pytest.mark.long
 async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: RunningHub, client: Bus) -> None:
     """A job's client has each kind of answer stored there, and over the lease: all goes on, and it is told once."""
     job = new_job()
@@ -226,6 +227,7 @@ async def test_a_flood_of_commands(hub: RunningHub, client: Bus) -> None:
                     continue
 
 
+@pytest.mark.long
 async def test_a_flood_of_frames(hub: RunningHub) -> None:
     """A worker that says more than it hears keeps the agent from nobody, and is cut off."""
     framed: Framed = await connect_socket(Path(hub.file.agents[0].socket), FRAME_BYTES_MAX, BOUND_S)

@@ -51,6 +51,7 @@ def segments_of(hub: RunningHub) -> list[Path]:
     return memory_of(hub.directory)
 
 
+@pytest.mark.long
 async def test_another_user_reaches_nothing(hub: RunningHub) -> None:
     """Modes keep others out: of sockets, keys, hub.json, logs and the segments in memory."""
     async with hub.connected(new_job(), agents=1) as (here,):

@@ -126,6 +126,7 @@ async def test_a_ticket_of_another(hub: RunningHub, tmp_path: Path, pool: CopyPo
         await session.close()
 
 
+@pytest.mark.long
 async def test_a_ticket_that_is_too_old(hub: RunningHub, tmp_path: Path, pool: CopyPool) -> None:
     """A ticket that nobody shows is void after its time, and holds the trainer up no longer than that."""
     async with robbed(hub, tmp_path, pool) as thief:

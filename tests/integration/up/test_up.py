@@ -104,6 +104,7 @@ def admin(directory: Path) -> Path:
     return directory / "credentials/admin.nk"
 
 
+@pytest.mark.long
 async def test_nobody_without_a_key_gets_in(tmp_path: Path) -> None:
     """Keys are their owner's alone, the server is told none of their secret halves, and they outlive the hub."""
     keys = ("registry.nk", "planner.nk", "client.nk", "admin.nk", "agents/agent-0.nk")
@@ -141,6 +142,7 @@ async def test_whatever_is_killed_comes_back_and_nats_on_its_port_and_store(tmp_
             assert await log.last_seq() == 1
 
 
+@pytest.mark.long
 async def test_the_log_outlives_the_hub(tmp_path: Path) -> None:
     for seq in (1, 2):
         async with (
@@ -184,6 +186,7 @@ async def test_three_nodes_and_two_registries(tmp_path: Path) -> None:
         assert await JobLog(bus, "job").last_seq() == 1
 
 
+@pytest.mark.long
 async def test_two_can_not_share_a_directory(tmp_path: Path) -> None:
     """The second is told by whom it is used, and takes nothing from the first."""
     async with Up(tmp_path, commands=stubs()) as first:
@@ -197,6 +200,7 @@ async def test_two_can_not_share_a_directory(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.long
 async def test_a_service_that_dies_at_its_start_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     before = children_of(os.getpid())
     up = Up(tmp_path, agents=2, commands=stubs("agent-1"))
@@ -289,6 +293,7 @@ def up_process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_stops_all(up_process: subprocess.Popen[str], tmp_path: Path, number: int) -> None:
     hub = hub_file.read(tmp_path)
@@ -299,6 +304,7 @@ def test_a_signal_stops_all(up_process: subprocess.Popen[str], tmp_path: Path, n
     assert not any(is_alive(pid) for pid in pids_of(hub).values())
 
 
+@pytest.mark.long
 def test_killed_it_leaves_no_process_and_another_can_begin(up_process: subprocess.Popen[str], tmp_path: Path) -> None:
     hub = hub_file.read(tmp_path)
     up_process.kill()

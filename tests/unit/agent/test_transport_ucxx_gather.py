@@ -67,6 +67,7 @@ async def test_no_boxes_are_nothing_to_do(hub: Hub) -> None:
     await session.close()
 
 
+@pytest.mark.long
 async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounded(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ async def test_close_ends_what_a_stopped_source_has_under_way_and_it_stays_ended
         assert memory == bytes(nbytes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "form",
     [rows(50_000, 4096, 4096, 5000), rows(50_000, 4096, 4100, 4096), rows(50_000, 4096, 4100, 5000)],

@@ -41,6 +41,7 @@ PLACEMENTS: list[Placement] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh_shape", [(4,), (2, 2), (3, 2), (2, 1, 2)])
 def test_every_placement_is_told_as_torch_means_it(mesh_shape: tuple[int, ...]) -> None:
     """Even, uneven and empty parts, several dimensions of mesh and tensor, strided shards that are boxes and not."""

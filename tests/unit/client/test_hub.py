@@ -331,6 +331,7 @@ import atexit; atexit.register(lambda: print('tensors', shard.tensors['w'].sum()
 """,
     ],
 )
+@pytest.mark.long
 def test_the_end_of_the_interpreter_never_hangs_and_leaves_the_shard(agent: FakeAgent, ending: str) -> None:
     agent.hook = lambda worker, frame: isinstance(frame, w.ReadCall)
     run = subprocess.run(

@@ -100,6 +100,7 @@ def test_short_segment_is_refused() -> None:
         tensors_at(wanted, bytearray(100))
 
 
+@pytest.mark.long
 def test_process_ends_well_with_tensors_alive() -> None:
     program = """
 import os, torch

@@ -72,6 +72,7 @@ def test_what_a_worker_was_told_to_go_and_stays_is_found(
     check_going(agent, world.ranks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("why", ["a call is under way", "it was not let in", "it has more to say", "it has begun anew"])
 def test_who_is_still_to_hear_or_to_say_something_is_not_judged(
     world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch, why: str

@@ -83,6 +83,7 @@ def test_a_picture_is_an_svg_file_with_both_sides_and_the_links(file: str, tmp_p
     assert path.read_bytes() == first
 
 
+@pytest.mark.long
 def test_what_has_no_factor_says_why(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody stays to be filled; and cards so slow that no piece comes within a read's patience."""
     path = Path(file)
@@ -177,6 +178,7 @@ vary: [{what: other, set: {seed: 2}}, {what: more, set: {seed: 3}}]
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("begun", "number"),
     [
@@ -205,6 +207,7 @@ def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, n
     _wait_until_gone(workers)
 
 
+@pytest.mark.long
 def test_its_processes_end_when_it_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(LONG)

@@ -271,6 +271,7 @@ def test_one_rail_has_its_part_of_the_line() -> None:
         assert took(baselines.run(msgspec.structs.replace(cluster, rails=rails)))[0] == pytest.approx(16.0, rel=0.01)
 
 
+@pytest.mark.long
 def test_who_was_busy_when_the_seed_had_the_last_version_reads_it_all_the_same() -> None:
     """The seed is ready once; a replica that read the version before at that moment asks by itself."""
     cluster = far(2, gbit_s=5, rtt_ms=0)
