@@ -21,7 +21,7 @@ from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.subjects import commands_of
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 REPLICAS: Final = 3
 WAIT_S: Final = 60.0

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from tests.integration.cuts import Sharding, columns, mesh, published, registered, rows
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import command
-from tests.integration.transports import BOTH, HUB_OF
+from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
 from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SCHEME = "fp8-block-128"
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=UCXX_AND_AT_LENGTH_LOCAL)
 def hub(request: pytest.FixtureRequest) -> RunningHub:
     hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
     return hub

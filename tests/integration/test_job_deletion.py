@@ -23,7 +23,7 @@ from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.failures import StreamFailure
 from tensorhub_common.bus.joblog import JobLog
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 BOUND_S: Final = 60.0
 COMMANDS_LEFT_MAX: Final = 5
@@ -93,7 +93,6 @@ async def cleared(hub: RunningHub, job: str) -> None:
     raise AssertionError(f"job {job} is never cleared up: {found}")
 
 
-@pytest.mark.long
 async def test_all_that_stands_in_a_job_goes_with_it(hub: RunningHub) -> None:
     """Memory and copies on the disk are freed on every agent; whoever calls, waits or watches is told at once."""
     job = new_job()
@@ -160,7 +159,6 @@ async def test_its_name_is_refused_until_it_is_forgotten(hub: RunningHub) -> Non
         assert_same_bytes(reader.tensors, weights(4))
 
 
-@pytest.mark.long
 async def test_what_was_compiled_for_a_deleted_job_is_there_for_the_next_of_its_name(hub: RunningHub) -> None:
     """The same layouts come back under the name, and another agent is to carry out their program."""
     job, whole = new_job(), weights(1)
@@ -192,7 +190,6 @@ async def test_an_agent_that_was_away_frees_what_it_finds(hub: RunningHub) -> No
     await cleared(hub, job)
 
 
-@pytest.mark.long
 async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: RunningHub) -> None:
     """The command stands in the log and its leader is dead: the next one says it, and clears up."""
     job = new_job()
@@ -209,7 +206,6 @@ async def test_a_registry_that_is_killed_leaves_the_rest_to_the_next(hub: Runnin
             await here.versions("m", timeout_s=BOUND_S)
 
 
-@pytest.mark.long
 async def test_wrong_usage_deletes_nothing(hub: RunningHub) -> None:
     """A job is deleted only by its name and with somebody's word; one that is not there leaves no tombstone."""
     job = new_job()

@@ -17,14 +17,14 @@ from tests.integration.cuts import (
     whole,
 )
 from tests.integration.hubs import RunningHub
-from tests.integration.transports import BOTH, HUB_OF
+from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
 
 import tensorhub
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=UCXX_AND_AT_LENGTH_LOCAL)
 def hub(request: pytest.FixtureRequest) -> RunningHub:
     hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
     return hub

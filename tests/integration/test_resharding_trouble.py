@@ -20,7 +20,7 @@ from tests.integration.cuts import (
 )
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import fork_program
-from tests.integration.transports import BOTH, HUB_OF
+from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
 
 from tensorhub import AsyncShard, TensorSpec
 from tensorhub.specs import DTYPES
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 Model = dict[str, torch.Tensor]
 
 
-@pytest.fixture(scope="module", params=BOTH)
+@pytest.fixture(scope="module", params=UCXX_AND_AT_LENGTH_LOCAL)
 def hub(request: pytest.FixtureRequest) -> RunningHub:
     hub: RunningHub = request.getfixturevalue(HUB_OF[request.param])
     return hub

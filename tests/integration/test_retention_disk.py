@@ -19,7 +19,7 @@ from tests.leftovers import memory_of
 
 import tensorhub
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 NBYTES: Final = 2 * 77 * 1003 * 4
 VERSIONS: Final = (1, 2, 3)
@@ -121,7 +121,6 @@ async def test_what_memory_does_not_hold_stands_in_files_with_its_bytes(hub: Run
         await let_go(hub, here, job)
 
 
-@pytest.mark.long
 async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub: RunningHub) -> None:
     """What agents had in memory goes with their processes; what they have on disk is believed for its digests."""
     job = new_job()
@@ -153,7 +152,6 @@ async def writing(hub: RunningHub, job: str) -> str:
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.long
 async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub: RunningHub) -> None:
     """What half a file holds is never counted: the shard stays published until another attempt is whole."""
     values = {"w": torch.arange(LARGE, dtype=torch.float32)}
@@ -182,7 +180,6 @@ async def test_an_agent_that_is_killed_while_it_writes_a_file_begins_it_anew(hub
     pytest.fail("no kill met the middle of a file")
 
 
-@pytest.mark.long
 async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) -> None:
     """The trainer holds the version still, so the copy is read again, and has the right bytes in the end."""
     job = new_job()
@@ -214,7 +211,6 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
         await let_go(hub, here, job)
 
 
-@pytest.mark.long
 async def test_a_version_that_fits_nowhere_stays_published(hub: RunningHub) -> None:
     """Neither memory nor disk may take it: the limit of the disk is named too."""
     async with hub.connected() as (here, _):

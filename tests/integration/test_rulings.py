@@ -15,7 +15,7 @@ import tensorhub
 from tensorhub_common.wire.asks import AgentInfo, ReplicaInfo
 from tensorhub_common.wire.commands import DrainAgent
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 AGENTS: Final = ("agent-0", "agent-1", "agent-2")
 
@@ -76,7 +76,6 @@ async def only_copy(hub: tensorhub.AsyncHub, trainer: tensorhub.AsyncShard) -> s
     return copy.members[0].agent
 
 
-@pytest.mark.long
 async def test_an_agent_may_stop_once_the_last_copy_stands_elsewhere(hub: RunningHub) -> None:
     """The bytes have moved by the time that `drain` returns; while it drains, the agent takes nothing new."""
     job = new_job()

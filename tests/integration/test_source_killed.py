@@ -13,6 +13,8 @@ from tests.integration.transports import UCXX, UCXX_AND_SLOWLY_LOCAL
 from tensorhub_agent.pace import LOCAL_BATCH_BYTES
 from tensorhub_common.layout import PIECE_BYTES_MAX
 
+pytestmark = pytest.mark.long
+
 NBYTES = 128 * MIB
 WINDOW_BYTES = 16 * MIB
 IN_FLIGHT_BYTES_MAX = max(WINDOW_BYTES, 2 * LOCAL_BATCH_BYTES) + 2 * PIECE_BYTES_MAX
@@ -43,7 +45,6 @@ async def test_with_another_holder_only_what_is_missing_is_read_again(tmp_path: 
     assert report.wasted_bytes <= IN_FLIGHT_BYTES_MAX, report
 
 
-@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("hosts", [UCXX])
 async def test_without_another_holder_the_call_says_so(tmp_path: Path, hosts: int) -> None:

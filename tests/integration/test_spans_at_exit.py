@@ -13,7 +13,7 @@ from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.traces import gather
 from tensorhub_common.wire.traces import SpansAsk, TransfersAsk
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 WAIT_S = 20.0
 
 SYNC = """

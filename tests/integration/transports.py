@@ -17,5 +17,8 @@ BOTH: Final = (LOCAL, UCXX)
 HUB_OF: Final = {1: "hub_on_one_host", 2: "hub_on_two_hosts"}
 """The session's hubs with two agents on so many hosts (conftest.py)."""
 
+UCXX_AND_AT_LENGTH_LOCAL: Final = (pytest.param(1, id="local", marks=pytest.mark.long), UCXX)
+"""For files of many tests: `make test` has them over ucxx, `make long` over both."""
+
 UCXX_AND_SLOWLY_LOCAL: Final = (pytest.param(1, id="local", marks=pytest.mark.slow), UCXX)
 """For tests of seconds: what is shown over ucxx in the default suite is shown over both among the slow ones."""

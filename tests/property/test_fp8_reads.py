@@ -55,6 +55,7 @@ def test_every_byte_is_that_of_the_whole_tensor(seed: int, calm: bool) -> None: 
     assert set(world.calls.raised) <= RIGHT
 
 
+@pytest.mark.long
 def test_chance_goes_everywhere() -> None:
     """So that the test above means something: folds are made, also beside half-filled sources, and sources are lost."""
     partials = scales = relayed = lost = 0

@@ -85,6 +85,7 @@ def test_every_byte_is_numpys_or_the_error_is_right(drawn: Cuttings, seed: int, 
     assert set(world.calls.raised) <= RIGHT
 
 
+@pytest.mark.long
 def test_chance_goes_everywhere() -> None:
     """So that the test above means something: units come, also from half-filled sources, and sources are lost.
 

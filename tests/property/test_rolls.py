@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from tests.property.catalog_chance import Chance
 from tests.unit.common.catalog_world import World
 
@@ -51,6 +52,7 @@ def live(seed: int) -> int:
     return kept
 
 
+@pytest.mark.long
 def test_what_is_kept_of_the_catalog_is_what_it_says() -> None:
     """After each command, for every reader; and leases and filled shards leave something to keep."""
     assert sum(live(seed) for seed in range(LIVES)) >= LIVES

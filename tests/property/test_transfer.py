@@ -22,6 +22,7 @@ def test_every_read_ends_with_right_bytes_or_an_error(seed: int) -> None:
     assert world.plans <= PLANS_MAX
 
 
+@pytest.mark.long
 def test_chance_goes_everywhere() -> None:
     """So that the test above means something: sources are left for every reason, and most reads are done."""
     left, ends = Counter[str](), Counter[Phase]()

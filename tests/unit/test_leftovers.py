@@ -46,6 +46,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_what_a_failing_test_leaves_is_taken_away_and_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)

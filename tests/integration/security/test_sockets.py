@@ -73,6 +73,7 @@ async def test_another_user_reaches_nothing(hub: RunningHub) -> None:
         assert intrude(*files) == ["PermissionError"] * len(files)
 
 
+@pytest.mark.long
 async def test_another_user_on_the_socket(hub: RunningHub, tmp_path: Path) -> None:
     """Where somebody has opened the modes, the kernel's word about the peer decides: it is closed without a word."""
     sockets = [Path(hub.file.agents[0].socket), Path(hub.file.agents[0].socket).with_suffix(".peers")]

@@ -303,6 +303,7 @@ async def test_the_source_ends_while_it_packs(hub: Hub, monkeypatch: pytest.Monk
         await gathering
 
 
+@pytest.mark.long
 async def test_a_session_that_ends_in_order_waits_for_the_sends(hub: Hub) -> None:
     segment = hub.segment(32 * MIB)
     for number in range(3):

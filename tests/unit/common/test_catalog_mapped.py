@@ -134,6 +134,7 @@ class Crowd:
         return apply(self.catalog, self.catalog.seq + 1, float(self.catalog.seq), command)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [Level.FIRST, NEWEST])
 def test_a_model_full_of_replicas_that_hold_what_comes_back_is_ready_in_one_command(level: Level) -> None:
     """Each of them is ready at once and lets the next go on; a call for each would be deeper than Python's stack."""

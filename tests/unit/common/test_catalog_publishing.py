@@ -163,6 +163,7 @@ def test_a_root_that_is_no_digest_is_refused(one: World, digest: str) -> None:
     refused(one.ready("trainer", 12, digest=digest), "BadCommand")
 
 
+@pytest.mark.long
 def test_an_event_that_names_the_roots_of_the_most_shards_fits_into_a_message() -> None:
     world = World()
     world.join("a")

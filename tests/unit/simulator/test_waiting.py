@@ -14,6 +14,7 @@ def test_whoever_waits_for_the_old_fill_may_be_waited_for_by_the_new_one() -> No
     check_no_cycle({READER: {OLD}, NEW: {READER}, OLD: {FIRST}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "waits_for",
     [

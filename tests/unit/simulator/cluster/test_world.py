@@ -260,6 +260,7 @@ def test_rollouts_behind_a_seed_stand_still_only_for_what_is_near() -> None:
     assert found.baseline.updates == 4
 
 
+@pytest.mark.long
 def test_one_rail_has_its_part_of_the_line() -> None:
     """Of four shards that share a line each has a quarter of it, whether the other three are modelled or not."""
     model = Model(gbytes=8, shards=4, piece_mib=64)
