@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.integration.hubs import RunningHub, new_job
+from tests.integration.hubs import RunningHub, new_job, running_hub
 from tests.integration.programs import PROGRAM_S, Ended, environment, fork_program
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -88,18 +88,26 @@ async def test_programs_end_without_a_traceback(hub: RunningHub) -> None:
         assert (watching.returncode, err) == (130, "")
 
 
-async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(hub: RunningHub) -> None:
-    """It waits for a version that does not come, since a shard of the replica is missing."""
+@pytest.mark.long
+async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(tmp_path: Path) -> None:
+    """It waits for a version that does not come, since the agent that is to publish it is stopped."""
     job = new_job()
-    async with hub.connected(job, agents=1) as (here,):
-        await here.register("m", {"w": torch.ones(5)}, replica="trainer", shard=0, shards=2)
-        arguments = (hub.file.nats, hub.file.credentials, job, "m", "trainer", "1")
-        with started(hub, job, "no_sdk_trainer.py", *arguments) as waiting:
-            assert waiting.stdout is not None
-            assert any(line.startswith("inbox: ") for line in iter(waiting.stdout.readline, ""))
-            os.killpg(waiting.pid, signal.SIGINT)
-            _, err = waiting.communicate(timeout=PROGRAM_S)
-            assert (waiting.returncode, err) == (130, "")
+    async with (
+        running_hub(tmp_path, agents=1, TENSORHUB_LOST_AFTER_S="600") as hub,
+        hub.connected(job, agents=1) as (here,),
+    ):
+        await here.register("m", {"w": torch.ones(5)}, replica="trainer")
+        os.kill(hub.file.agents[0].pid, signal.SIGSTOP)
+        try:
+            arguments = (hub.file.nats, hub.file.credentials, job, "m", "trainer", "1")
+            with started(hub, job, "no_sdk_trainer.py", *arguments) as waiting:
+                assert waiting.stdout is not None
+                assert any(line == "inbox: publish.wished \n" for line in iter(waiting.stdout.readline, ""))
+                os.killpg(waiting.pid, signal.SIGINT)
+                ended = await asyncio.to_thread(waiting.communicate, timeout=PROGRAM_S)
+                assert (waiting.returncode, ended) == (130, ("", ""))
+        finally:
+            os.kill(hub.file.agents[0].pid, signal.SIGCONT)
 
 
 @pytest.mark.slow
