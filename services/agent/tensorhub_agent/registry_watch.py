@@ -4,7 +4,7 @@ Always true: a job counts as unanswered only where the oldest of its commands ha
 a connection to NATS; that and its end are one line each, however many jobs and commands there are.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 SILENT_S: Final = 3.0
 """A command without an outcome for this long: a standby registry leads within less."""
@@ -16,23 +16,40 @@ JOBS_NAMED_MAX: Final = 4
 """A line names at most this many jobs."""
 
 
+class _Unanswered(NamedTuple):
+    """The commands of one lane that have no answer: the oldest and the newest, by number, and when they were said."""
+
+    oldest: int
+    since: float
+    newest: int
+    newest_at: float
+
+
 class RegistryWatch:
     """All jobs of one agent."""
 
     def __init__(self) -> None:
         """Wait for nothing."""
-        self._said: dict[tuple[str, str], tuple[int, float]] = {}
-        """The oldest unanswered command by job and lane: its number, and when it was said."""
+        self._said: dict[tuple[str, str], _Unanswered] = {}
+        """What has no answer yet, by job and lane."""
         self._silent_since: float | None = None
 
     def said(self, job: str, lane: str, number: int, now: float) -> None:
         """A command goes to the log."""
-        self._said.setdefault((job, lane), (number, now))
+        before = self._said.get((job, lane))
+        oldest, since = (number, now) if before is None else (before.oldest, before.since)
+        self._said[job, lane] = _Unanswered(oldest, since, number, now)
 
     def answered(self, job: str, lane: str, number: int) -> None:
         """The log has the outcome of a command."""
-        if self._said.get((job, lane), (number + 1, 0.0))[0] <= number:
+        waits = self._said.get((job, lane))
+        if waits is None or number < waits.oldest:
+            return
+        if number >= waits.newest:
             del self._said[job, lane]
+        else:
+            # When those between were said is not kept: none of them waits for longer than is taken here.
+            self._said[job, lane] = _Unanswered(number + 1, waits.newest_at, waits.newest, waits.newest_at)
 
     def forget(self, job: str) -> None:
         """The job's commands are dropped, or it is over."""
@@ -43,10 +60,10 @@ class RegistryWatch:
         if connected_since is None:
             # That NATS is away says nothing of the registry.
             return None
-        self._said = {key: said for key, said in self._said.items() if now - said[1] < FORGOTTEN_S}
+        self._said = {key: said for key, said in self._said.items() if now - said.since < FORGOTTEN_S}
         waits: dict[str, float] = {}
-        for (job, _), (_, at) in self._said.items():
-            waits[job] = min(waits.get(job, now), max(at, connected_since))
+        for (job, _), said in self._said.items():
+            waits[job] = min(waits.get(job, now), max(said.since, connected_since))
         late = sorted(job for job, since in waits.items() if now - since >= SILENT_S)
         if late and self._silent_since is None:
             self._silent_since = min(waits[job] for job in late)

@@ -22,6 +22,20 @@ def test_a_registry_that_is_away_is_told_once_and_so_is_its_return() -> None:
     assert watch.look(13.0, ALWAYS) is None
 
 
+def test_what_was_said_behind_the_oldest_is_waited_for_too() -> None:
+    watch = RegistryWatch()
+    watch.said("a", "agent-0", 1, 0.0)
+    watch.said("a", "agent-0", 2, 0.5)
+    watch.said("a", "agent-0", 3, 1.0)
+    watch.answered("a", "agent-0", 1)
+    assert watch.look(SILENT_S + 0.9, ALWAYS) is None
+    line = watch.look(SILENT_S + 1.0, ALWAYS)
+    assert line is not None
+    assert "no registry has answered" in line
+    watch.answered("a", "agent-0", 3)
+    assert watch.look(SILENT_S + 2.0, ALWAYS) is not None
+
+
 def test_while_nats_is_away_nothing_is_said_of_the_registry() -> None:
     watch = RegistryWatch()
     watch.said("a", "agent-0", 1, 0.0)
