@@ -314,7 +314,6 @@ class JobAgent:
         self._alarm.cancel()
         self._around.registry.forget(self.job)
         self._lanes.forget()
-        self.callers.refuse_all(AgentUnavailable, self.aside)
         self._joined.set()
         self._around.set_aside(self)
 
@@ -545,6 +544,11 @@ class JobAgent:
         with self.isolated("taking the end of a worker"):
             if self.aside is None:
                 self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
+
+    async def end_aside(self) -> None:
+        """End what was set aside. A call ends once nothing is written any more, as any other."""
+        await self.stop()
+        self.callers.refuse_all(AgentUnavailable, self.aside or "the job was set aside")
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""

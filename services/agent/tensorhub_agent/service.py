@@ -289,8 +289,8 @@ class AgentService:
         self._work.start(self._end_of(job), f"ending job {job.job}")
 
     async def _end_of(self, job: JobAgent) -> None:
+        await job.end_aside()
         await self._desk.end(job)
-        await job.stop()
 
     def _leave_what_is_aside(self) -> None:
         """End where nothing is left but what was set aside: the next process takes that back, at nobody's cost."""

@@ -104,6 +104,30 @@ class Told:
             os.close(fd)
 
 
+async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_any_more(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told may write into the same memory at once."""
+    worker: Any = Told()
+    job.callers.begin(Waiting(worker, 5, 1, about=KEY, reads=True))
+    told_before: list[int] = []
+    stop = job.sources.stop
+
+    async def stopping() -> None:
+        await stop()
+        told_before.append(len(worker.frames))
+
+    monkeypatch.setattr(job.sources, "stop", stopping)
+    with job.isolated("reading"):
+        raise ArithmeticError("planted")
+    await job.end_aside()
+    [failed] = worker.frames
+    assert isinstance(failed, Failed)
+    assert (failed.call, failed.error) == (5, "AgentUnavailable")
+    assert "planted" in failed.message
+    assert told_before[0] == 0
+
+
 @pytest.mark.parametrize("left", [0, 1])
 async def test_memory_for_which_there_is_no_descriptor_costs_one_call(
     job: JobAgent, monkeypatch: pytest.MonkeyPatch, left: int
