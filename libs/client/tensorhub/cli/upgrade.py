@@ -47,7 +47,7 @@ def upgrade(
     level: Annotated[
         int | None,
         typer.Option(
-            help="To this level; by default the newest that all know.",
+            help="To this level; by default the newest. Each registry and planner must know it.",
             parser=options.whole(1, LEVEL_MAX),
             metavar="LEVEL",
             show_default=False,
