@@ -5,6 +5,8 @@ Always true: at most `READS_TOLD_MAX` reads and `SOURCES_TOLD_MAX` sources of ea
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.shard import ShardCore
@@ -54,8 +56,14 @@ def still_s(transfer: Transfer, now: float) -> float:
 
 
 def _sources(transfer: Transfer, now: float) -> tuple[SourceOfRead, ...]:
-    first = sorted(transfer.sources.values(), key=lambda source: -source.got_bytes)[:SOURCES_TOLD_MAX]
-    return tuple(_source(source, now) for source in first)
+    """Return each agent once for each transport, however often it was opened: its last session says how far it is."""
+    found: dict[tuple[str, str], SourceOfRead] = {}
+    for source in transfer.sources.values():
+        told = _source(source, now)
+        before = found.get((told.agent, told.transport))
+        nbytes = told.nbytes + (0 if before is None else before.nbytes)
+        found[told.agent, told.transport] = replace(told, nbytes=nbytes)
+    return tuple(sorted(found.values(), key=lambda each: -each.nbytes)[:SOURCES_TOLD_MAX])
 
 
 def _source(source: Reading, now: float) -> SourceOfRead:

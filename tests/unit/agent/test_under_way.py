@@ -2,8 +2,11 @@
 
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
 
+from tensorhub_agent.asking import PLAN_AGAIN_S
+from tensorhub_agent.effects import AskPlan, OpenSource, PlanCame, SourceLost
 from tensorhub_agent.under_way import reads_under_way
 from tensorhub_common.wire.asks import READS_TOLD_MAX, ReadUnderWay
+from tensorhub_common.wire.transfer import Refusal
 
 
 def told(agent: OneAgent) -> list[ReadUnderWay]:
@@ -41,6 +44,36 @@ def test_a_read_is_told_from_its_call_to_its_end() -> None:
     reader.brought(key, "a")
     reader.log()
     assert told(reader) == []
+
+
+def test_a_source_that_was_lost_and_is_read_from_again_is_told_once() -> None:
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
+    reader.join()
+    reader.register("rollout")
+    key = reader.key("rollout")
+    trainer.publish(trainer.key("trainer"), "a")
+    trainer.log()
+    reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    reader.log()
+    opening = reader.last(OpenSource)
+    assert opening is not None
+    reader.do(reader.core.on_news(SourceLost(key, opening.source, "its connection ended"), reader.now))
+    reader.closed(key)
+    asked = reader.last(AskPlan)
+    assert asked is not None
+    held = Refusal(error="VersionUnavailable", reason="no source is left", is_held=True)
+    reader.do(reader.core.on_news(PlanCame(key, asked.number, held), reader.now))
+    reader.now += PLAN_AGAIN_S
+    reader.do(reader.core.tick(reader.now))
+    reader.plan(key)
+    (read,) = told(reader)
+    assert [(each.agent, each.phase) for each in read.sources] == [("elsewhere", "opening")]
 
 
 def test_a_crowd_of_reads_is_told_in_part() -> None:
