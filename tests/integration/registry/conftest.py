@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+from tests.bounds import BUSY_S
 from tests.unit.registry.modelled_log import decided
 
 from tensorhub_common import subjects
@@ -98,7 +99,7 @@ class RunningRegistry:
                 process.kill()
             await process.wait()
 
-    async def stop(self, timeout_s: float = 2.0) -> int:
+    async def stop(self, timeout_s: float = 2.0 + BUSY_S) -> int:
         """SIGTERM, and return the exit code, which must come in time."""
         self.signal(signal.SIGTERM)
         async with asyncio.timeout(timeout_s):

@@ -8,6 +8,7 @@ import time
 
 import msgspec
 import pytest
+from tests.bounds import BUSY_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, say_all, until
 
@@ -70,8 +71,8 @@ async def test_two_registries_take_turns(
 async def test_a_registry_that_ends_gives_its_place_away_at_once(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
-    """SIGTERM: gone within two seconds, and the other speaks long before the lease would have run out."""
-    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=6)
+    """SIGTERM: soon gone, and the other speaks long before the lease would have run out."""
+    pair = await pair_on(registry_on, own_nats_server.url, own_bus, lease_s=int(2 * BUSY_S))
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(2)[0]))
     assert await pair[0].stop() == 0
@@ -80,7 +81,7 @@ async def test_a_registry_that_ends_gives_its_place_away_at_once(
         return await leader_of(own_bus, job) == pair[1].name
 
     # A standby looks at the lease so many times in its life-time.
-    await until(other_leads, "the other one leads", 5.0)
+    await until(other_leads, "the other one leads", BUSY_S)
     await watched.outcome(await watched.say(commands(2)[1]))
     await watched.wait_settled()
 

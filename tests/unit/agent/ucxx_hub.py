@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
 
+from tensorhub_agent import transport_ucxx, ucxx_serving
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_agent.transport_ucxx import UcxxTransport
@@ -60,14 +62,20 @@ class Hub:
 
 @asynccontextmanager
 async def ucxx_hub(folder: Path) -> AsyncIterator[Hub]:
-    """Start both; nothing may have broken off in their threads until the end."""
+    """Start both; nothing may have broken off in their threads until the end.
+
+    Neither takes the other for silent when the machine is busy; a test of that says how long they are to wait.
+    """
     pool = CopyPool(2)
     hub = Hub(folder, pool)
-    await hub.source.start()
-    await hub.reader.start()
-    yield hub
-    await hub.reader.stop()
-    await hub.source.stop()
+    with pytest.MonkeyPatch.context() as patient:
+        patient.setattr(ucxx_serving, "HELLO_S", GIVE_UP_S)
+        patient.setattr(transport_ucxx, "OPEN_S", GIVE_UP_S)
+        await hub.source.start()
+        await hub.reader.start()
+        yield hub
+        await hub.reader.stop()
+        await hub.source.stop()
     pool.close()
     hub.store.close()
     assert hub.faults == []
