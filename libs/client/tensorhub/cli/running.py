@@ -33,6 +33,7 @@ from tensorhub_common.bus import refusals
 from tensorhub_common.errors import InvalidName, ReplicaConflict, TensorHubError
 from tensorhub_common.settings import InvalidSetting, Settings
 from tensorhub_common.subjects import check_job
+from tensorhub_common.supervision import Supervisor
 from tensorhub_launcher import BY_SIGNAL, end_at_once
 
 DONE: Final = 0
@@ -42,6 +43,9 @@ WRONG_USAGE: Final = 2
 MARGIN_S: Final = 0.25
 MARGIN_SHARE: Final = 0.1
 """The last of a bound in which the agent or the registry can still say why it has given up: at most this share."""
+
+OWN_ERROR_S: Final = 0.05
+"""A call whose bound is over has this long to raise its own error."""
 
 TIDY_S: Final = 2.0
 """How long a command that has failed or was interrupted tries to take back what it has begun."""
@@ -264,15 +268,32 @@ class Bound:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Break the block off at the bound, whatever it waits for, and say what that was."""
+        """Break the block off at the bound, whatever it waits for, and say what that was.
+
+        It is broken off a moment later: where this process is late both bounds are over at once, and the call's own
+        error says more.
+        """
+        loop, left_s = asyncio.get_running_loop(), self._until - time.monotonic()
+        if left_s <= 0:
+            raise self._over()
         try:
-            async with asyncio.timeout(self._until - time.monotonic()):
-                yield
+            async with asyncio.timeout(None) as last:
+                work = Supervisor("a command's bound")
+                over = work.call_later(
+                    left_s, lambda: last.reschedule(loop.time() + OWN_ERROR_S), what="ending what is late"
+                )
+                try:
+                    yield
+                finally:
+                    over.cancel()
         except TimeoutError:
-            raise TensorHubError(
-                f"it was not done within {self.timeout_s:g} s, and was {self._doing} then: 'tensorhub doctor' says who "
-                "is silent; allow more with --timeout where all is well"
-            ) from None
+            raise self._over() from None
+
+    def _over(self) -> TensorHubError:
+        return TensorHubError(
+            f"it was not done within {self.timeout_s:g} s, and was {self._doing} then: 'tensorhub doctor' says who "
+            "is silent; allow more with --timeout where all is well"
+        )
 
 
 class Door(NamedTuple):
