@@ -39,18 +39,20 @@ def test_latest_goes_on_with_another_version_when_its_own_went_in_good_order() -
     assert decided(world.publish("trainer", 13)).version == 13
 
 
-def overwritten(level: Level) -> World:
-    """Return an engine that held 12 and reads 13, which is unpublished meanwhile; only 11 stands, with another one."""
+def overwritten(level: Level, left: int = 11) -> World:
+    """Return an engine that held 12 and reads 13, which is unpublished meanwhile: what is `left` another one holds."""
     world = World(level=level)
     for name, agent in (("trainer", "a"), ("engine", "b"), ("elder", "c")):
         world.replica_of(name, agent)
-    for version, reader in ((11, "elder"), (12, "engine"), (13, None)):
+    for version in (11, 12):
         world.publish("trainer", version)
-        if reader is None:
-            world.start("engine", "newer")
-        else:
-            world.fetch(reader)
+        if version == left:
+            world.fetch("elder")
+        world.fetch("engine")
         world.empty("trainer")
+    world.publish("trainer", 13)
+    world.start("engine", "newer")
+    world.empty("trainer")
     return world
 
 
@@ -58,6 +60,10 @@ def test_newer_takes_nothing_older_than_what_was_held_also_once_that_is_overwrit
     world = overwritten(Level.NEVER_OLDER)
     assert kinds(gives_up(world)) == ["round.reopened"]
     assert decided(world.publish("trainer", 14)).version == 14
+
+
+def test_what_was_held_may_be_read_again_once_it_is_overwritten() -> None:
+    assert decided(gives_up(overwritten(Level.NEVER_OLDER, left=12))).version == 12
 
 
 def test_below_its_level_newer_went_on_with_an_older_one() -> None:

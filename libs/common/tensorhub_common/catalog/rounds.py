@@ -79,12 +79,15 @@ def want(catalog: Catalog, command: Want, out: Out) -> None:
 
 
 def _held(model: Model, replica: Replica, current: Round) -> int | None:
-    """Return than what anything must be newer: what the replica holds, or held when the round began.
+    """Return than what anything must be newer: what the replica holds.
 
-    What was retired does not count: from there `newer` leads back.
+    One that was overwritten may have again what it held when the round began, and nothing older. What was retired does
+    not count: from there `newer` leads back.
     """
-    held = current.began_with if replica.version is None else replica.version
-    return None if is_retired(model, held) else held
+    began_with = current.began_with
+    if replica.version is None and began_with is not None:
+        return None if is_retired(model, began_with) else began_with - 1
+    return None if is_retired(model, replica.version) else replica.version
 
 
 def wake(catalog: Catalog, model: Model, out: Out) -> None:
