@@ -22,6 +22,7 @@ from tensorhub_simulator.logrules import LogRules
 from tensorhub_simulator.memory import Segment, Shelved, Violation
 from tensorhub_simulator.retained import Retained
 from tensorhub_simulator.tensors import Layouts, Values, bytes_of, values_of
+from tensorhub_simulator.update_floors import UpdateFloors
 from tensorhub_simulator.upgrading import NEW, built
 
 Place = tuple[str, str, int]
@@ -35,6 +36,7 @@ class Oracle:
         self._layouts = layouts
         self.catalog = Catalog(job, level=level)
         self.rules = LogRules()
+        self._floors = UpdateFloors(level)
         self.commands = self.events = 0
         self.published: dict[str, int] = {}
         self.published_at: dict[tuple[str, int], int] = {}
@@ -105,6 +107,7 @@ class Oracle:
         check(self.catalog)
         self._retained.see(self.catalog, command, events)
         self.rules.see(entry.seq, command, events)
+        self._floors.see(command, events)
         self._due.extend(events)
         taken = not isinstance(events[0], CommandRejected | CommandRepeated)
         if taken and isinstance(command, Ready) and command.by is not None:
