@@ -129,7 +129,8 @@ class Session:
     async def empty(self, attachment: Attachment, deadline: float) -> None:
         """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
 
-        It may be draining then: whoever registers it next, this process too, first waits for the end of that.
+        It may be draining then: another process that registers it first waits for the end of that, and this one is told
+        to wait by `ReplicaConflict`.
         """
         try:
             await self.ask(attachment, Unpublish(), max(0.0, deadline - self._loop.time()))
