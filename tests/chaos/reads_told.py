@@ -34,7 +34,7 @@ VERSION: Final = 7
 STOPPED_S: Final = 6.0
 AWAKE_S: Final = 0.01
 ASLEEP_S: Final = 0.4
-PULSES: Final = 12
+PULSES: Final = 40
 READ_S: Final = 60.0
 FAILS_S: Final = 4.0
 BEGIN_S: Final = 20.0
@@ -78,12 +78,21 @@ class Hub:
         """Start the read, and return once bytes have come."""
         self._began = time.monotonic()
         self.truth("the read is called")
-        reading = asyncio.create_task(self.reader.replicate(VERSION, timeout_s=timeout_s))
+        reading = asyncio.create_task(self._replicate(timeout_s))
         async with asyncio.timeout(BEGIN_S):
             # Only the memory tells when its first bytes have come.
             while not self._share() and not reading.done():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         return reading
+
+    async def _replicate(self, timeout_s: float) -> int:
+        try:
+            version = await self.reader.replicate(VERSION, timeout_s=timeout_s)
+        except TensorHubError as why:
+            self.truth(f"the call raised {type(why).__name__}: {why}")
+            raise
+        self.truth(f"the call returned {version}")
+        return version
 
     def _share(self) -> float:
         """Return how much of the largest tensor has come: no row of `tests.chaos.content` begins with zeros."""
@@ -148,16 +157,17 @@ async def stalled(hub: Hub, reading: "asyncio.Task[int]") -> None:
 async def slow(hub: Hub, reading: "asyncio.Task[int]") -> None:
     """The source sleeps most of the time, and each time for less than what counts as standing still."""
     asleep_s = 0.0
-    for pulse in range(PULSES):
-        if reading.done():
-            break
-        hub.strike(signal.SIGSTOP)
-        asleep_s += ASLEEP_S
-        if pulse == PULSES // 2:
-            await hub.look()
-        await asyncio.sleep(ASLEEP_S)
-        hub.strike(signal.SIGCONT)
-        await asyncio.sleep(AWAKE_S)
+    async with asyncio.TaskGroup() as tasks:
+        for pulse in range(PULSES):
+            if reading.done():
+                break
+            if pulse == PULSES // 2:
+                tasks.create_task(hub.look())
+            hub.strike(signal.SIGSTOP)
+            asleep_s += ASLEEP_S
+            await asyncio.sleep(ASLEEP_S)
+            hub.strike(signal.SIGCONT)
+            await asyncio.sleep(AWAKE_S)
     hub.truth(f"the source slept {asleep_s:.1f} s or more, {ASLEEP_S:.1f} s at a time; {hub.part()}")
     await asyncio.wait({reading})
 
@@ -201,10 +211,9 @@ async def run(directory: Path, kind: str, mib: int, hosts: int) -> None:
                 hub.strike(signal.SIGCONT)
             try:
                 version = await reading
-                hub.truth(f"the call returned {version}")
                 hub.truth(f"bytes: {content.wrong(hub.reader.tensors, version) or 'equal'}")
-            except TensorHubError as why:
-                hub.truth(f"the call raised {type(why).__name__}: {why}")
+            except TensorHubError:
+                hub.truth(hub.part())
             await asyncio.sleep(SPANS_S)
             _say(f"--- tensorhub status, in the middle\n{hub.status}")
             _say(f"--- last_read\n{hub.reader.last_read}")
