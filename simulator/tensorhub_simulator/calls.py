@@ -44,6 +44,8 @@ class Calls:
     world: "World"
     reads: int = 0
     raised: dict[str, int] = field(default_factory=dict)
+    reads_raised: dict[str, int] = field(default_factory=dict)
+    """The same of reads alone."""
     _sent: dict[int, tuple["AgentNode", Reply]] = field(default_factory=dict)
     """Calls that have not reached their agent yet."""
     _open: dict[int, OpenCall] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class Calls:
             if isinstance(open_call.call, CallRead) and shelved is not None and shelved.segment is not open_call.stood:
                 raise Violation("swap with all", f"{open_call.key} has swapped in a read that failed: {end}")
             self.raised[end.error] = self.raised.get(end.error, 0) + 1
+            if isinstance(open_call.call, CallRead):
+                self.reads_raised[end.error] = self.reads_raised.get(end.error, 0) + 1
             self.world.note(
                 f"{node.name} {type(open_call.call).__name__} of {_told(open_call.key)}: {end.error}: {end.message}"
             )
