@@ -40,7 +40,7 @@ async def test_killed_at_random_moments(
         kills += 1
         await registry.start()
     await saying
-    await watched.wait_settled(30.0)
+    await watched.wait_settled()
     print(f"\n{kills} kills, {len(watched.events)} events")
 
 
@@ -64,7 +64,7 @@ async def test_two_registries_take_turns(
     enough.set()
     await saying
     assert len(watched.entries) > 200, "too little was said to show anything"
-    await watched.wait_settled(30.0)
+    await watched.wait_settled()
 
 
 @pytest.mark.long
@@ -104,7 +104,7 @@ async def test_nats_is_restarted(
     await watched.wait_for(lambda: len(watched.events) > before, "the registry speaks again")
     print(f"\nspeaks again {time.monotonic() - began:.2f} s after NATS was back")
     await saying
-    await watched.wait_settled(30.0)
+    await watched.wait_settled()
     assert registry.process.returncode is None
 
 
@@ -121,7 +121,7 @@ async def test_a_backlog_is_published_in_batches(
         await asyncio.gather(*(watched.say(command) for command in said[at : at + 200]))
     began = time.monotonic()
     await registry.start()
-    await watched.wait_settled(30.0)
+    await watched.wait_settled()
     print(f"\n{len(said)} waiting commands: {time.monotonic() - began:.2f} s from start to the last event")
 
 

@@ -111,7 +111,7 @@ async def test_registries_are_killed_among_snapshots(
         kills += 1
         await registry.start()
     await saying
-    await watched.wait_settled(30.0)
+    await watched.wait_settled()
     assert await first_of(watched) > ENTRIES
     assert (await index_of(own_bus, watched)).older is not None
 
