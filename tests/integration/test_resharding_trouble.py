@@ -248,7 +248,10 @@ async def test_a_trainer_comes_back_with_other_ranks(hub: RunningHub) -> None:
 
 
 async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: RunningHub) -> None:
-    """Whatever version a reader is given, it is that one in every byte."""
+    """Whatever version a reader is given, it is that one in every byte, and never an older one than it had.
+
+    It may be that one again, where the newer one went after the reader's memory began to be overwritten.
+    """
     versions = 12
 
     def values(version: int) -> Model:
@@ -265,24 +268,23 @@ async def test_readers_of_two_shardings_while_the_trainer_publishes_on(hub: Runn
                 if version < versions:
                     await asyncio.gather(*(shard.unpublish() for shard in trainer))
 
-        async def follow(how: Sharding) -> list[int]:
-            seen: list[int] = []
-            while not seen or seen[-1] < versions:
+        async def follow(how: Sharding) -> None:
+            held = 0
+            while held < versions:
                 got = await asyncio.gather(*(shard.update(wait_s=20) for shard in readers[how]), return_exceptions=True)
                 if all(isinstance(one, VersionUnavailable) for one in got):
                     continue
                 version = got[0]
                 assert isinstance(version, int), got
                 assert got == [version, version]
+                assert version >= held
                 assert_holds(readers[how], how, values(version))
-                seen.append(version)
-            return seen
+                held = version
 
         async with asyncio.timeout(WAIT_S):
             publishing = asyncio.create_task(publish())
-            seen = await asyncio.gather(*(follow(how) for how in readers))
+            await asyncio.gather(*(follow(how) for how in readers))
             await publishing
-        assert all(each == sorted(set(each)) for each in seen)
 
 
 async def test_unpublished_in_the_middle(hub: RunningHub) -> None:

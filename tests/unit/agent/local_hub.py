@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book
 
+from tensorhub_agent import transport_local
 from tensorhub_agent.copying import CopyPool, Spans
 from tensorhub_agent.lease_frames import Frame, Hello, Welcome
 from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, send
@@ -74,14 +76,20 @@ class Hub:
 
 @asynccontextmanager
 async def local_hub(folder: Path) -> AsyncIterator[Hub]:
-    """Start both; at the end nothing of them is left."""
+    """Start both; at the end nothing of them is left.
+
+    Neither takes the other for silent when the machine is busy; a test of that says how long they are to wait.
+    """
     pool = CopyPool(2)
     hub = Hub(folder, pool)
-    await hub.source.start()
-    await hub.reader.start()
-    yield hub
-    await hub.reader.stop()
-    await hub.source.stop()
+    with pytest.MonkeyPatch.context() as patient:
+        patient.setattr(transport_local, "HELLO_S", GIVE_UP_S)
+        patient.setattr(transport_local, "OPEN_S", GIVE_UP_S)
+        await hub.source.start()
+        await hub.reader.start()
+        yield hub
+        await hub.reader.stop()
+        await hub.source.stop()
     pool.close()
     hub.store.close()
     await asyncio.get_running_loop().shutdown_default_executor()
