@@ -106,7 +106,7 @@ async def test_an_agent_that_nobody_relieves_may_not_stop(hub: RunningHub) -> No
         for other in AGENTS:
             if other != holder:
                 await hubs[0].registry.rule(DrainAgent(agent=other))
-        why = await refused(hub, job, "drain", holder, "--timeout", "1")
+        why = await refused(hub, job, "drain", holder, "--timeout", "5")
         assert "TENSORHUB_CACHE_BYTES" in why
         told = await told_of(hubs[0], holder)
         assert (told.draining, told.may_stop) == (True, False)

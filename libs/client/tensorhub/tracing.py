@@ -165,8 +165,8 @@ def _active() -> TraceContext | None:
 _makers: Final[list[SpanMaker | None]] = []
 """Of the private provider, once a call has needed it."""
 
-_exporters: Final[list[Callable[[], object]]] = []
-"""What ends the private provider, once there is one that exports."""
+_last_exports: Final[list["_LastExport"]] = []
+"""Of the private provider, once there is one that exports."""
 
 _making: Final = threading.Lock()
 
@@ -182,8 +182,8 @@ def _end_at_exit() -> None:
     """
     for each in list(_tracings):
         each.flush_at_exit()
-    for shutdown in _exporters:
-        _export_the_rest(shutdown)
+    for export in _last_exports:
+        export.end()
 
 
 def _private() -> SpanMaker | None:
@@ -198,12 +198,36 @@ def _make_private() -> SpanMaker | None:
         return None
     provider, exporting = telemetry.make_provider(SERVICE, str(os.getpid()), os.environ)
     if exporting is not None:
-        _exporters.append(provider.shutdown)
+        _last_exports.append(_LastExport(provider.shutdown))
     return SpanMaker.own(provider, exporting)
 
 
-def _export_the_rest(shutdown: Callable[[], object]) -> None:
-    """Export what is left, within a bound: the end of a trainer never waits for a collector."""
-    ending = threading.Thread(target=shutdown, name="tensorhub-spans", daemon=True)
-    ending.start()
-    ending.join(EXIT_S_MAX)
+class _LastExport:
+    """Exports what is left at the end of the process, within a bound: a trainer's end never waits for a collector.
+
+    Its thread is begun at once and waits, since Python 3.12.0 and 3.12.1 begin none while the interpreter ends.
+    """
+
+    def __init__(self, shutdown: Callable[[], object]) -> None:
+        self._shutdown = shutdown
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid, self._is_due = os.getpid(), threading.Event()
+        self._thread = threading.Thread(target=self._export, name="tensorhub-spans", daemon=True)
+        self._thread.start()
+
+    def _export(self) -> None:
+        self._is_due.wait()
+        self._shutdown()
+
+    def end(self) -> None:
+        """Export, and wait for that no longer than `EXIT_S_MAX`."""
+        if self._pid != os.getpid():
+            # A fork has no thread but the one that forked.
+            try:
+                self._begin()
+            except RuntimeError:
+                return
+        self._is_due.set()
+        self._thread.join(EXIT_S_MAX)

@@ -55,17 +55,19 @@ async def _drain(registry: Registry, agent: str, *, on: bool, bound: Bound) -> D
         await registry.rule(
             DrainAgent(agent=agent, on=on), min(bound.left_s("waiting for the registry's word"), RULE_S)
         )
+        has_copies = False
         while True:
+            if has_copies and bound.ends_within(LOOK_S):
+                raise RetentionFull(
+                    f"agent {agent!r} still holds the last copy of a retained version after {bound.timeout_s:g} s: "
+                    "give others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on "
+                    f"draining until 'tensorhub drain {agent} --end'"
+                )
             left_s = bound.left_s("waiting for copies elsewhere")
             found = next(
                 (each for each in (await registry.status(min(left_s, RULE_S))).agents if each.agent == agent), None
             )
             if not on or (found is not None and found.may_stop):
                 return Drained(agent, draining=on, may_stop=on)
-            if left_s <= LOOK_S:
-                raise RetentionFull(
-                    f"agent {agent!r} still holds the last copy of a retained version after {bound.timeout_s:g} s: "
-                    "give others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on "
-                    f"draining until 'tensorhub drain {agent} --end'"
-                )
+            has_copies = True
             await asyncio.sleep(LOOK_S)

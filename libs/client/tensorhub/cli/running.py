@@ -260,11 +260,23 @@ class Bound:
         self._doing = "beginning"
 
     def left_s(self, doing: str) -> float:
-        """Return how long the next call may take: a bit less than what is left, so that its own error comes first."""
+        """Return how long the next call may take: a bit less than what is left, so that its own error comes first.
+
+        Raises the bound's error where nothing is left: a call that can't wait would blame who was not asked.
+        """
         self._doing = doing
-        left_s = self._until - time.monotonic() - min(MARGIN_S, MARGIN_SHARE * self.timeout_s)
+        left_s = self._left_s()
+        if left_s <= 0:
+            raise self._over()
         # Some error will tell this number: 1.75 s, and not 1.748764 s.
-        return max(0.0, float(f"{left_s:.3g}"))
+        return round(left_s, 2) or left_s
+
+    def ends_within(self, seconds: float) -> bool:
+        """Tell whether no more than this is left for the next call."""
+        return self._left_s() <= seconds
+
+    def _left_s(self) -> float:
+        return self._until - time.monotonic() - min(MARGIN_S, MARGIN_SHARE * self.timeout_s)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
