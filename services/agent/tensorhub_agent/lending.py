@@ -90,6 +90,9 @@ class Lending:
         endpoint = self._transports.endpoint(question.transport)
         if endpoint is None:
             return LeaseRefusal(reason=self._transports.lack(question.transport))
+        if question.mapped and question.transport != "local":
+            # Nothing over another transport would ever give the memory back.
+            return LeaseRefusal(reason="memory is mapped over the transport local alone")
         if question.mapped and not self._can_be_lent(question):
             return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
         if self._waits_for_patches(question, name):

@@ -233,7 +233,12 @@ class LocalTransport:
                 _log.warning("no reader can be let in for now: %s", why)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            pid, uid = peer_of(connection)
+            try:
+                pid, uid = peer_of(connection)
+            except OSError as why:
+                _log.info("a connection ended before it could be served: %s", why)
+                connection.close()
+                continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
                 kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
                 REFUSED.note(kind, f"a reader (process {pid} of user {uid}) while {len(self._serving)} are served")

@@ -95,3 +95,12 @@ async def test_who_would_wait_longer_for_the_pieces_waits_until_it_is_made() -> 
 async def test_nobody_waits_for_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lending, "PATCHES_HOLD_S", 0.01)
     assert await lender(Agent()).asked(ASK, "lease-1", "ticket") == ANSWER
+
+
+async def test_memory_is_mapped_over_the_local_transport_alone() -> None:
+    """Over another one its descriptor would never be given back, and the shard would drain for ever."""
+    agent = Agent(is_made=True)
+    answer = await lender(agent).asked(replace(ASK, mapped=True), "q", "t")
+    assert isinstance(answer, LeaseRefusal)
+    assert "mapped over the transport local" in answer.reason
+    assert agent.answered == 0

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.unit.agent.lease_book import Lost
@@ -105,6 +106,20 @@ async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPa
         await hub.open("L1", hub.published(1))
     assert "ticket-L1" in hub.book.tickets
     assert refused.counts["user"] == 1
+
+
+async def test_a_connection_of_which_no_one_can_be_told_costs_no_other(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> NoReturn:
+        raise OSError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transport_local, "peer_of", fails)
+        with pytest.raises(TransportLost):
+            await hub.open("L1", hub.published(1))
+    session = await hub.open("L2", hub.published(1))
+    await session.close()
 
 
 # Sources.
