@@ -218,6 +218,7 @@ class _LastExport:
         self._thread.start()
 
     def _export(self) -> None:
+        # As long as the process lives; a daemon thread holds no process up.
         self._is_due.wait()
         self._shutdown()
 
@@ -228,6 +229,7 @@ class _LastExport:
             try:
                 self._begin()
             except RuntimeError:
+                # One of those two Pythons: without a thread the export could not be bounded, so these spans are lost.
                 return
         self._is_due.set()
         self._thread.join(EXIT_S_MAX)

@@ -55,9 +55,9 @@ async def _drain(registry: Registry, agent: str, *, on: bool, bound: Bound) -> D
         await registry.rule(
             DrainAgent(agent=agent, on=on), min(bound.left_s("waiting for the registry's word"), RULE_S)
         )
-        has_copies = False
+        is_last_holder = False
         while True:
-            if has_copies and bound.ends_within(LOOK_S):
+            if is_last_holder and bound.ends_within(LOOK_S):
                 raise RetentionFull(
                     f"agent {agent!r} still holds the last copy of a retained version after {bound.timeout_s:g} s: "
                     "give others more TENSORHUB_CACHE_BYTES, retain fewer versions, or wait longer; it goes on "
@@ -69,5 +69,5 @@ async def _drain(registry: Registry, agent: str, *, on: bool, bound: Bound) -> D
             )
             if not on or (found is not None and found.may_stop):
                 return Drained(agent, draining=on, may_stop=on)
-            has_copies = True
+            is_last_holder = True
             await asyncio.sleep(LOOK_S)
