@@ -26,6 +26,7 @@ from tensorhub_agent.effects import (
     FoldAmax,
     Free,
     Hold,
+    Keep,
     Key,
     LetGo,
     MakeCopy,
@@ -227,6 +228,8 @@ class AgentNode(Node):
             case Save():
                 self.shelf[effect.key].save(effect)
                 self.deltas.stands(effect, self.shelf[effect.key].segment)
+            case Keep():
+                self._errands.keep(effect)
             case Probe():
                 self._errands.probe(effect)
             case Duplicate():

@@ -336,6 +336,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "place-kept": bugs_patience.place_kept,
     "refused-kept": bugs_memory.refused_kept,
     "lane-leaves-out": bugs_memory.lane_leaves_out,
+    "counts-unkept": bugs_memory.counts_unkept,
     **registry_bugs.BUGS,
 }
 

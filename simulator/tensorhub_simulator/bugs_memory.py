@@ -4,6 +4,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_register import RegisterOperation
 from tensorhub_common.wire.commands import AnyCommand
 from tensorhub_simulator.lanes import Lanes
@@ -36,3 +37,13 @@ def lane_leaves_out() -> list["Replacement"]:
             say(self, command)
 
     return [(Lanes, "say", with_gaps)]
+
+
+def counts_unkept() -> list["Replacement"]:
+    """The log is told of a fill as soon as its bytes stand, be its manifest written by then or not."""
+
+    def filled(self: Any, root: str | None) -> None:
+        self._root = root
+        self._say_filled()
+
+    return [(ReadOperation, "_filled", filled)]

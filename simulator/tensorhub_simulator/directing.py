@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 RETAIN_S: Final = 0.7
 QUIET_PAUSE_S: Final = 4.0
+QUIET_READ_S: Final = 10.0
+"""Twice what a read of the largest tables takes where nothing fails: some hundred units, one after the other."""
 
 
 class Director:
@@ -73,7 +75,7 @@ class Director:
         group.timeout_s = rng.choice((0.05, 0.5, 2.0, 6.0))
         group.wait_s = rng.choice((0.0, 0.3, group.timeout_s))
         if self.world.quiet_since is not None:
-            group.act, group.want, group.timeout_s = "read", "latest", 5.0
+            group.act, group.want, group.timeout_s = "read", "latest", QUIET_READ_S
 
     def _model(self, name: str) -> Model | None:
         return self.world.truth.catalog.models.get(name)

@@ -15,11 +15,14 @@ from tensorhub_agent.effects import (
     Digest,
     Digested,
     Duplicated,
+    Keep,
+    Kept,
     Key,
     MakeCopy,
     PlanCame,
     Probe,
     Probed,
+    Save,
     SiblingsChecked,
 )
 from tensorhub_agent.memory import Place
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from tensorhub_simulator.agent import AgentNode
 
 PLAN_ASK_S: Final = 0.9
+
+SLOW_DISK_ODDS: Final = 0.1
+SLOW_DISK_S: Final = 3.0
 
 
 class Errands:
@@ -55,6 +61,22 @@ class Errands:
             self._agent.news(Digested(effect.key, effect.number, first + second))
 
         self._clock.after(self._clock.lag(), self._agent, rest)
+
+    def keep(self, effect: Keep) -> None:
+        """Write the manifest, which a disk may take its time for."""
+        self._agent.shelf[effect.key].unwritten = effect
+        slow = self._clock.chance(SLOW_DISK_ODDS)
+        late = self._clock.rng.random() * SLOW_DISK_S if slow else self._clock.lag() * 0.1
+        self._clock.after(late, self._agent, lambda: self._keep(effect))
+
+    def _keep(self, effect: Keep) -> None:
+        shelved = self._agent.shelf.get(effect.key)
+        if shelved is not None and shelved.unwritten is effect:
+            version, root, digests = effect.version, effect.root, effect.digests
+            shelved.save(
+                Save(key=effect.key, state="ready", partial=False, version=version, root=root, digests=digests)
+            )
+        self._agent.news(Kept(effect.key, effect.number))
 
     def probe(self, effect: Probe) -> None:
         """Look who maps the memory, almost at once."""

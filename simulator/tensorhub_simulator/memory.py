@@ -7,7 +7,7 @@ once.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorhub_agent.effects import Save
+from tensorhub_agent.effects import Keep, Save
 from tensorhub_agent.memory import Place
 from tensorhub_common.digests import piece_digest
 from tensorhub_common.layout import PieceTable, segment_bytes
@@ -70,6 +70,8 @@ class Shelved:
     segment: Segment
     manifest: Save | None = None
     spare: Segment | None = None
+    unwritten: Keep | None = None
+    """What the disk has not taken yet."""
 
     @property
     def target(self) -> Segment:
@@ -78,6 +80,6 @@ class Shelved:
 
     def save(self, manifest: Save) -> None:
         """Write the manifest, and swap if it says so: one rename does both."""
-        self.manifest = manifest
+        self.manifest, self.unwritten = manifest, None
         if manifest.swap and self.spare is not None:
             self.segment, self.spare = self.spare, self.segment

@@ -70,6 +70,9 @@ class Oracle:
             raise Violation("exact version", f"{place.key} commits version {command.version} with other bytes")
         if command.root not in (NO_ROOT, root_digest(segment.digests())):
             raise Violation("the log's root", f"{place.key} commits root {command.root}, and that is of other bytes")
+        kept = shelved.manifest
+        if not place.staged and (kept is None or (kept.state, kept.version) != ("ready", command.version)):
+            raise Violation("what counts outlives its process", f"{place.key} commits, and no manifest tells of it")
         model = self.catalog.models.get(command.model)
         record = model.versions.get(command.version) if model is not None else None
         known = record.roots.get(key) if record is not None else None

@@ -23,6 +23,7 @@ from tensorhub_agent.effects import (
     CopyMade,
     Fenced,
     Free,
+    Kept,
     Key,
     PlanCame,
     Raise,
@@ -365,6 +366,8 @@ class AgentCore:
             return []
         if isinstance(news, PlanCame):
             self._plans.answered(news.key, news.number)
+        elif isinstance(news, Kept) and news.failure is not None:
+            self.keeper.give_up(news.key)
         core.on_news(news, now)
         return self._take(core) + self._ask_plans(now)
 

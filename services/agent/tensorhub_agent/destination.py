@@ -5,7 +5,7 @@ may be written before the last lease on the memory has ended or was broken and a
 and others may read what was filled only once the log counts it.
 """
 
-from tensorhub_agent.effects import ShardNews
+from tensorhub_agent.effects import Keep, Kept, ShardNews
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.vacancy import Vacancy, Where
@@ -23,6 +23,8 @@ class Destination:
         self._vacated = False
         """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
         self._drain_until = 0.0
+        self._keeping: int | None = None
+        """Which question has not been answered, whether the manifest says what was filled."""
         self._beside: tuple[int, str] | None = None
         """What stands whole in the spare memory of a staged shard: the version, and its root."""
 
@@ -93,6 +95,17 @@ class Destination:
 
     # What it holds then.
 
+    def keep(self, version: int, root: str, digests: bytes) -> None:
+        """Have the manifest say what was filled, before the log counts it: an agent killed behind that must find it."""
+        self._keeping = self._core.number()
+        self._core.out.append(
+            Keep(key=self._core.key, number=self._keeping, version=version, root=root, digests=digests)
+        )
+
+    def has_kept(self, news: Kept) -> bool:
+        """Tell whether this answers the last question."""
+        return news.number == self._keeping
+
     def filled(self, event: ShardFilled, digests: bytes) -> None:
         """The log counts this shard as ready, so others may read it; one that swaps only with its whole replica."""
         if self._core.place.swaps:
@@ -120,7 +133,7 @@ class Destination:
 
     def begin_anew(self) -> None:
         """The log decided again, so nobody is waited for, and what was filled beside does not count."""
-        self._beside = self._vacancy = None
+        self._beside = self._vacancy = self._keeping = None
 
     def leave(self) -> None:
         """The read ends here, and nothing is written any more."""

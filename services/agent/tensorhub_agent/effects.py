@@ -114,7 +114,10 @@ class Digest(Effect, frozen=True):
 
 
 class Save(Effect, frozen=True, kw_only=True):
-    """Write the shard's manifest, before any later effect of the same call is carried out."""
+    """Write the shard's manifest, before any later effect of the same call is carried out.
+
+    That of a copy on a disk is written beside the loop, in its order. What rests on it is said after `Kept`.
+    """
 
     key: Key
     state: str
@@ -124,6 +127,16 @@ class Save(Effect, frozen=True, kw_only=True):
     digests: bytes = b""
     swap: bool = False
     """The shard's spare memory is its memory from now on, and the other one is the spare."""
+
+
+class Keep(Effect, frozen=True, kw_only=True):
+    """Have the shard's manifest say that this version was filled in, and stands whole; answered by `Kept(number)`."""
+
+    key: Key
+    number: int
+    version: int
+    root: str
+    digests: bytes
 
 
 class Probe(Effect, frozen=True):
@@ -292,6 +305,14 @@ class Digested(msgspec.Struct, frozen=True):
     digests: bytes
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """The next process of this agent will find what was filled in, or why it may not."""
+
+    key: Key
+    number: int
+    failure: str | None = None
+
+
 class Probed(msgspec.Struct, frozen=True):
     """Whether somebody maps the memory."""
 
@@ -411,11 +432,11 @@ class SourceClosed(msgspec.Struct, frozen=True):
 
 
 AnyEffect = (
-    Say | Answer | Raise | Hold | Digest | Save | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
+    Say | Answer | Raise | Hold | Digest | Save | Keep | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
     | OpenSource | EnterSource | Post | FoldAmax | Confirm | Accuse | CloseSource | BreakLease | Show | Free | Rejoin
     | Fenced
 )  # fmt: skip
 ReadEvent = (
     PlanCame | SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
 )  # fmt: skip
-ShardNews = Digested | Probed | Duplicated | SiblingsChecked | ReadEvent
+ShardNews = Digested | Kept | Probed | Duplicated | SiblingsChecked | ReadEvent

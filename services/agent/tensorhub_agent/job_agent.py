@@ -34,6 +34,8 @@ from tensorhub_agent.effects import (
     FoldAmax,
     Free,
     Hold,
+    Keep,
+    Kept,
     Key,
     LetGo,
     MakeCopy,
@@ -351,6 +353,8 @@ class JobAgent:
                     self._work.start(self._settle(effect.key), "bringing a copy to the disk")
                 if effect.swap:
                     self.callers.swapped(effect.key)
+            case Keep():
+                self._work.start(self._keep(effect), "writing down what was filled")
             case Probe():
                 self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
             case Duplicate():
@@ -452,6 +456,9 @@ class JobAgent:
     async def _make_copy(self, effect: MakeCopy) -> None:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
+
+    async def _keep(self, effect: Keep) -> None:
+        self._news(Kept(effect.key, effect.number, await self.shelf.keep(effect)))
 
     async def _settle(self, key: Key) -> None:
         try:

@@ -1,9 +1,9 @@
 """Reading a version into one shard, as one shard of its replica's round. Pure.
 
 join the round -> the log decides a version -> plan and lease -> every shard has its leases -> drain and write -> verify
--> every shard is filled. Nothing is overwritten before the log says `round.started` (a mapped shard overwrites
-nothing, and doesn't wait for that where it is the last that is missing), and no call is answered before the
-read is quiet: whatever was asked for has come or can come no more.
+-> the manifest says so -> every shard is filled. Nothing is overwritten before the log says `round.started` (a mapped
+shard overwrites nothing, and doesn't wait for that where it is the last that is missing), and no call is answered
+before the read is quiet: whatever was asked for has come or can come no more.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ import msgspec
 
 from tensorhub_agent.carrier import Carrier
 from tensorhub_agent.destination import Destination
-from tensorhub_agent.effects import CallRead, ShardNews
+from tensorhub_agent.effects import CallRead, Kept, ShardNews
 from tensorhub_agent.lateness import Absent, not_in_time, still_mapped, unanswered
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, report_of_failure, stages_of
@@ -24,10 +24,12 @@ from tensorhub_agent.voice import Voice
 from tensorhub_common.digests import root_digest
 from tensorhub_common.errors import (
     AgentUnavailable,
+    MemoryExhausted,
     ReplicaConflict,
     RoundTimeout,
     VersionUnavailable,
 )
+from tensorhub_common.names import cached_version
 from tensorhub_common.wire.commands import NO_ROOT, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.event import RoundEvent
@@ -83,6 +85,8 @@ class ReadOperation:
         self.began = 0.0
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
+        self._root: str | None = None
+        """Of what was filled."""
         self._decision: RoundDecided | None = None
         self._answer: int | None = None
         """What the call returns when it was not what it has read."""
@@ -253,6 +257,8 @@ class ReadOperation:
         if self._carrier.has_digested(news):
             if self.stage is Stage.DIGESTING:
                 self._filled(root_digest(self._carrier.digests))
+        elif isinstance(news, Kept):
+            self._kept(news, now)
         elif self.transfer is not None:
             self._carrier.tell(news, now)
             self._drive(now)
@@ -352,9 +358,29 @@ class ReadOperation:
         self._carrier.digest()
 
     def _filled(self, root: str | None) -> None:
+        """All bytes stand and are verified."""
+        assert self.transfer is not None
+        self._root = root
+        if self.core.place.swaps:
+            # Its manifest tells of what it holds, and of this from the swap on.
+            self._say_filled()
+            return
+        self.stage = Stage.KEEPING
+        self._destination.keep(self.transfer.version, root or NO_ROOT, self._carrier.digests)
+
+    def _kept(self, news: Kept, now: float) -> None:
+        if self.stage is not Stage.KEEPING or not self._destination.has_kept(news):
+            return
+        if news.failure is not None and cached_version(self.core.key.replica) is not None:
+            # The log would rest on a copy that goes with this process. A worker's read is good without.
+            self._give_up(MemoryExhausted.__name__, news.failure, now, self._voice.attempt)
+            return
+        self._say_filled()
+
+    def _say_filled(self) -> None:
         assert self.transfer is not None
         self.stage = Stage.FILLED
-        self._voice.filled(self.transfer.version, root, at_once=self._at_once)
+        self._voice.filled(self.transfer.version, self._root, at_once=self._at_once)
 
     # The end.
 

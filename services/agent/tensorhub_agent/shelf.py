@@ -15,7 +15,7 @@ from tensorhub_agent.borrowed import Borrowed
 from tensorhub_agent.cache_disk import DiskStore
 from tensorhub_agent.cache_room import CacheRoom
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.effects import Key, Save
+from tensorhub_agent.effects import Keep, Key, Save
 from tensorhub_agent.manifest import Adopted, Aside, Manifest, pack_layout
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.speech import SHARDS_MAX
@@ -55,6 +55,8 @@ class ShelfPlace:
     writing: asyncio.Task[None] | None = None
     """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
     unwritten: bool = False
+    unwritten_why: str | None = None
+    """Why the manifest that stands is not the last one."""
 
     @property
     def target(self) -> Segment:
@@ -85,15 +87,23 @@ class Files:
 
     def write(self, place: ShelfPlace) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
-        place.unwritten = True
+        place.unwritten, place.unwritten_why = True, "the manifest of its file was not written: see the agent's log"
         if place.writing is None:
             place.writing = self._begin(self._write(place), "writing a manifest to the disk")
 
     async def _write(self, place: ShelfPlace) -> None:
-        while place.unwritten:
-            place.unwritten = False
-            await asyncio.to_thread(_save, place.store, place.manifest)
-        place.writing = None
+        try:
+            while place.unwritten:
+                place.unwritten = False
+                place.unwritten_why = await asyncio.to_thread(_save, place.store, place.manifest)
+        finally:
+            place.writing = None
+
+    async def written(self, place: ShelfPlace) -> str | None:
+        """Return once the manifest stands as it was last, or why it does not."""
+        if place.writing is not None:
+            await asyncio.wait({place.writing})
+        return place.unwritten_why
 
     def remove(self, place: ShelfPlace) -> None:
         """Remove a shard's files."""
@@ -101,8 +111,7 @@ class Files:
 
     async def _remove(self, place: ShelfPlace) -> None:
         place.unwritten = False
-        if place.writing is not None:
-            await asyncio.wait({place.writing})
+        await self.written(place)
         await asyncio.to_thread(place.remove)
 
     def _begin(self, work: Coroutine[None, None, None], what: str) -> asyncio.Task[None]:
@@ -127,7 +136,8 @@ class Files:
             self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
 
 
-def _save(store: SegmentStore, manifest: Manifest) -> None:
+def _save(store: SegmentStore, manifest: Manifest) -> str | None:
+    """Write a manifest; returns why it can't be written."""
     try:
         manifests.save(store, manifest)
         TROUBLES.over(Kind.MANIFEST)
@@ -136,6 +146,8 @@ def _save(store: SegmentStore, manifest: Manifest) -> None:
         # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
         # the next start, and never a wrong version.
         _log.warning("%s", why)
+        return str(why)
+    return None
 
 
 def _key(manifest: Manifest) -> Key:
@@ -245,7 +257,7 @@ class Shelf:
             return
         if effect.swap and place.spare is not None:
             place.segment, place.spare = place.spare, place.segment
-        place.manifest = msgspec.structs.replace(
+        manifest = msgspec.structs.replace(
             place.manifest,
             state=_STATES[effect.state],
             partial=effect.partial,
@@ -254,10 +266,35 @@ class Shelf:
             digests=effect.digests or None,
             swapped=place.manifest.swapped != effect.swap,
         )
+        if manifest == place.manifest and effect.state == "ready":
+            # It was written when it was kept.
+            return
+        self._change(place, manifest)
+
+    def _change(self, place: ShelfPlace, manifest: Manifest) -> None:
+        place.manifest = manifest
         if place.store is self._disk:
             self.files.write(place)
         else:
-            _save(place.store, place.manifest)
+            place.unwritten_why = _save(place.store, manifest)
+
+    async def keep(self, effect: Keep) -> str | None:
+        """Have a shard's manifest say what was filled in; returns once it stands, or why it does not."""
+        place = self.places.get(effect.key)
+        if place is None:
+            return None
+        self._change(
+            place,
+            msgspec.structs.replace(
+                place.manifest,
+                state="ready",
+                partial=False,
+                version=effect.version,
+                root=effect.root,
+                digests=effect.digests or None,
+            ),
+        )
+        return await self.files.written(place)
 
     def is_kept_on_disk(self, key: Key) -> bool:
         """Tell whether a whole copy stands in a file, which `settle` is owed."""
@@ -268,8 +305,7 @@ class Shelf:
         """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
         place = self.places.get(key)
         if place is not None and self._disk is not None:
-            if place.writing is not None:
-                await asyncio.wait({place.writing})
+            await self.files.written(place)
             await asyncio.to_thread(self._disk.settle, place.segment)
 
     def copies(self) -> CacheRoom:

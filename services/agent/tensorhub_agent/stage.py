@@ -13,9 +13,10 @@ class Stage(StrEnum):
     DRAINING = "draining"
     FILLING = "filling"
     DIGESTING = "digesting"
+    KEEPING = "keeping"
     FILLED = "filled"
     ENDING = "ending"
 
 
-REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.FILLED, Stage.ENDING))
+REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.KEEPING, Stage.FILLED, Stage.ENDING))
 """From here on memory is being written, or was."""

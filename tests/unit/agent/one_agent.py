@@ -20,6 +20,8 @@ from tensorhub_agent.effects import (
     Confirmed,
     Digest,
     Digested,
+    Keep,
+    Kept,
     Key,
     OpenSource,
     PlanCame,
@@ -65,13 +67,22 @@ class OneAgent:
         self.unsaid: list[AnyCommand] = []
         self.seen: list[AnyEffect] = []
         self.calls = 0
+        self.keeps = True
+        """Manifests are written as soon as they are to be; otherwise `kept` says when."""
 
     def do(self, effects: Iterable[AnyEffect]) -> list[AnyEffect]:
         done = list(effects)
         self.seen += done
         self.unsaid += [effect.command for effect in done if isinstance(effect, Say)]
         self.core.check()
+        for effect in done if self.keeps else ():
+            if isinstance(effect, Keep):
+                done = done + self.kept(effect)
         return done
+
+    def kept(self, effect: Keep, failure: str | None = None) -> list[AnyEffect]:
+        """Answer that a manifest was written, or why not."""
+        return self.do(self.core.on_news(Kept(effect.key, effect.number, failure), self.now))
 
     def join(self, incarnation: int = 1) -> None:
         self.do(self.core.join(incarnation, "host", "site", self.now))

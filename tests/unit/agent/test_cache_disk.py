@@ -1,7 +1,9 @@
 """Copies on the disk: any library reads the file, and a file is believed for its bytes alone."""
 
+import asyncio
 import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +15,8 @@ from safetensors.numpy import load_file
 
 from tensorhub_agent.cache_disk import DiskStore
 from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.effects import Key, Save
-from tensorhub_agent.manifest import Adopted, adopt, manifest_path
+from tensorhub_agent.effects import Keep, Key, Save
+from tensorhub_agent.manifest import Adopted, Manifest, adopt, manifest_path, save
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelf, ShelfPlace
 from tensorhub_common.digests import root_digest
@@ -125,6 +127,80 @@ async def test_a_whole_file_is_found_again(tmp_path: Path, pool: CopyPool, settl
     [again] = await found(tmp_path, store, pool)
     assert (again.whole, again.manifest.version, again.manifest.replica) == (True, 12, KEY.replica)
     assert bytes(again.segment.view) == held
+
+
+async def keep_of(place: ShelfPlace, pool: CopyPool) -> Keep:
+    """Return the core's wish, once all bytes stand."""
+    digests = await pool.digest(place.segment.view, Spans.of(place.table)).result()
+    return Keep(key=KEY, number=7, version=12, root=root_digest(digests), digests=digests)
+
+
+async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the disk takes: until then nobody is told, and an agent that is killed begins it anew."""
+    store = disk(tmp_path)
+    shelf, place = await made(tmp_path, store)
+    effect, goes_on = await keep_of(place, pool), threading.Event()
+
+    def slow(store: SegmentStore, manifest: Manifest) -> None:
+        assert goes_on.wait(10)
+        save(store, manifest)
+
+    monkeypatch.setattr("tensorhub_agent.manifest.save", slow)
+    keeping = asyncio.create_task(shelf.keep(effect))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not keeping.done()
+    assert b'"state":"empty"' in manifest_path(store, place.segment.name).read_bytes()
+    goes_on.set()
+    assert await keeping is None
+    [again] = await found(tmp_path, store, pool)
+    assert (again.whole, again.manifest.version) == (True, 12)
+
+
+async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = disk(tmp_path)
+    shelf, place = await made(tmp_path, store)
+    effect = await keep_of(place, pool)
+    assert await shelf.keep(effect) is None
+    written: list[Manifest] = []
+    monkeypatch.setattr("tensorhub_agent.manifest.save", lambda _, manifest: written.append(manifest))
+    counts = Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
+    shelf.save(counts)
+    await shelf.files.idle()
+    assert written == []
+    shelf.save(Save(key=KEY, state="empty", partial=True))
+    shelf.save(counts)
+    await shelf.files.idle()
+    assert [manifest.version for manifest in written] == [12]
+
+
+async def test_why_a_manifest_is_not_written_is_told(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails in a way that nobody thought of is not kept either, and the next one is written again."""
+    store = disk(tmp_path)
+    shelf, place = await made(tmp_path, store)
+    effect = await keep_of(place, pool)
+
+    def full(*_: object) -> None:
+        raise MemoryExhausted("the disk is full")
+
+    def odd(*_: object) -> None:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+    assert await shelf.keep(effect) == "the disk is full"
+    monkeypatch.setattr("tensorhub_agent.manifest.save", odd)
+    assert "was not written" in (await shelf.keep(effect) or "")
+    monkeypatch.setattr("tensorhub_agent.manifest.save", save)
+    assert await shelf.keep(effect) is None
+    shelf.free(KEY)
+    await shelf.files.idle()
+    assert await shelf.keep(effect) is None
 
 
 async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, pool: CopyPool) -> None:

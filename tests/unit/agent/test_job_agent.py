@@ -13,7 +13,19 @@ import pytest
 
 from tensorhub_agent.callers import Waiting
 from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.effects import Answer, AnyEffect, CheckSiblings, Digest, Duplicate, Free, Key, Probe, Probed
+from tensorhub_agent.effects import (
+    Answer,
+    AnyEffect,
+    CheckSiblings,
+    Digest,
+    Duplicate,
+    Free,
+    Keep,
+    Kept,
+    Key,
+    Probe,
+    Probed,
+)
 from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.limits import Limits
@@ -62,6 +74,29 @@ async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, eff
         while job._work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
             await asyncio.sleep(0.001)
     assert job.aside is None
+
+
+@pytest.mark.parametrize("failure", [None, "no room"])
+async def test_the_core_is_told_whether_what_was_filled_is_kept(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch, failure: str | None
+) -> None:
+    await made(job)
+    told: asyncio.Queue[object] = asyncio.Queue()
+
+    def on_news(news: object, _: float) -> list[AnyEffect]:
+        told.put_nowait(news)
+        return []
+
+    monkeypatch.setattr(job.core, "on_news", on_news)
+
+    async def keep(effect: Keep) -> str | None:
+        assert effect.version == 12
+        return failure
+
+    monkeypatch.setattr(job.shelf, "keep", keep)
+    job.carry_out([Keep(key=KEY, number=3, version=12, root="r", digests=b"")])
+    async with asyncio.timeout(10):
+        assert await told.get() == Kept(KEY, 3, failure)
 
 
 async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_the_job(

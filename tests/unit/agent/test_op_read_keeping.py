@@ -1,0 +1,131 @@
+"""What was filled counts once a manifest tells of it, so that an agent that is killed then finds the version again."""
+
+from tests.unit.agent.one_agent import MODEL, OneAgent
+from tests.unit.agent.test_cache import made, read, retaining
+from tests.unit.agent.test_op_read import filling, publish
+
+from tensorhub_agent.cache import RELEASE_S
+from tensorhub_agent.effects import Answer, Free, Keep
+from tensorhub_agent.memory import Memory
+from tensorhub_common.bounds import OUTCOME_S_MAX
+from tensorhub_common.wire.commands import Filled
+
+
+def said(agent: OneAgent) -> list[Filled]:
+    return [command for command in agent.unsaid if isinstance(command, Filled)]
+
+
+def keeping() -> tuple[OneAgent, OneAgent, int, Keep]:
+    """Return a trainer, a reader to which all bytes have come, its call, and the manifest that is to be written."""
+    trainer, reader, call = filling()
+    reader.keeps = False
+    reader.brought(reader.key("rollout"), "a")
+    effect = reader.last(Keep)
+    assert effect is not None
+    return trainer, reader, call, effect
+
+
+def test_the_log_is_told_once_the_manifest_stands() -> None:
+    _, reader, call, effect = keeping()
+    key = reader.key("rollout")
+    reader.closed(key)
+    reader.log()
+    assert (said(reader), reader.end_of(call)) == ([], None)
+    assert (effect.key, effect.version) == (key, 1)
+    reader.kept(effect)
+    [filled] = said(reader)
+    assert (filled.version, filled.root) == (1, effect.root)
+    reader.log()
+    assert isinstance(reader.end_of(call), Answer)
+
+
+def test_a_read_of_which_the_manifest_comes_too_late_says_nothing_more() -> None:
+    """The disk stands still until the call has ended; what the memory holds is a part of a version."""
+    _, reader, call, effect = keeping()
+    key = reader.key("rollout")
+    reader.closed(key)
+    reader.tick(10.0)
+    reader.log()
+    assert reader.error_of(call) == "RoundTimeout"
+    assert (reader.memory(key), reader.core.shards[key].held.partial) == (Memory.EMPTY, True)
+    reader.kept(effect)
+    assert said(reader) == []
+
+
+def test_without_a_registry_either_the_call_still_ends() -> None:
+    _, reader, call, effect = keeping()
+    reader.closed(reader.key("rollout"))
+    reader.tick(10.0)
+    reader.tick(OUTCOME_S_MAX)
+    assert reader.error_of(call) is not None
+    reader.kept(effect)
+    assert said(reader) == []
+
+
+def test_the_answer_to_an_earlier_fill_is_none_to_this_one() -> None:
+    """The first one failed at its bound while the disk stood still; the second one is whole, and not written yet."""
+    _, reader, call, first = keeping()
+    key = reader.key("rollout")
+    reader.closed(key)
+    reader.tick(10.0)
+    reader.log()
+    assert reader.end_of(call) is not None
+    again = reader.read(key)
+    reader.log()
+    reader.log()
+    second = reader.last(Keep)
+    assert second is not None
+    assert second.number != first.number
+    reader.kept(first)
+    assert said(reader) == []
+    reader.kept(second)
+    reader.log()
+    assert isinstance(reader.end_of(again), Answer)
+
+
+def test_a_workers_read_is_good_without_a_manifest() -> None:
+    """No room for the manifest costs a read anew at the agent's next start, and nothing now."""
+    _, reader, call, effect = keeping()
+    reader.closed(reader.key("rollout"))
+    reader.kept(effect, "no room")
+    reader.log()
+    assert isinstance(reader.end_of(call), Answer)
+
+
+def test_what_swaps_has_no_manifest_of_its_own_until_it_has_swapped() -> None:
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    trainer.register("trainer")
+    reader = OneAgent("agent-1", catalog=trainer.catalog)
+    reader.join()
+    key = reader.register("rollout", staged=True)
+    publish(trainer, "a")
+    call = reader.read(key)
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "a")
+    reader.log()
+    reader.brought(key, "a")
+    reader.log()
+    assert isinstance(reader.end_of(call), Answer)
+    assert reader.last(Keep) is None
+
+
+def test_a_copy_without_a_manifest_is_let_go_and_never_counted() -> None:
+    """The trainer waits for a copy that outlives a process; one that would not is placed elsewhere."""
+    agent = retaining()
+    trainer = agent.key("trainer")
+    call = agent.unpublish(trainer)
+    copy = made(agent)
+    agent.keeps = False
+    read(agent, copy)
+    effect = agent.last(Keep)
+    assert effect is not None
+    agent.kept(effect, "the disk is full")
+    agent.log()
+    assert not agent.catalog.models[MODEL].replicas[copy.replica].version
+    assert (agent.memory(trainer), agent.end_of(call)) == (Memory.READY, None)
+    agent.tick(RELEASE_S / 2)
+    agent.log()
+    assert agent.last(Free) == Free(copy)
+    assert agent.memory(trainer) is Memory.READY
