@@ -40,6 +40,7 @@ PLAN_ASK_S: Final = 0.9
 
 SLOW_DISK_ODDS: Final = 0.1
 SLOW_DISK_S: Final = 3.0
+FULL_DISK_ODDS: Final = 0.02
 
 
 class Errands:
@@ -71,6 +72,10 @@ class Errands:
 
     def _keep(self, effect: Keep) -> None:
         shelved = self._agent.shelf.get(effect.key)
+        if shelved is not None and shelved.unwritten is effect and self._clock.chance(FULL_DISK_ODDS):
+            shelved.refused = effect.version
+            self._agent.news(Kept(effect.key, effect.number, "no room for the manifest"))
+            return
         if shelved is not None and shelved.unwritten is effect:
             version, root, digests = effect.version, effect.root, effect.digests
             shelved.save(

@@ -72,6 +72,8 @@ class Shelved:
     spare: Segment | None = None
     unwritten: Keep | None = None
     """What the disk has not taken yet."""
+    refused: int | None = None
+    """The version of which it took no manifest."""
 
     @property
     def target(self) -> Segment:

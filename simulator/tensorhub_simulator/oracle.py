@@ -11,6 +11,7 @@ from tensorhub_common.catalog.check import check
 from tensorhub_common.catalog.state import Catalog, root_key
 from tensorhub_common.catalog.story import line
 from tensorhub_common.digests import root_digest
+from tensorhub_common.names import cached_version
 from tensorhub_common.wire.codec import decode_command
 from tensorhub_common.wire.commands import NO_ROOT, Filled, Ready, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
@@ -70,8 +71,7 @@ class Oracle:
             raise Violation("exact version", f"{place.key} commits version {command.version} with other bytes")
         if command.root not in (NO_ROOT, root_digest(segment.digests())):
             raise Violation("the log's root", f"{place.key} commits root {command.root}, and that is of other bytes")
-        kept = shelved.manifest
-        if not place.staged and (kept is None or (kept.state, kept.version) != ("ready", command.version)):
+        if not place.swaps and not _is_kept(shelved, command.version):
             raise Violation("what counts outlives its process", f"{place.key} commits, and no manifest tells of it")
         model = self.catalog.models.get(command.model)
         record = model.versions.get(command.version) if model is not None else None
@@ -153,3 +153,11 @@ class Oracle:
     def pending(self) -> int:
         """How many events are due."""
         return len(self._due)
+
+
+def _is_kept(shelved: Shelved, version: int) -> bool:
+    """Tell whether the next process finds what is filled; what a worker reads may go without."""
+    if shelved.refused == version and cached_version(shelved.place.key.replica) is None:
+        return True
+    kept = shelved.manifest
+    return kept is not None and (kept.state, kept.version) == ("ready", version)

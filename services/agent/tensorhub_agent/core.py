@@ -366,7 +366,7 @@ class AgentCore:
             return []
         if isinstance(news, PlanCame):
             self._plans.answered(news.key, news.number)
-        elif isinstance(news, Kept) and news.failure is not None:
+        elif isinstance(news, Kept) and news.failure is not None and _is_awaited(core, news):
             self.keeper.give_up(news.key)
         core.on_news(news, now)
         return self._take(core) + self._ask_plans(now)
@@ -510,3 +510,7 @@ class AgentCore:
                 self._unsaid_of[effect.command.by.lane] += 1
             return True
         return False
+
+
+def _is_awaited(core: ShardCore, news: Kept) -> bool:
+    return isinstance(core.operation, ReadOperation) and core.operation.awaits(news)

@@ -354,7 +354,8 @@ class JobAgent:
                 if effect.swap:
                     self.callers.swapped(effect.key)
             case Keep():
-                self._work.start(self._keep(effect), "writing down what was filled")
+                self.shelf.keep(effect)
+                self._work.start(self._tell_kept(effect), "writing down what was filled")
             case Probe():
                 self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
             case Duplicate():
@@ -457,8 +458,8 @@ class JobAgent:
         made = await self._around.copies.make(effect, self.job, self.core.incarnation)
         self.carry_out(self.core.copy_made(made, self._loop.time()))
 
-    async def _keep(self, effect: Keep) -> None:
-        self._news(Kept(effect.key, effect.number, await self.shelf.keep(effect)))
+    async def _tell_kept(self, effect: Keep) -> None:
+        self._news(Kept(effect.key, effect.number, await self.shelf.written(effect.key)))
 
     async def _settle(self, key: Key) -> None:
         try:

@@ -368,11 +368,16 @@ class ReadOperation:
         self.stage = Stage.KEEPING
         self._destination.keep(self.transfer.version, root or NO_ROOT, self._carrier.digests)
 
+    def awaits(self, news: Kept) -> bool:
+        """Tell whether this is the answer that the read goes on with."""
+        is_asked = self.stage is Stage.KEEPING and self._voice.give_up_by is None
+        return is_asked and self._destination.has_kept(news)
+
     def _kept(self, news: Kept, now: float) -> None:
-        if self.stage is not Stage.KEEPING or not self._destination.has_kept(news):
+        if not self.awaits(news):
             return
         if news.failure is not None and cached_version(self.core.key.replica) is not None:
-            # The log would rest on a copy that goes with this process. A worker's read is good without.
+            # Others would rest on a copy that goes with this process. A worker has its version all the same.
             self._give_up(MemoryExhausted.__name__, news.failure, now, self._voice.attempt)
             return
         self._say_filled()
@@ -419,6 +424,8 @@ class ReadOperation:
         absent, is_joining = self._absent.of(missing), self.stage is Stage.JOINING
         unplanned = None if self.transfer is None else self.transfer.asking.unanswered
         trouble = (self.transfer.trouble if self.transfer is not None else "") or self._trouble
+        if self.stage is Stage.KEEPING:
+            trouble = "all of it has come, and its manifest is not written yet"
         return not_in_time(
             self.core.key, self.call.want, absent, is_joining=is_joining, unplanned=unplanned, trouble=trouble
         )

@@ -292,13 +292,16 @@ class AttachOperation(UnpublishOperation):
     """A worker comes back to a shard that stands here. It may write what is empty: an old drain ends first."""
 
     def start(self, now: float) -> None:
-        """Answer, unless a call that gave up has left the shard draining."""
+        """Answer, unless a call that gave up has left the shard draining, or to be drained once another copy stands."""
+        core = self.core
+        goes_on, core.lingering = core.lingering is not None, None
         # What another worker had mapped this one does not show.
-        self.core.forsake()
-        if self.core.held.memory is Memory.DRAINING:
+        core.forsake()
+        if core.held.memory is Memory.DRAINING or (goes_on and core.held.memory is Memory.READY):
+            # Nobody else is there any more to take the log's word that it drains.
             self.drain(now)
         else:
-            self.core.finish()
+            core.finish()
 
     def on_held(self, now: float) -> None:
         """The worker comes back to what is published still, and may ask for it again."""

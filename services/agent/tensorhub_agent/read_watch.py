@@ -51,8 +51,12 @@ class ReadWatch:
     def _stands_still(self, read: ReadOperation, now: float) -> str | None:
         """Say what a read stands still at, if it does."""
         transfer = read.transfer
-        if transfer is None or read.stage not in (Stage.LEASING, Stage.FILLING):
+        if transfer is None or read.stage not in (Stage.LEASING, Stage.FILLING, Stage.KEEPING):
             return None
+        if read.stage is Stage.KEEPING:
+            for_s = now - transfer.ended
+            told = f"all of version {transfer.version} has come, and its manifest is not written for {for_s:.1f} s: see"
+            return f"{told} whether the disk under the agent's state answers" if for_s >= self._stall_s else None
         if read.stage is Stage.LEASING:
             for_s = now - transfer.began
             if for_s < self._stall_s:

@@ -270,8 +270,8 @@ class ShardCore:
         """Tell whether a call may begin beside what lingers, or in its place; refuse it otherwise."""
         why = None if isinstance(call, CallRelease) else lingering.excludes
         if why is None:
-            if isinstance(call, CallRegister | CallRelease | CallUnpublish):
-                # It drains what stands here in its own name.
+            if isinstance(call, CallRelease | CallUnpublish):
+                # It drains what stands here in its own name. So may a worker that comes back, who looks first.
                 self.lingering = None
             return True
         if call.call == NOBODY:

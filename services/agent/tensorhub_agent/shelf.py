@@ -36,6 +36,8 @@ _STATES: Final[dict[str, Literal["empty", "filling", "ready"]]] = {
     "draining": "empty",
 }
 
+NOT_WRITTEN: Final = "its manifest was not written: see the agent's log"
+
 
 @dataclass(slots=True)
 class ShelfPlace:
@@ -87,21 +89,21 @@ class Files:
 
     def write(self, place: ShelfPlace) -> None:
         """Bring a manifest up to date; of several changes the last one counts."""
-        place.unwritten, place.unwritten_why = True, "the manifest of its file was not written: see the agent's log"
+        place.unwritten, place.unwritten_why = True, NOT_WRITTEN
         if place.writing is None:
             place.writing = self._begin(self._write(place), "writing a manifest to the disk")
 
     async def _write(self, place: ShelfPlace) -> None:
         try:
             while place.unwritten:
-                place.unwritten = False
+                place.unwritten, place.unwritten_why = False, NOT_WRITTEN
                 place.unwritten_why = await asyncio.to_thread(_save, place.store, place.manifest)
         finally:
             place.writing = None
 
     async def written(self, place: ShelfPlace) -> str | None:
         """Return once the manifest stands as it was last, or why it does not."""
-        if place.writing is not None:
+        while place.writing is not None:
             await asyncio.wait({place.writing})
         return place.unwritten_why
 
@@ -266,8 +268,8 @@ class Shelf:
             digests=effect.digests or None,
             swapped=place.manifest.swapped != effect.swap,
         )
-        if manifest == place.manifest and effect.state == "ready":
-            # It was written when it was kept.
+        if manifest == place.manifest and place.unwritten_why is None:
+            # What was filled was kept before it counted.
             return
         self._change(place, manifest)
 
@@ -278,11 +280,9 @@ class Shelf:
         else:
             place.unwritten_why = _save(place.store, manifest)
 
-    async def keep(self, effect: Keep) -> str | None:
-        """Have a shard's manifest say what was filled in; returns once it stands, or why it does not."""
-        place = self.places.get(effect.key)
-        if place is None:
-            return None
+    def keep(self, effect: Keep) -> None:
+        """Have a shard's manifest say what was filled in; `written` tells when it does."""
+        place = self.places[effect.key]
         self._change(
             place,
             msgspec.structs.replace(
@@ -294,7 +294,11 @@ class Shelf:
                 digests=effect.digests or None,
             ),
         )
-        return await self.files.written(place)
+
+    async def written(self, key: Key) -> str | None:
+        """Return once a shard's manifest stands as it was last, or why it does not; None where the shard is gone."""
+        place = self.places.get(key)
+        return None if place is None else await self.files.written(place)
 
     def is_kept_on_disk(self, key: Key) -> bool:
         """Tell whether a whole copy stands in a file, which `settle` is owed."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,8 @@ async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
         save(store, manifest)
 
     monkeypatch.setattr("tensorhub_agent.manifest.save", slow)
-    keeping = asyncio.create_task(shelf.keep(effect))
+    shelf.keep(effect)
+    keeping = asyncio.create_task(shelf.written(KEY))
     for _ in range(100):
         await asyncio.sleep(0)
     assert not keeping.done()
@@ -165,7 +167,8 @@ async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
     effect = await keep_of(place, pool)
-    assert await shelf.keep(effect) is None
+    shelf.keep(effect)
+    assert await shelf.written(KEY) is None
     written: list[Manifest] = []
     monkeypatch.setattr("tensorhub_agent.manifest.save", lambda _, manifest: written.append(manifest))
     counts = Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
@@ -184,23 +187,63 @@ async def test_why_a_manifest_is_not_written_is_told(
     """One that fails in a way that nobody thought of is not kept either, and the next one is written again."""
     store = disk(tmp_path)
     shelf, place = await made(tmp_path, store)
+    effect, tries = await keep_of(place, pool), []
+
+    def full(*_: object) -> None:
+        raise MemoryExhausted("the disk is full")
+
+    def odd(*given: Any) -> None:
+        tries.append(given)
+        if len(tries) > 1:
+            raise ArithmeticError("planted")
+
+    async def kept() -> str | None:
+        shelf.keep(effect)
+        return await shelf.written(KEY)
+
+    monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+    assert await kept() == "the disk is full"
+    monkeypatch.setattr("tensorhub_agent.manifest.save", odd)
+    shelf.save(Save(key=KEY, state="filling", partial=True))
+    await asyncio.sleep(0)
+    # The first write is under way, and the second one begins where it ends.
+    assert "was not written" in (await kept() or "")
+    monkeypatch.setattr("tensorhub_agent.manifest.save", save)
+    assert await kept() is None
+    shelf.free(KEY)
+    await shelf.files.idle()
+    assert await shelf.written(KEY) is None
+
+
+async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = disk(tmp_path)
+    shelf, place = await made(tmp_path, store)
     effect = await keep_of(place, pool)
 
     def full(*_: object) -> None:
         raise MemoryExhausted("the disk is full")
 
-    def odd(*_: object) -> None:
-        raise ArithmeticError("planted")
-
     monkeypatch.setattr("tensorhub_agent.manifest.save", full)
-    assert await shelf.keep(effect) == "the disk is full"
-    monkeypatch.setattr("tensorhub_agent.manifest.save", odd)
-    assert "was not written" in (await shelf.keep(effect) or "")
+    shelf.keep(effect)
+    assert await shelf.written(KEY) == "the disk is full"
     monkeypatch.setattr("tensorhub_agent.manifest.save", save)
-    assert await shelf.keep(effect) is None
-    shelf.free(KEY)
+    shelf.save(Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests))
     await shelf.files.idle()
-    assert await shelf.keep(effect) is None
+    [again] = await found(tmp_path, store, pool)
+    assert (again.whole, again.manifest.version) == (True, 12)
+
+
+async def test_what_is_decided_after_a_fill_was_kept_stands(tmp_path: Path, pool: CopyPool) -> None:
+    """The round has failed in the same turn, so the memory is empty for whoever takes it back."""
+    store = disk(tmp_path)
+    shelf, place = await made(tmp_path, store)
+    shelf.keep(await keep_of(place, pool))
+    shelf.save(Save(key=KEY, state="empty", partial=True))
+    assert await shelf.written(KEY) is None
+    [again] = await found(tmp_path, store, pool)
+    assert (again.whole, again.manifest.state) == (False, "empty")
 
 
 async def test_what_was_being_written_is_taken_back_as_empty(tmp_path: Path, pool: CopyPool) -> None:

@@ -25,6 +25,7 @@ from tensorhub_agent.effects import (
     Key,
     Probe,
     Probed,
+    Save,
 )
 from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.job_agent import JobAgent
@@ -34,6 +35,7 @@ from tensorhub_agent.memory import Held, Place
 from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelves
+from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.wire.worker import Failed, Frame, Registered, Spare
 
@@ -65,20 +67,30 @@ async def made(job: JobAgent) -> None:
     await job.shelf.make(KEY, 1, LAYOUT, layout_digest(LAYOUT), spot=False, incarnation=1, install="staged")
 
 
-@pytest.mark.parametrize("effect", [CheckSiblings(KEY, ()), Digest(KEY, 1), Duplicate(KEY)])
+async def ended(job: JobAgent) -> None:
+    """Return once nothing is under way any more."""
+    async with asyncio.timeout(10):
+        while job._work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
+            await asyncio.sleep(0.001)
+
+
+KEEP = Keep(key=KEY, number=3, version=12, root="r", digests=b"")
+
+
+@pytest.mark.parametrize("effect", [CheckSiblings(KEY, ()), Digest(KEY, 1), Duplicate(KEY), KEEP])
 async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, effect: AnyEffect) -> None:
     """An agent that was stopped for a moment takes the shard's end from the log in the turn that began the work."""
     await made(job)
     job.carry_out([effect, Free(KEY)])
-    async with asyncio.timeout(10):
-        while job._work.tasks:  # noqa: ASYNC110 (nothing tells of their end)
-            await asyncio.sleep(0.001)
+    await ended(job)
     assert job.aside is None
 
 
-@pytest.mark.parametrize("failure", [None, "no room"])
+@pytest.mark.parametrize("room", [True, False])
 async def test_the_core_is_told_whether_what_was_filled_is_kept(
-    job: JobAgent, monkeypatch: pytest.MonkeyPatch, failure: str | None
+    job: JobAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    room: bool,  # noqa: FBT001
 ) -> None:
     await made(job)
     told: asyncio.Queue[object] = asyncio.Queue()
@@ -87,16 +99,26 @@ async def test_the_core_is_told_whether_what_was_filled_is_kept(
         told.put_nowait(news)
         return []
 
+    def full(*_: object) -> None:
+        raise MemoryExhausted("no room")
+
     monkeypatch.setattr(job.core, "on_news", on_news)
-
-    async def keep(effect: Keep) -> str | None:
-        assert effect.version == 12
-        return failure
-
-    monkeypatch.setattr(job.shelf, "keep", keep)
-    job.carry_out([Keep(key=KEY, number=3, version=12, root="r", digests=b"")])
+    if not room:
+        monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+    job.carry_out([KEEP])
     async with asyncio.timeout(10):
-        assert await told.get() == Kept(KEY, 3, failure)
+        assert await told.get() == Kept(KEY, 3, None if room else "no room")
+
+
+async def test_a_fill_is_kept_in_the_order_of_what_was_decided(job: JobAgent) -> None:
+    """An agent that was stopped for a moment takes the round's failure in the turn in which it keeps the fill."""
+    await made(job)
+    job.carry_out([KEEP, Save(key=KEY, state="empty", partial=True)])
+    await ended(job)
+    assert job.shelf.places[KEY].manifest.state == "empty"
+    job.carry_out([Save(key=KEY, state="empty", partial=True), KEEP])
+    assert (job.shelf.places[KEY].manifest.state, job.shelf.places[KEY].manifest.version) == ("ready", 12)
+    await ended(job)
 
 
 async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_the_job(

@@ -4,8 +4,8 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tests.unit.agent.test_cache import made, read, retaining
 from tests.unit.agent.test_op_read import filling, publish
 
-from tensorhub_agent.cache import RELEASE_S
-from tensorhub_agent.effects import Answer, Free, Keep
+from tensorhub_agent.cache import AGAIN_S, RELEASE_S
+from tensorhub_agent.effects import Answer, Free, Keep, Raise
 from tensorhub_agent.memory import Memory
 from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.wire.commands import Filled
@@ -46,7 +46,9 @@ def test_a_read_of_which_the_manifest_comes_too_late_says_nothing_more() -> None
     reader.closed(key)
     reader.tick(10.0)
     reader.log()
-    assert reader.error_of(call) == "RoundTimeout"
+    end = reader.end_of(call)
+    assert isinstance(end, Raise)
+    assert (end.error, "manifest is not written" in end.message) == ("RoundTimeout", True)
     assert (reader.memory(key), reader.core.shards[key].held.partial) == (Memory.EMPTY, True)
     reader.kept(effect)
     assert said(reader) == []
@@ -129,3 +131,28 @@ def test_a_copy_without_a_manifest_is_let_go_and_never_counted() -> None:
     agent.log()
     assert agent.last(Free) == Free(copy)
     assert agent.memory(trainer) is Memory.READY
+
+
+def test_the_failure_of_an_earlier_fill_gives_up_no_copy() -> None:
+    """The first fill has ended when its failure is told; the second one stands, and goes on standing."""
+    agent = retaining()
+    agent.keeps = False
+    copy = made(agent)
+    read(agent, copy)
+    first = agent.last(Keep)
+    assert first is not None
+    agent.do(agent.core.join(2, "host", "site", agent.now))
+    agent.log()
+    agent.tick(AGAIN_S)
+    agent.log()
+    read(agent, copy)
+    second = agent.last(Keep)
+    assert second is not None
+    assert second.number != first.number
+    agent.kept(first, "the disk is full")
+    agent.kept(second)
+    agent.log()
+    agent.tick(AGAIN_S)
+    agent.log()
+    assert agent.memory(copy) is Memory.READY
+    assert not agent.core.keeper.copies[copy].releasing

@@ -1,10 +1,12 @@
 """Taking a shard back: nobody reads what may be written, and a release that broke off still ends."""
 
+from collections.abc import Callable
 from itertools import count
 
+import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, BreakLease, CallUnpublish, Free
+from tensorhub_agent.effects import Answer, BreakLease, CallUnpublish, Free, Key
 from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.memory import Memory
 from tensorhub_common.bounds import OUTCOME_S_MAX
@@ -321,6 +323,34 @@ def test_a_worker_that_comes_back_before_the_log_was_told_keeps_the_shard() -> N
     assert agent.end_of(call) == Answer(call=call)
     assert agent.memory(key) is Memory.EMPTY
     assert key in agent.core.shards
+
+
+@pytest.mark.parametrize("given_up_by", [OneAgent.release, OneAgent.unpublish])
+def test_a_worker_that_comes_back_to_what_the_log_holds_back_keeps_it(
+    given_up_by: Callable[[OneAgent, Key], int],
+) -> None:
+    """The other copy that was waited for stands later, and nothing drains behind the new worker's back."""
+    agent = retained()
+    key = agent.key("trainer")
+    other = with_room(agent)
+    given_up(agent, given_up_by(agent, key))
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    agent.do(agent.core.worker_gone(7, agent.now))
+    call = agent.attach(key, session=8)
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
+    assert agent.memory(key) is Memory.READY
+    [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
+    copied(agent, other, cache)
+    agent.log()
+    assert agent.catalog.models[MODEL].replicas["trainer"].version == 1
+    agent.open_lease(key, 1, ROOT, "reads-again")
+    again = agent.unpublish(key)
+    agent.do(agent.core.lease_ended("reads-again", LeaseMove.DONE, agent.now))
+    agent.log()
+    assert agent.end_of(again) == Answer(call=again)
+    assert agent.memory(key) is Memory.EMPTY
 
 
 def test_a_release_goes_on_when_the_agent_has_joined_anew() -> None:

@@ -298,8 +298,8 @@ class ReadUnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that is being filled by an agent.
 
     `stage` is how far the call is: joining (no version is decided), leasing (plan and leases), granted (waits for the
-    replica's other shards), draining (waits for its own readers), filling (bytes come), digesting, filled (waits for
-    the replica's other shards), ending.
+    replica's other shards), draining (waits for its own readers), filling (bytes come), digesting, keeping (its
+    manifest is written), filled (waits for the replica's other shards), ending.
     """
 
     model: str
