@@ -61,6 +61,23 @@ def test_a_read_that_stands_still_is_told_once() -> None:
     assert watching.look(reads(agent), agent.now, trace_of) == []
 
 
+def test_a_disk_that_stands_still_is_told() -> None:
+    agent, key = reader()
+    watching, _ = watch()
+    agent.plan(key)
+    agent.opened(key, "a")
+    agent.log()
+    agent.keeps = False
+    agent.brought(key, "a")
+    agent.closed(key)
+    assert watching.look(reads(agent), agent.now + STALL_S - 0.1, trace_of) == []
+    (line,) = watching.look(reads(agent), agent.now + STALL_S, trace_of)
+    assert line == (
+        "the read of shard 0 of policy/rollout stands still: all of version 1 has come, and its manifest is not "
+        "written for 5.0 s: see whether the disk under the agent's state answers (trace 7ace2)"
+    )
+
+
 def test_a_read_without_a_plan_says_that_the_planner_is_silent() -> None:
     agent, _ = reader()
     watching, _ = watch()
