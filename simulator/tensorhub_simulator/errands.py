@@ -4,6 +4,7 @@ Always true: what comes of it is told to the core later, so anything may happen 
 the agent than the one that began it.
 """
 
+import random
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.amax_table import AmaxTable
@@ -49,6 +50,8 @@ class Errands:
     def __init__(self, agent: "AgentNode") -> None:
         """Begin with none."""
         self._agent, self._world, self._clock = agent, agent.world, agent.clock
+        self._disk = random.Random(f"{agent.world.seed}/{agent.world.job}/{agent.name}")
+        """Drawn apart, so that a disk changes nothing else of a seed but what waits for it."""
 
     def digest(self, effect: Digest) -> None:
         """Hash one half now and the other half later, so that a write in between shows."""
@@ -66,13 +69,12 @@ class Errands:
     def keep(self, effect: Keep) -> None:
         """Write the manifest, which a disk may take its time for."""
         self._agent.shelf[effect.key].unwritten = effect
-        slow = self._clock.chance(SLOW_DISK_ODDS)
-        late = self._clock.rng.random() * SLOW_DISK_S if slow else self._clock.lag() * 0.1
-        self._clock.after(late, self._agent, lambda: self._keep(effect))
+        late_s = self._disk.random() * SLOW_DISK_S if self._disk.random() < SLOW_DISK_ODDS else 0.0
+        self._clock.after(late_s, self._agent, lambda: self._keep(effect))
 
     def _keep(self, effect: Keep) -> None:
         shelved = self._agent.shelf.get(effect.key)
-        if shelved is not None and shelved.unwritten is effect and self._clock.chance(FULL_DISK_ODDS):
+        if shelved is not None and shelved.unwritten is effect and self._disk.random() < FULL_DISK_ODDS:
             shelved.refused = effect.version
             self._agent.news(Kept(effect.key, effect.number, "no room for the manifest"))
             return
