@@ -137,7 +137,7 @@ def test_a_stop_during_a_read_is_bounded_and_gives_no_wrong_bytes(machine: Machi
     published = machine.run(*worker(0, "publish", version), user=USER)
     before, reader = segments(machine), pid_of(machine, f"tensorhub-agent@{agent}")
     # The reader's agent is stopped in the middle of its read, so the read stays open however fast this machine is.
-    with machine.start(*pull(agent, str(reader)), user=USER) as pulling:
+    with machine.start(*pull(agent, str(reader), version), user=USER) as pulling:
         try:
             assert pulling.stdout is not None
             assert pulling.stdout.readline() == "STOPPED\n"

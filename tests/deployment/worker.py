@@ -1,7 +1,7 @@
-"""A worker in a booted machine: `worker.py publish VERSION`, `pull REPLICA`, or `pull REPLICA PID`.
+"""A worker in a booted machine: `worker.py publish VERSION`, `pull REPLICA`, or `pull REPLICA PID VERSION`.
 
 It ends without a release, so what it holds stays with the agent. Each prints one line: a digest of what it holds, or
-the name of the error that it got. With PID, that process is stopped in the middle of the read.
+the name of the error that it got. With PID, that process is stopped in the middle of the read of VERSION.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ async def publish(hub: AsyncHub, version: int) -> str:
     return digest_of(shard)
 
 
-async def pull(hub: AsyncHub, replica: str, stopped: int | None) -> str:
+async def pull(hub: AsyncHub, replica: str, *stopped: int) -> str:
     shard = await register(hub, replica)
-    stopping = asyncio.create_task(stop_in_mid_read(hub, replica, stopped)) if stopped is not None else None
+    stopping = asyncio.create_task(stop_in_mid_read(hub, replica, *stopped)) if stopped else None
     try:
         await shard.replicate("latest", timeout_s=READ_S)
         return digest_of(shard)
@@ -56,10 +56,10 @@ async def pull(hub: AsyncHub, replica: str, stopped: int | None) -> str:
                 await stopping
 
 
-async def stop_in_mid_read(hub: AsyncHub, replica: str, pid: int) -> None:
-    """Stop a process as soon as the log says that the read begins."""
+async def stop_in_mid_read(hub: AsyncHub, replica: str, pid: int, version: int) -> None:
+    """Stop a process as soon as the log says that the read begins; it tells of earlier reads too."""
     async for event in hub.watch(MODEL, kinds=()):
-        if event.kind == "round.started" and event.replica == replica:
+        if (event.kind, event.replica, event.version) == ("round.started", replica, version):
             os.kill(pid, signal.SIGSTOP)
             say("STOPPED")
             return
@@ -77,7 +77,7 @@ async def main() -> None:
         say(await publish(hub, int(arguments[0])))
     else:
         replica, *stopped = arguments
-        say(await pull(hub, replica, int(stopped[0]) if stopped else None))
+        say(await pull(hub, replica, *map(int, stopped)))
     # Without a release: the next worker finds the shard.
     os._exit(0)
 
