@@ -17,6 +17,7 @@ from tensorhub_agent.memory import Memory
 from tensorhub_agent.shard import ShardCore
 from tensorhub_common.names import cached_version
 from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.wire.events.rounds import RoundJoined
 
 KEEPER: Final = -1
 """The session of the keeper's calls; those of workers count from 1."""
@@ -38,6 +39,8 @@ class Copy:
     again: float | None = None
     failed: bool = False
     releasing: bool = False
+    awaited: bool = False
+    """A sibling reads the version again, and its round waits for this shard, which stands."""
 
 
 class Keeper:
@@ -70,6 +73,13 @@ class Keeper:
         """The agent joins and states what stands here: what does not, the log won't count on."""
         self.copies = {key: copy for key, copy in self.copies.items() if key in standing}
 
+    def called_for(self, event: RoundJoined) -> None:
+        """A shard of a copy has joined a round: the others join it too, whether they stand or not."""
+        for shard in event.missing:
+            copy = self.copies.get(Key(event.model, event.replica, shard))
+            if copy is not None:
+                copy.awaited = True
+
     def forget(self, key: Key) -> None:
         """The log wants the copy no more."""
         self.copies.pop(key, None)
@@ -92,8 +102,9 @@ class Keeper:
         if copy.releasing or copy.tries >= TRIES_MAX:
             copy.releasing = True
             core.called(CallRelease(call=self._call(core.key), session=KEEPER, deadline=now + RELEASE_S), now)
-        elif core.held.memory is not Memory.READY:
+        elif core.held.memory is not Memory.READY or copy.awaited:
             copy.tries += 1
+            copy.awaited = False
             until = now + READ_S_MAX
             call = CallRead(
                 call=self._call(core.key), session=KEEPER, deadline=until, want=copy.version, patience=until

@@ -47,6 +47,7 @@ from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, JobDeleted
 from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.wire.events.rounds import RoundJoined, RoundStarted
 from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal
 
@@ -159,7 +160,11 @@ class AgentCore:
         effects += self._on_standing(event, now)
         for core in self._concerned(event):
             core.on_event(event, now)
+            if isinstance(event, RoundStarted) and core.is_mine(event) and not _is_written(core, event):
+                core.overwritten_for_log(event.version)
             effects += self._take(core)
+        if isinstance(event, RoundJoined):
+            self.keeper.called_for(event)
         if isinstance(event, CopyPlaced) and self.joined:
             effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
@@ -510,6 +515,10 @@ class AgentCore:
                 self._unsaid_of[effect.command.by.lane] += 1
             return True
         return False
+
+
+def _is_written(core: ShardCore, event: RoundStarted) -> bool:
+    return isinstance(core.operation, ReadOperation) and core.operation.writes_for(event.round)
 
 
 def _is_awaited(core: ShardCore, news: Kept) -> bool:

@@ -135,6 +135,15 @@ class Destination:
         """The log decided again, so nobody is waited for, and what was filled beside does not count."""
         self._beside = self._vacancy = self._keeping = None
 
+    def stated(self) -> None:
+        """The agent has joined anew and stated what stands here untouched: the log counts it again, so it is served."""
+        core, held = self._core, self._core.held
+        if self._vacated and held.memory is Memory.READY:
+            self._vacated, self._vacancy = False, None
+            core.break_waiting("the agent joined anew")
+            if held.root is not None:
+                core.table.offer(core.key, held.version, held.root, held.digests)
+
     def leave(self) -> None:
         """The read ends here, and nothing is written any more."""
         core = self._core

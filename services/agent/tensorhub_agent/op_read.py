@@ -17,7 +17,7 @@ from tensorhub_agent.lateness import Absent, not_in_time, still_mapped, unanswer
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.reports import report_of, report_of_failure, stages_of
 from tensorhub_agent.shard import ShardCore
-from tensorhub_agent.stage import REACHED, Stage
+from tensorhub_agent.stage import REACHED, WRITES, Stage
 from tensorhub_agent.superseding import is_better_dropped
 from tensorhub_agent.transfer import Phase, Transfer
 from tensorhub_agent.voice import Voice
@@ -112,6 +112,10 @@ class ReadOperation:
         """Once memory is being written the read is finished for the next worker."""
         return self.stage in REACHED
 
+    def writes_for(self, number: int) -> bool:
+        """Tell whether this call overwrites what stands here for a round that has started."""
+        return self._voice.is_round(number) and self.stage in WRITES
+
     def start(self, now: float) -> None:
         """Join the replica's round."""
         core, call = self.core, self.call
@@ -175,6 +179,9 @@ class ReadOperation:
         core = self.core
         if by == self._voice.want_by and core.held.memory is Memory.DRAINING and error == ReplicaConflict.__name__:
             message = f"{core.where} is {core.held.memory}: call unpublish again and wait for its end"
+        if by == self._voice.filled_by:
+            # The round would go on waiting for this shard, and no other call on it could begin.
+            self._voice.give_up(error, message)
         if by in (self._voice.want_by, self._voice.filled_by) or self._voice.round is None:
             self._end(error, message, now)
 
@@ -322,11 +329,11 @@ class ReadOperation:
         if self.transfer is None:
             # This shard holds the version already; it waits for its siblings.
             return
+        self._gave_up_old = not self.core.place.swaps
         if self.transfer.phase is Phase.FAILED:
-            # Its sources went after they had granted: what stands here is better than nothing.
+            # Its sources went after they had granted. Nothing is written, and the attempt is given up.
             return
         self.stage = Stage.DRAINING
-        self._gave_up_old = not self.core.place.swaps
         if self._destination.vacate(now):
             self._write(now)
 
@@ -477,4 +484,5 @@ class ReadOperation:
 
     def restart(self, now: float) -> None:
         """The agent joined anew, and its rounds went with the old incarnation."""
+        self._destination.stated()
         self._end(AgentUnavailable.__name__, "the agent was taken for lost and has joined anew: call again", now)

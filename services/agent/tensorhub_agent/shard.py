@@ -376,6 +376,13 @@ class ShardCore:
             version = None
         self.hold(version)
 
+    def overwritten_for_log(self, version: int) -> None:
+        """The log has given up what stands here to have it overwritten with a version, and nobody does that."""
+        if not self.place.swaps and self.held.memory is Memory.READY and self.held.version != version:
+            self.hold(None)
+            self.break_readers("the log has given up what stands here")
+            self.become(Memory.EMPTY)
+
     def check(self) -> None:
         """Raise AssertionError when memory and offers disagree."""
         offered = self.table.offers.get(self.key)

@@ -20,3 +20,6 @@ class Stage(StrEnum):
 
 REACHED: Final = frozenset((Stage.DRAINING, Stage.FILLING, Stage.DIGESTING, Stage.KEEPING, Stage.FILLED, Stage.ENDING))
 """From here on memory is being written, or was."""
+
+WRITES: Final = REACHED - {Stage.ENDING}
+"""The call takes what the log has given up to be overwritten."""
