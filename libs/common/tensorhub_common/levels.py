@@ -34,6 +34,8 @@ class Level(IntEnum):
     NEVER_OLDER = 4
     """A round for something newer takes nothing older than what the replica held when the round began, also once that
     is overwritten."""
+    LEAVING_COPIES = 5
+    """A copy of a retained version that leaves makes no other copy useless, so that one can take its place."""
 
 
 NEWEST: Final = max(Level)

@@ -5,6 +5,7 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, SESSION, OneAgent, digests
 from tests.unit.agent.test_op_read import pair, publish
 
 from tensorhub_agent.asking import PLAN_AGAIN_S
+from tensorhub_agent.cache import AGAIN_S
 from tensorhub_agent.effects import (
     Answer,
     AskPlan,
@@ -15,7 +16,6 @@ from tensorhub_agent.effects import (
     Key,
     MakeCopy,
     PlanCame,
-    Post,
     Raise,
     SiblingsChecked,
     SourceLost,
@@ -27,6 +27,7 @@ from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
+from tensorhub_common.levels import NEWEST, Level
 from tensorhub_common.wire.commands import Retain
 from tensorhub_common.wire.transfer import Refusal
 
@@ -217,78 +218,125 @@ def test_a_siblings_check_of_a_registration_that_is_over_lets_nobody_in() -> Non
     assert key in agent.core.shards
 
 
-class Copies:
-    """A trainer of two shards, and two agents with room for one shard of a copy each, on one log."""
+class Agents:
+    """Some agents on one log."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int, level: Level = NEWEST) -> None:
         first = OneAgent("agent-0")
-        self.agents = [first, OneAgent("agent-1", catalog=first.catalog), OneAgent("agent-2", catalog=first.catalog)]
-        for agent in self.agents[1:]:
-            agent.core.limits = Limits(cache_bytes=sum(NBYTES))
-        for agent in self.agents:
+        self.catalog = first.catalog
+        self.catalog.level = level
+        self.all = [first, *(OneAgent(f"agent-{number}", catalog=self.catalog) for number in range(1, count))]
+        self.made: list[Key] = []
+
+    def join(self, cache_bytes: int) -> None:
+        """Let all but the first one have room for copies."""
+        for agent in self.all:
+            agent.core.limits = Limits(cache_bytes=0 if agent is self.all[0] else cache_bytes)
             agent.do(agent.core.join(1, f"host-{agent.core.agent}", "site", agent.now))
             self.log()
-        for shard in (0, 1):
-            key = first.key("trainer", shard)
-            first.calls += 1
-            call = CallRegister(call=first.calls, session=SESSION, deadline=10.0)
-            place = Place(key, 2, spot=False, layout="f" * 64, nbytes=NBYTES)
-            first.do(first.core.register(place, call, first.now))
-        self.log()
-        first.do(first.core.on_news(SiblingsChecked(first.key("trainer", 1), None), first.now))
-        first.unsaid.append(Retain(model=MODEL, last=1))
-        self.log()
-        for shard in (0, 1):
-            first.publish(first.key("trainer", shard), "a")
-        self.log()
-        self.keys = [self._made(agent) for agent in self.agents[1:]]
-        self.log()
-
-    def _made(self, agent: OneAgent) -> Key:
-        wish = agent.last(MakeCopy)
-        assert wish is not None
-        agent.do(agent.core.copy_made(CopyMade(wish.key, wish.shards, wish.layout, nbytes=NBYTES), agent.now))
-        return wish.key
 
     def log(self) -> None:
         """Let the log take all that was said, and everybody read what it answers."""
-        catalog = self.agents[0].catalog
-        while any(agent.unsaid for agent in self.agents):
-            for agent in self.agents:
+        while any(agent.unsaid for agent in self.all):
+            for agent in self.all:
                 if agent.unsaid:
-                    for event in apply(catalog, catalog.seq + 1, agent.now, agent.unsaid.pop(0)):
-                        for each in self.agents:
+                    for event in apply(self.catalog, self.catalog.seq + 1, agent.now, agent.unsaid.pop(0)):
+                        for each in self.all:
                             each.do(each.core.on_event(event, each.now))  # type: ignore[arg-type]  # It is any event.
 
-    def fill(self, agent: OneAgent, key: Key) -> None:
-        agent.plan(key)
-        agent.opened(key, "a")
+    def published(self, shards: int) -> None:
+        """Publish version 1, of which copies are wanted."""
+        trainer = self.all[0]
+        for shard in range(shards):
+            key = trainer.key("trainer", shard)
+            trainer.calls += 1
+            call = CallRegister(call=trainer.calls, session=SESSION, deadline=10.0)
+            trainer.do(trainer.core.register(place_of(key, shards), call, trainer.now))
         self.log()
-        agent.brought(key, "a")
-        agent.closed(key)
+        if shards > 1:
+            trainer.do(trainer.core.on_news(SiblingsChecked(trainer.key("trainer", 1), None), trainer.now))
+        trainer.unsaid.append(Retain(model=MODEL, last=1))
         self.log()
+        for shard in range(shards):
+            trainer.publish(trainer.key("trainer", shard), "a")
+        self.log()
+
+    def make_copies(self) -> None:
+        """Make the memory that is wanted."""
+        for agent in self.all:
+            for wish in [each for each in agent.seen if isinstance(each, MakeCopy) and each.key not in self.made]:
+                self.made.append(wish.key)
+                made = CopyMade(wish.key, wish.shards, wish.layout, nbytes=NBYTES)
+                agent.do(agent.core.copy_made(made, agent.now))
+        self.log()
+
+    def fill(self, *keys: Key) -> None:
+        """Let reads of these go through."""
+        reads = [(agent, key) for key in keys for agent in self.all if key in agent.core.shards]
+        for agent, key in reads:
+            agent.plan(key)
+            agent.opened(key, "a")
+        self.log()
+        for agent, key in reads:
+            agent.brought(key, "a")
+            agent.closed(key)
+        self.log()
+
+    def version_of(self, key: Key) -> int | None:
+        return self.catalog.models[MODEL].replicas[key.replica].version
+
+
+def place_of(key: Key, shards: int) -> Place:
+    return Place(key, shards, spot=False, layout="f" * 64, nbytes=NBYTES)
 
 
 def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None:
     """One agent began anew and found its shard not whole: the copy stands again, and does not wait for an hour."""
-    copies = Copies()
-    for agent, key in zip(copies.agents[1:], copies.keys, strict=True):
-        agent.plan(key)
-        agent.opened(key, "a")
-    copies.log()
-    for agent, key in zip(copies.agents[1:], copies.keys, strict=True):
-        assert agent.last(Post) is not None
-        agent.brought(key, "a")
-        agent.closed(key)
-    copies.log()
-    replica = copies.agents[0].catalog.models[MODEL].replicas[copies.keys[0].replica]
-    assert replica.version == 1
-    gone, key = copies.agents[2], copies.keys[1]
-    back = OneAgent("agent-2", catalog=gone.catalog)
+    agents = Agents(3)
+    agents.join(sum(NBYTES))
+    agents.published(2)
+    agents.make_copies()
+    _, key = sorted(agents.made)
+    agents.fill(*agents.made)
+    assert agents.version_of(key) == 1
+    gone = next(agent for agent in agents.all if key in agent.core.shards)
+    back = OneAgent(gone.core.agent, catalog=gone.catalog)
     back.core.limits = gone.core.limits
-    back.core.adopt(Place(key, 2, spot=False, layout="f" * 64, nbytes=NBYTES), Held(partial=True))
-    copies.agents[2] = back
-    back.do(back.core.join(2, "host-agent-2", "site", back.now))
-    copies.log()
-    copies.fill(back, key)
-    assert replica.version == 1
+    back.core.adopt(place_of(key, 2), Held(partial=True))
+    agents.all[agents.all.index(gone)] = back
+    back.do(back.core.join(2, f"host-{back.core.agent}", "site", back.now))
+    agents.log()
+    assert agents.version_of(key) is None
+    agents.fill(key)
+    assert agents.version_of(key) == 1
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_a_copy_that_is_the_last_one_and_has_to_go_is_replaced(level: Level) -> None:
+    """Its disk fails. Below the level the new copy is let go in the command that places it, so it is tried for ever."""
+    agents = Agents(3, level)
+    agents.join(1000)
+    agents.published(1)
+    agents.make_copies()
+    [first] = agents.made
+    agents.fill(first)
+    trainer = agents.all[0]
+    taken_back = trainer.unpublish(trainer.key("trainer"))
+    agents.log()
+    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    holder = next(agent for agent in agents.all if first in agent.core.shards)
+    holder.do(holder.core.copy_failed(first, holder.now))
+    agents.log()
+    for _ in range(10):
+        known = len(agents.made)
+        agents.make_copies()
+        agents.fill(*agents.made[known:])
+        for agent in agents.all:
+            agent.tick(AGAIN_S)
+        agents.log()
+    whole = [name for name, replica in agents.catalog.models[MODEL].replicas.items() if replica.version == 1]
+    if level < Level.LEAVING_COPIES:
+        assert (whole, len(agents.made) > 5) == ([first.replica], True)
+    else:
+        assert (whole, len(agents.made)) == ([agents.made[1].replica], 2)
+        assert first not in holder.core.shards

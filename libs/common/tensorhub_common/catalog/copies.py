@@ -21,6 +21,7 @@ from tensorhub_common.catalog.state import (
     root_key,
 )
 from tensorhub_common.catalog.table import AgentState
+from tensorhub_common.levels import Level
 from tensorhub_common.names import cache_name
 from tensorhub_common.wire.commands import NO_ROOT
 from tensorhub_common.wire.events.replicas import CopyMember, CopyPlaced
@@ -129,6 +130,10 @@ def let_go(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
     del model.replicas[replica.name]
 
 
+def _leaves(replica: Replica) -> bool:
+    return any(shard.leaving for shard in replica.members.values())
+
+
 def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int]) -> bool:
     """Tell whether a cache replica has no purpose any more, or can't come to have what it is for."""
     version = replica.cache
@@ -137,6 +142,8 @@ def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int])
     if version not in keep:
         return True
     copies = [each for each in model.replicas.values() if each.cache == version and each.version == version]
+    if catalog.level >= Level.LEAVING_COPIES:
+        copies = [each for each in copies if not _leaves(each)]
     if any(each is not replica and is_whole(catalog, each) for each in copies[:1] or ()):
         # One is enough; this is a second one, or what is left behind on an agent that leaves.
         return True
