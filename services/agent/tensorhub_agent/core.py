@@ -160,7 +160,7 @@ class AgentCore:
         effects += self._on_standing(event, now)
         for core in self._concerned(event):
             core.on_event(event, now)
-            if isinstance(event, RoundStarted) and core.is_mine(event) and not _is_written(core, event):
+            if isinstance(event, RoundStarted) and self._is_given_up(core, event):
                 core.overwritten_for_log(event.version)
             effects += self._take(core)
         if isinstance(event, RoundJoined):
@@ -243,6 +243,15 @@ class AgentCore:
                 # It was tried, and is gone from here since.
                 self.keeper.forget(key)
         return effects
+
+    def _is_given_up(self, core: ShardCore, event: RoundStarted) -> bool:
+        """Tell whether the log gives up what stands in a shard for a round that nobody here follows.
+
+        What is told before the agent has joined is over: the join states what stands here, and the log takes that.
+        """
+        operation = core.operation
+        is_followed = isinstance(operation, ReadOperation) and operation.writes_for(event.round)
+        return self.joined and core.is_mine(event) and not is_followed
 
     def _on_standing(self, event: AnyEvent, now: float) -> list[AnyEffect]:
         """Take what the log says of this agent's standing, or of another one's."""
@@ -515,10 +524,6 @@ class AgentCore:
                 self._unsaid_of[effect.command.by.lane] += 1
             return True
         return False
-
-
-def _is_written(core: ShardCore, event: RoundStarted) -> bool:
-    return isinstance(core.operation, ReadOperation) and core.operation.writes_for(event.round)
 
 
 def _is_awaited(core: ShardCore, news: Kept) -> bool:

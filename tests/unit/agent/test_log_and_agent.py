@@ -192,6 +192,26 @@ def test_what_the_log_gave_up_for_a_read_that_had_given_up_is_not_held() -> None
     assert isinstance(reader.end_of(again), Answer)
 
 
+def test_a_start_that_comes_after_the_agent_has_begun_to_join_anew_gives_nothing_up() -> None:
+    """The join fails the round, and the log takes what is stated in it."""
+    _, reader, key = between_versions()
+    reader.read(key, "newer")
+    reader.log()
+    reader.plan(key)
+    reader.opened(key, "b")
+    [granted] = reader.unsaid
+    started = apply(reader.catalog, reader.catalog.seq + 1, reader.now, granted)
+    reader.unsaid.clear()
+    reader.do(reader.core.join(2, "host", "site", reader.now))
+    reader.closed(key)
+    for event in started:
+        reader.do(reader.core.on_event(event, reader.now))  # type: ignore[arg-type]  # It is any event.
+    reader.log()
+    agrees(reader, key)
+    assert (reader.memory(key), state_of(reader, key)) == (Memory.READY, (ShardState.READY, 1))
+    reader.open_lease(key, 1, ROOT)
+
+
 def test_a_siblings_check_of_a_registration_that_is_over_lets_nobody_in() -> None:
     agent = OneAgent()
     agent.join()
