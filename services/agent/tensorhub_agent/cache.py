@@ -92,7 +92,11 @@ class Keeper:
     def tend(self, core: ShardCore, now: float) -> None:
         """Begin what is to be done about a copy, if nothing is under way."""
         copy = self.copies.get(core.key)
-        if copy is None or core.operation is not None or core.gone:
+        if copy is None or core.gone:
+            return
+        if core.operation is not None:
+            # It is on its way into that round already, or comes to its own end first.
+            copy.awaited = False
             return
         if copy.failed:
             copy.failed, copy.again = False, now + AGAIN_S

@@ -17,6 +17,7 @@ from tensorhub_agent.effects import (
     MakeCopy,
     PlanCame,
     Raise,
+    Say,
     SiblingsChecked,
     SourceLost,
 )
@@ -28,7 +29,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
 from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.commands import Retain
+from tensorhub_common.wire.commands import Retain, Want
 from tensorhub_common.wire.transfer import Refusal
 
 ROOT = root_digest(digests_of("a"))
@@ -329,6 +330,23 @@ def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None
     assert agents.version_of(key) is None
     agents.fill(key)
     assert agents.version_of(key) == 1
+
+
+def test_shards_of_a_copy_that_join_at_the_same_time_read_once() -> None:
+    """Each hears that the other is missing, whose word is on its way; nothing is read again when both stand."""
+    agents = Agents(3)
+    agents.join(sum(NBYTES))
+    agents.published(2)
+    agents.make_copies()
+    agents.fill(*agents.made)
+    for agent in agents.all:
+        agent.tick(AGAIN_S)
+    agents.log()
+    wants = [
+        each for agent in agents.all for each in agent.seen if isinstance(each, Say) and isinstance(each.command, Want)
+    ]
+    assert len(wants) == 2
+    assert agents.version_of(agents.made[0]) == 1
 
 
 @pytest.mark.parametrize("level", list(Level))
