@@ -111,8 +111,11 @@ class AgentNode(Node):
         self.deltas = Deltas()
         self._timer, self._rejoining = None, False
         self.core = AgentCore(self.name, self.world.plan.limits)
-        for shelved in self.shelf.values():
-            self.core.adopt(shelved.place, self._held(shelved))
+        for key, shelved in self.shelf.items():
+            if self._errands.takes_back(key):
+                self.core.adopt(shelved.place, self._held(shelved))
+            else:
+                self.core.set_aside(key)
         self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
         self.join()
 
@@ -306,8 +309,8 @@ class AgentNode(Node):
             raise Violation("one writer", f"{key} is freed while something can be written into it")
 
     def check_memory(self) -> None:
-        """Raise `Violation` where memory of a shard is kept that its core does not have."""
-        kept = self.shelf.keys() - self.core.shards.keys()
+        """Raise `Violation` where memory of a shard is kept that its core does not know of."""
+        kept = self.shelf.keys() - self.core.shards.keys() - self.core.aside
         if kept:
             raise Violation("no memory without a shard", f"{self.name} keeps memory of {sorted(kept)}")
 

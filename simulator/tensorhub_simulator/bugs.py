@@ -337,6 +337,7 @@ BUGS: Final[dict[str, Callable[[], list[Replacement]]]] = {
     "refused-kept": bugs_memory.refused_kept,
     "lane-leaves-out": bugs_memory.lane_leaves_out,
     "counts-unkept": bugs_memory.counts_unkept,
+    "given-up-kept": bugs_memory.given_up_kept,
     **registry_bugs.BUGS,
 }
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.op_register import RegisterOperation
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.wire.commands import AnyCommand
 from tensorhub_simulator.lanes import Lanes
 
@@ -47,3 +48,12 @@ def counts_unkept() -> list["Replacement"]:
         self._say_filled()
 
     return [(ReadOperation, "_filled", filled)]
+
+
+def given_up_kept() -> list["Replacement"]:
+    """What the log has given up for a round that nobody follows any more stays published at its agent."""
+
+    def overwritten(_: Any, version: int) -> None:
+        del version
+
+    return [(ShardCore, "overwritten_for_log", overwritten)]

@@ -30,6 +30,7 @@ from tensorhub_agent.memory import Place
 from tensorhub_agent.units import Completion
 from tensorhub_common.folds import folds_of
 from tensorhub_common.layout import shared_mismatch
+from tensorhub_common.names import cached_version
 from tensorhub_common.wire.transfer import Plan, PlanAnswer, Refusal
 from tensorhub_simulator.link import AGAIN_ODDS
 from tensorhub_simulator.memory import Segment, Shelved
@@ -42,6 +43,7 @@ PLAN_ASK_S: Final = 0.9
 SLOW_DISK_ODDS: Final = 0.1
 SLOW_DISK_S: Final = 3.0
 FULL_DISK_ODDS: Final = 0.02
+ASIDE_ODDS: Final = 0.1
 
 
 class Errands:
@@ -65,6 +67,10 @@ class Errands:
             self._agent.news(Digested(effect.key, effect.number, first + second))
 
         self._clock.after(self._clock.lag(), self._agent, rest)
+
+    def takes_back(self, key: Key) -> bool:
+        """Tell whether a new process can take back what stands here: for a copy it may lack memory or descriptors."""
+        return cached_version(key.replica) is None or self._disk.random() >= ASIDE_ODDS
 
     def keep(self, effect: Keep) -> None:
         """Write the manifest, which a disk may take its time for."""
@@ -130,7 +136,8 @@ class Errands:
         if mine is not None:
             layout = self._world.layouts.layout
             clashes = (shared_mismatch(layout(mine.place.layout), layout(each.layout)) for each in effect.siblings)
-            self._agent.news(SiblingsChecked(effect.key, next((why for why in clashes if why is not None), None)))
+            mismatch = next((why for why in clashes if why is not None), None)
+            self._agent.news(SiblingsChecked(effect.key, effect.number, mismatch))
 
     def plan(self, effect: AskPlan) -> None:
         """Ask the planner. The answer may come twice, late or never; then the bound is the answer."""

@@ -1,5 +1,7 @@
 """What the log counts as ready stands at its agent and is granted: else it would be planned for, and found by nobody.
 
+Nor does the log wait for anything that no call of the agent brings: else every later call would be refused.
+
 And what was said to go is on its way: a shard whose release was given up, since the registry was silent, goes once the
 registry answers. Both are looked at where the agent has heard all that the log has to say, and the log all that the
 agent has: until then one of them knows better.
@@ -9,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tensorhub_agent.memory import Memory
+from tensorhub_agent.shard import ShardCore
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.catalog.table import AgentState, ShardState
 from tensorhub_simulator.memory import Violation
@@ -32,23 +35,45 @@ def check_going(agent: "AgentNode", ranks: Iterable["Rank"]) -> None:
 
 
 def check_standing(agent: "AgentNode", catalog: Catalog) -> None:
-    """Raise `Violation` if a shard on which no call is under way lacks what the log counts it for."""
+    """Raise `Violation` if the log takes a shard on which nothing is under way for something else than its agent."""
     core, record = agent.core, catalog.agents.get(agent.name)
     if record is None or record.state is not AgentState.LIVE or record.incarnation != core.incarnation:
         return
     if not core.joined or not agent.lanes.are_silent:
         return
-    for key, shard_core in core.shards.items():
-        model = catalog.models.get(key.model)
-        replica = model.replicas.get(key.replica) if model is not None else None
-        shard = replica.members.get(key.shard) if replica is not None else None
-        if shard is None or shard.agent != agent.name or shard.state is not ShardState.READY:
-            continue
-        held = shard_core.held
-        stands = held.memory is Memory.READY and held.version == shard.version
-        if shard_core.operation is None and not stands:
-            raise Violation(
-                "what counts stands",
-                f"the log counts {key} on {agent.name} for version {shard.version}, and there it is {held.memory} "
-                f"at {held.version}",
-            )
+    for shard_core in core.shards.values():
+        if shard_core.operation is None:
+            _check_idle(agent, shard_core, catalog)
+
+
+def _check_idle(agent: "AgentNode", core: ShardCore, catalog: Catalog) -> None:
+    key, held = core.key, core.held
+    model = catalog.models.get(key.model)
+    replica = model.replicas.get(key.replica) if model is not None else None
+    shard = replica.members.get(key.shard) if replica is not None else None
+    if replica is None or shard is None or shard.agent != agent.name:
+        why = "knows nothing of"
+    elif shard.state is ShardState.READY and (held.memory, held.version) != (Memory.READY, shard.version):
+        raise Violation(
+            "what counts stands",
+            f"the log counts {key} on {agent.name} for version {shard.version}, and there it is {held.memory} "
+            f"at {held.version}",
+        )
+    elif shard.state is ShardState.FILLING or (replica.round is not None and key.shard in replica.round.wants):
+        why = "waits for the filling of"
+    elif key.shard in replica.offers:
+        why = "has an offer of"
+    elif core.lingering is not None:
+        return
+    elif shard.leaving:
+        why = "is to let go of"
+    elif shard.state is ShardState.DRAINING and held.memory is not Memory.DRAINING:
+        why = "waits for the readers of"
+    elif shard.state is ShardState.EMPTY and held.memory in (Memory.READY, Memory.FILLING):
+        why = "takes for empty"
+    else:
+        return
+    raise Violation(
+        "log and agent agree",
+        f"nothing is under way on {key} on {agent.name}, {held.memory} at {held.version}, which the log {why}",
+    )

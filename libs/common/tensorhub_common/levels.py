@@ -35,7 +35,8 @@ class Level(IntEnum):
     """A round for something newer takes nothing older than what the replica held when the round began, also once that
     is overwritten."""
     LEAVING_COPIES = 5
-    """A copy of a retained version that leaves makes no other copy useless, so that one can take its place."""
+    """A copy of a retained version that leaves, or that its agent can't take back, is replaced while somebody holds
+    the version, and makes no other copy useless."""
 
 
 NEWEST: Final = max(Level)
@@ -51,6 +52,7 @@ STATE_FIELDS_SINCE: Final[Mapping[tuple[str, str], Level]] = {
     ("Catalog", "level"): Level.TOLERANT,
     ("AgentRecord", "lost_at"): Level.FORGETTING,
     ("Round", "began_with"): Level.NEVER_OLDER,
+    ("Shard", "aside"): Level.LEAVING_COPIES,
 }
 """Fields of the catalog's dataclasses that were added later, by class and field. Below their level they keep their
 default, and a snapshot does not name them, so that an older release can go on from it."""

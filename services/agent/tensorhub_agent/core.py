@@ -43,6 +43,7 @@ from tensorhub_agent.serving import LeaseTable
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.speech import SHARDS_MAX, Speech
 from tensorhub_common.errors import AgentUnavailable, JobGone, MemoryExhausted, RegistryUnavailable, StaleSender, gone
+from tensorhub_common.names import cached_version
 from tensorhub_common.wire.commands import Holding, Join, Release, Sender
 from tensorhub_common.wire.events.any_event import AnyEvent
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, JobDeleted
@@ -100,8 +101,9 @@ class AgentCore:
     def set_aside(self, key: Key) -> None:
         """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
 
-        The log is told of it as of an empty shard, so that it is known when a later process can take it back. What
-        the log knows nothing of is nothing that can be believed, and is freed.
+        The log is told of it as of an empty shard, so that it is known when a later process can take it back, and a
+        copy is stated with its version and no root: another one is placed if somebody holds the version, and then
+        this one is freed. What the log knows nothing of is nothing that can be believed, and is freed.
         """
         if key not in self.shards and len(self.aside) < SHARDS_MAX:
             self.aside.add(key)
@@ -125,7 +127,7 @@ class AgentCore:
         self._stated = dict(self.shards)
         self.keeper.only(self.shards)
         holds = tuple(self._holding(core) for core in self.shards.values())
-        holds += tuple(Holding(model=key.model, replica=key.replica, shard=key.shard) for key in sorted(self.aside))
+        holds += tuple(_holding_aside(key) for key in sorted(self.aside))
         by, cache_bytes = self._speech.sender(0), self.limits.cache_bytes
         joins = Join(by=by, host=host, site=site, rack=rack, holds=holds, cache_bytes=cache_bytes)
         effects: list[AnyEffect] = [Say(joins)]
@@ -168,7 +170,7 @@ class AgentCore:
         if isinstance(event, CopyPlaced) and self.joined:
             effects += self._copies_placed(event)
         elif isinstance(event, ShardReleased):
-            self.keeper.forget(Key(event.model, event.replica, event.shard))
+            effects += self._copy_released(Key(event.model, event.replica, event.shard))
         return effects + self._tend_copies(now) + self._ask_plans(now)
 
     def job_deleted(self, why: str, now: float) -> list[AnyEffect]:
@@ -200,6 +202,14 @@ class AgentCore:
             full = len(self.shards) + coming > SHARDS_MAX
             effects += self._copy_refused(wanted.key) if full else [wanted]
         return effects
+
+    def _copy_released(self, key: Key) -> list[AnyEffect]:
+        """Forget a copy, and free what was set aside of it: the name of a copy is never used again."""
+        self.keeper.forget(key)
+        if key not in self.aside or cached_version(key.replica) is None:
+            return []
+        self.aside.discard(key)
+        return [Free(key)]
 
     def _copy_refused(self, key: Key) -> list[AnyEffect]:
         """Let the log know that there is no memory for a copy, so that it is placed elsewhere."""
@@ -524,6 +534,10 @@ class AgentCore:
                 self._unsaid_of[effect.command.by.lane] += 1
             return True
         return False
+
+
+def _holding_aside(key: Key) -> Holding:
+    return Holding(model=key.model, replica=key.replica, shard=key.shard, version=cached_version(key.replica))
 
 
 def _is_awaited(core: ShardCore, news: Kept) -> bool:

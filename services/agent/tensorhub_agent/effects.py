@@ -159,9 +159,10 @@ class LetGo(Effect, frozen=True):
 
 
 class CheckSiblings(Effect, frozen=True):
-    """Compare the layouts of one replica's shards; answered by `SiblingsChecked`."""
+    """Compare the layouts of one replica's shards; answered by `SiblingsChecked(number)`."""
 
     key: Key
+    number: int
     siblings: tuple[Sibling, ...]
 
 
@@ -331,6 +332,7 @@ class SiblingsChecked(msgspec.Struct, frozen=True):
     """Why the siblings' layouts clash, or None."""
 
     key: Key
+    number: int
     mismatch: str | None
 
 

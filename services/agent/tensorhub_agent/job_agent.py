@@ -82,7 +82,6 @@ from tensorhub_common.tracecontext import TraceContext, headers_of
 from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.hub import AgentJoined
-from tensorhub_common.wire.events.shards import Sibling
 from tensorhub_common.wire.transfer import SourceId
 
 JOIN_S_MAX: Final = 10.0
@@ -363,7 +362,7 @@ class JobAgent:
             case LetGo():
                 self.shelf.let_go(effect.key)
             case CheckSiblings():
-                self._work.start(self._check_siblings(effect.key, effect.siblings), "comparing layouts")
+                self._work.start(self._check_siblings(effect), "comparing layouts")
             case MakeCopy():
                 self.concern(effect.key.replica)
                 self._work.start(self._make_copy(effect), "making a copy")
@@ -468,10 +467,11 @@ class JobAgent:
             _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
             self.carry_out(self.core.copy_failed(key, self._loop.time()))
 
-    async def _check_siblings(self, key: Key, siblings: tuple[Sibling, ...]) -> None:
-        place = self.shelf.places.get(key)
+    async def _check_siblings(self, effect: CheckSiblings) -> None:
+        place = self.shelf.places.get(effect.key)
         if place is not None:
-            self._news(SiblingsChecked(key, await self._questions.mismatch(place.layout, siblings)))
+            mismatch = await self._questions.mismatch(place.layout, effect.siblings)
+            self._news(SiblingsChecked(effect.key, effect.number, mismatch))
 
     async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
         place = self.shelf.places.get(effect.key)

@@ -20,8 +20,8 @@ class RegisterOperation:
         self.core, self.call = core, call
         self.reached = True
         self._by: Sender | None = None
-        self._checks = False
-        """The log has taken it, and its siblings' layouts are compared; an earlier registration's may be, too."""
+        self._checks: int | None = None
+        """Where the log has taken it, while its siblings' layouts are compared: so may an earlier registration's be."""
 
     def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Tell the log."""
@@ -45,8 +45,8 @@ class RegisterOperation:
             return
         if isinstance(event, ShardRegistered):
             if event.siblings:
-                self._checks = True
-                self.core.out.append(CheckSiblings(self.core.key, event.siblings))
+                self._checks = event.cmd
+                self.core.out.append(CheckSiblings(self.core.key, event.cmd, event.siblings))
             else:
                 self._done()
         elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
@@ -54,7 +54,7 @@ class RegisterOperation:
 
     def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
         """Take what the siblings' layouts say."""
-        if isinstance(news, SiblingsChecked) and self._checks:
+        if isinstance(news, SiblingsChecked) and news.number == self._checks:
             if news.mismatch is None:
                 self._done()
             else:

@@ -92,7 +92,8 @@ class Draining(ABC):
         core, held = self.core, self.core.held
         if held.memory not in (Memory.READY, Memory.DRAINING) or version is None:
             return
-        self._held = True
+        # Who reads from now on is broken at the bound that the log's next word begins.
+        self._held, self._bounded = True, False
         if held.root is not None:
             core.table.offer(core.key, held.version, held.root, held.digests)
         core.become(Memory.READY)

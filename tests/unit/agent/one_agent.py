@@ -15,6 +15,7 @@ from tensorhub_agent.effects import (
     CallRegister,
     CallRelease,
     CallUnpublish,
+    CheckSiblings,
     CloseSource,
     Confirm,
     Confirmed,
@@ -30,6 +31,7 @@ from tensorhub_agent.effects import (
     Probed,
     Raise,
     Say,
+    SiblingsChecked,
     SourceClosed,
     SourceOpened,
 )
@@ -188,6 +190,12 @@ class OneAgent:
         probe = self.last(Probe)
         assert probe is not None
         self.do(self.core.on_news(Probed(probe.key, probe.spare, lent), self.now))
+
+    def siblings_checked(self, mismatch: str | None = None) -> None:
+        """Answer the last comparison of layouts."""
+        check = self.last(CheckSiblings)
+        assert check is not None
+        self.do(self.core.on_news(SiblingsChecked(check.key, check.number, mismatch), self.now))
 
     # A read, step by step.
 

@@ -5,7 +5,6 @@ from tests.unit.agent.told_agent import BEGAN, NS, VERSION, WORKER, ToldAgent, c
 from tests.unit.span_places import place_at
 
 from tensorhub_agent.chronicle import WISHES_MAX
-from tensorhub_agent.effects import SiblingsChecked
 from tensorhub_common.tracecontext import TRACEPARENT, TraceContext
 from tensorhub_common.wire.commands import Publish
 from tensorhub_common.wire.events.publications import PublishWished
@@ -49,7 +48,7 @@ def test_the_shards_of_one_publication_stand_in_one_trace() -> None:
     agent.join()
     key = agent.register("trainer", 0, 2)
     agent.register("trainer", 1, 2)
-    agent.hear(SiblingsChecked(agent.key("trainer", 1), None))
+    agent.siblings_checked()
     agent.begin_publish(key, "a", 7)
     agent.log()
     agent.headers["version.published"] = {TRACEPARENT: VERSION.traceparent}

@@ -77,7 +77,7 @@ async def ended(job: JobAgent) -> None:
 KEEP = Keep(key=KEY, number=3, version=12, root="r", digests=b"")
 
 
-@pytest.mark.parametrize("effect", [CheckSiblings(KEY, ()), Digest(KEY, 1), Duplicate(KEY), KEEP])
+@pytest.mark.parametrize("effect", [CheckSiblings(KEY, 1, ()), Digest(KEY, 1), Duplicate(KEY), KEEP])
 async def test_a_shard_that_goes_before_the_work_on_it_begins(job: JobAgent, effect: AnyEffect) -> None:
     """An agent that was stopped for a moment takes the shard's end from the log in the turn that began the work."""
     await made(job)

@@ -13,7 +13,6 @@ from tensorhub_agent.effects import (
     Probe,
     Save,
     Say,
-    SiblingsChecked,
 )
 from tensorhub_agent.memory import Held, Memory, Place
 from tensorhub_agent.vacancy import PROBE_AGAIN_S
@@ -336,7 +335,7 @@ def test_it_waits_for_no_start_and_says_all_with_one_word() -> None:
 def register_one_of_two(agent: OneAgent, replica: str, shard: int, *, mapped: bool = False) -> Key:
     key = agent.register(replica, shard, 2, mapped=mapped)
     if shard > 0:
-        agent.do(agent.core.on_news(SiblingsChecked(key, None), agent.now))
+        agent.siblings_checked()
     return key
 
 

@@ -2,7 +2,7 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, Raise, SiblingsChecked
+from tensorhub_agent.effects import Answer, Raise
 from tensorhub_agent.memory import Memory
 from tensorhub_common.bounds import OUTCOME_S_MAX
 from tensorhub_common.digests import root_digest
@@ -96,7 +96,8 @@ def test_a_worker_that_dies_while_publishing_withdraws() -> None:
 def test_all_shards_are_told_alike_who_never_published() -> None:
     """Whoever ends last doesn't wait for those who have withdrawn at the same bound."""
     agent = trainer(shards=3)
-    agent.do(agent.core.on_news(SiblingsChecked(agent.register("trainer", 1, 3), None), agent.now))
+    agent.register("trainer", 1, 3)
+    agent.siblings_checked()
     calls = [agent.publish(agent.key("trainer", shard), "a") for shard in range(2)]
     agent.log()
     agent.tick(10.0)

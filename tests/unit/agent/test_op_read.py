@@ -4,7 +4,7 @@ import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
 from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
-from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SiblingsChecked, SourceLost
+from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SourceLost
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.op_read import REPLAN_S
 from tensorhub_common.bounds import OUTCOME_S_MAX
@@ -213,9 +213,11 @@ def test_a_worker_that_dies_before_anything_is_written_leaves_the_round() -> Non
 
 
 def registered(agent: OneAgent, replica: str, shards: int = 2) -> list[Key]:
-    keys = [agent.register(replica, shard, shards) for shard in range(shards)]
-    for key in keys[1:]:
-        agent.do(agent.core.on_news(SiblingsChecked(key, None), agent.now))
+    keys = []
+    for shard in range(shards):
+        keys.append(agent.register(replica, shard, shards))
+        if shard > 0:
+            agent.siblings_checked()
     return keys
 
 

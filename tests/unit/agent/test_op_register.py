@@ -2,7 +2,7 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent
 
-from tensorhub_agent.effects import Answer, CallRegister, CheckSiblings, Free, SiblingsChecked
+from tensorhub_agent.effects import Answer, CallRegister, CheckSiblings, Free
 from tensorhub_agent.memory import Place
 
 
@@ -37,7 +37,7 @@ def test_the_second_is_compared_with_the_first() -> None:
     check = agent.last(CheckSiblings)
     assert check is not None
     assert agent.end_of(call) is None
-    agent.do(agent.core.on_news(SiblingsChecked(check.key, None), agent.now))
+    agent.siblings_checked()
     assert agent.end_of(call) == Answer(call=call)
 
 
@@ -48,7 +48,7 @@ def test_a_clash_releases_the_later_one() -> None:
     call = begin(agent, 1)
     agent.log()
     key = agent.key("trainer", 1)
-    agent.do(agent.core.on_news(SiblingsChecked(key, "tensor 'w' differs"), agent.now))
+    agent.siblings_checked("tensor 'w' differs")
     agent.log()
     assert agent.error_of(call) == "LayoutMismatch"
     assert agent.last(Free) == Free(key)

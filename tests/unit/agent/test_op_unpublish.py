@@ -204,6 +204,26 @@ def copied(agent: OneAgent, by: Sender, cache: str) -> None:
     agent.take(Filled(by=next_by(), **shard, round=current.number, version=1, root=ROOT, waits=True))  # type: ignore[arg-type]
 
 
+def test_who_reads_while_it_is_held_back_is_broken_at_the_bound_too() -> None:
+    """The log's word came after the bound had broken the readers of before; the copy stands in time all the same."""
+    agent = retained()
+    key = agent.key("trainer")
+    other = with_room(agent)
+    call = agent.unpublish(key)
+    agent.tick(10.0)
+    agent.log()
+    assert agent.memory(key) is Memory.READY
+    agent.open_lease(key, 1, ROOT, "reads-on")
+    [cache] = [name for name in agent.catalog.models[MODEL].replicas if name != "trainer"]
+    copied(agent, other, cache)
+    assert agent.end_of(call) is None
+    agent.tick(OUTCOME_S_MAX)
+    assert agent.last(BreakLease) == BreakLease("reads-on", "the bound of unpublish was reached")
+    agent.log()
+    assert agent.end_of(call) == Answer(call=call)
+    assert agent.memory(key) is Memory.EMPTY
+
+
 def test_where_the_copy_does_not_come_the_shard_goes_on_being_read() -> None:
     agent = retained()
     key = agent.key("trainer")

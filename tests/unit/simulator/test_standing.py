@@ -4,6 +4,8 @@ import pytest
 
 from tensorhub_agent.memory import Held, Memory
 from tensorhub_agent.shard import ShardCore
+from tensorhub_common.catalog.state import Offer, Replica, Round, Shard
+from tensorhub_common.catalog.table import ShardState
 from tensorhub_simulator.agent import AgentNode
 from tensorhub_simulator.memory import Violation
 from tensorhub_simulator.running import scaled_down
@@ -55,6 +57,61 @@ def test_what_the_log_counts_and_its_agent_drains_is_found(
     monkeypatch.setattr(core.held, "memory", Memory.DRAINING)
     with pytest.raises(Violation, match="there it is draining"):
         check_standing(agent, world.truth.catalog)
+
+
+@pytest.mark.parametrize(
+    ("state", "memory", "why"),
+    [
+        (ShardState.EMPTY, Memory.READY, "takes for empty"),
+        (ShardState.EMPTY, Memory.FILLING, "takes for empty"),
+        (ShardState.DRAINING, Memory.READY, "waits for the readers of"),
+        (ShardState.FILLING, Memory.READY, "waits for the filling of"),
+    ],
+)
+def test_what_the_log_takes_for_something_else_than_its_agent_is_found(
+    world: World,
+    ready: tuple[AgentNode, ShardCore],
+    state: ShardState,
+    memory: Memory,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent, core = ready
+    monkeypatch.setattr(of_log(world, core)[1], "state", state)
+    monkeypatch.setattr(core.held, "memory", memory)
+    with pytest.raises(Violation, match=f"{memory} at .*, which the log {why}"):
+        check_standing(agent, world.truth.catalog)
+
+
+def of_log(world: World, core: ShardCore) -> tuple[Replica, Shard]:
+    replica = world.truth.catalog.models[core.key.model].replicas[core.key.replica]
+    return replica, replica.members[core.key.shard]
+
+
+def test_what_the_log_waits_for_and_nobody_brings_is_found(
+    world: World, ready: tuple[AgentNode, ShardCore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, core = ready
+    replica, shard = of_log(world, core)
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "round", Round(number=1, wants={core.key.shard: "latest"}))
+        with pytest.raises(Violation, match="waits for the filling of"):
+            check_standing(agent, world.truth.catalog)
+    with monkeypatch.context() as patched:
+        patched.setattr(replica, "offers", {core.key.shard: Offer(None, "")})
+        with pytest.raises(Violation, match="has an offer of"):
+            check_standing(agent, world.truth.catalog)
+    with monkeypatch.context() as patched:
+        patched.setattr(shard, "leaving", True)
+        with pytest.raises(Violation, match="is to let go of"):
+            check_standing(agent, world.truth.catalog)
+        patched.setattr(core, "lingering", object())
+        check_standing(agent, world.truth.catalog)
+    with monkeypatch.context() as patched:
+        patched.delitem(replica.members, core.key.shard)
+        with pytest.raises(Violation, match="knows nothing of"):
+            check_standing(agent, world.truth.catalog)
+    check_standing(agent, world.truth.catalog)
 
 
 def test_what_a_worker_was_told_to_go_and_stays_is_found(

@@ -69,8 +69,8 @@ def is_coming(catalog: Catalog, model: Model, replica: Replica, version: int) ->
 
 
 def is_whole(catalog: Catalog, replica: Replica) -> bool:
-    """Tell whether all shards are there, on agents that live and stay."""
-    agents = [catalog.agents[shard.agent] for shard in replica.members.values()]
+    """Tell whether all shards are there, on agents that live, stay and have taken them back."""
+    agents = [catalog.agents[shard.agent] for shard in replica.members.values() if not shard.aside]
     return len(agents) == replica.shards and all(
         agent.state is AgentState.LIVE and not agent.draining for agent in agents
     )

@@ -63,6 +63,8 @@ class Shard:
     root: str | None = None
     leaving: bool = False
     """It is being unpublished, and held back because the replica is the last counting copy of a retained version."""
+    aside: bool = False
+    """Its agent has this part of a copy, and can't take it back before it starts anew: nobody fills or serves it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,10 @@ class ShardCommand(Command, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent says of one shard that stands in its memory when it joins."""
+    """What an agent says of one shard that stands in its memory when it joins.
+
+    A version without a root is a part of a copy that this process of the agent can't take back.
+    """
 
     model: str
     replica: str
