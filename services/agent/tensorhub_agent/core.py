@@ -102,8 +102,9 @@ class AgentCore:
         """Note, before joining, a shard whose memory was left where it stands: it is not served, and not given up.
 
         The log is told of it as of an empty shard, so that it is known when a later process can take it back, and a
-        copy is stated with its version and no root: another one is placed if somebody holds the version, and then
-        this one is freed. What the log knows nothing of is nothing that can be believed, and is freed.
+        copy is stated with its version and no root: another one is placed where somebody holds the version and some
+        agent has room, and this one is freed once that stands. What the log knows nothing of can't be believed, and is
+        freed.
         """
         if key not in self.shards and len(self.aside) < SHARDS_MAX:
             self.aside.add(key)

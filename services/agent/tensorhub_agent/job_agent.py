@@ -174,11 +174,12 @@ class JobAgent:
     def start(self) -> None:
         """Open the job, follow its log, and join; goes on in the background.
 
-        What was set aside is stated by whichever call opens the job, be it a worker's: the log would let go of it, and
-        the process that can take it back would have to free it.
+        What was set aside is stated by whichever call opens the job, be it a worker's of a job too many: the log would
+        let go of it, and the process that can take it back would have to free it.
         """
         for key in self.shelf.aside:
             self.core.set_aside(key)
+            self.concern(key.replica)
         self._work.start(self._follow(), "following the log")
 
     async def wait_joined(self, timeout_s: float) -> None:

@@ -23,7 +23,7 @@ from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
 from tensorhub_common.layout import Layout, PieceTable, pieces, segment_bytes
 from tensorhub_common.names import cached_version
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.supervision import OnFault, Supervisor, handled
 
 _log: Final = logging.getLogger(__name__)
 
@@ -108,16 +108,23 @@ class Files:
         return place.unwritten_why
 
     def remove(self, place: ShelfPlace) -> None:
-        """Remove a shard's files."""
-        self._begin(self._remove(place), "removing a file from the disk")
+        """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
+        self._begin(self._remove(place), "removing a file from the disk", handled)
+
+    def remove_aside(self, store: SegmentStore, aside: Aside) -> None:
+        """Remove what was set aside, in the same way."""
+        removing = asyncio.to_thread(manifests.remove_aside, store, aside)
+        self._begin(removing, "removing what was set aside", handled)
 
     async def _remove(self, place: ShelfPlace) -> None:
         place.unwritten = False
         await self.written(place)
         await asyncio.to_thread(place.remove)
 
-    def _begin(self, work: Coroutine[None, None, None], what: str) -> asyncio.Task[None]:
-        task = self.work.start(work, what)
+    def _begin(
+        self, work: Coroutine[None, None, None], what: str, on_fault: OnFault | None = None
+    ) -> asyncio.Task[None]:
+        task = self.work.start(work, what, on_fault)
         self._busy.add(task)
         task.add_done_callback(self._busy.discard)
         return task
@@ -336,7 +343,10 @@ class Shelf:
                 place.remove()
         elif key in self.aside:
             aside, store = self.aside.pop(key)
-            manifests.remove_aside(store, aside)
+            if store is self._disk:
+                self.files.remove_aside(store, aside)
+            else:
+                manifests.remove_aside(store, aside)
 
 
 @contextlib.contextmanager
@@ -396,6 +406,10 @@ class Shelves:
                 found.setdefault(each.manifest.job, []).append(each)
             for left in aside:
                 self.of(left.manifest.job).aside[_key(left.manifest)] = left, store
+        for job in [each for each, shelf in self._shelves.items() if shelf.aside and each not in found]:
+            # The log hears of it from whoever joins: else it would let go of it, and place nothing there either.
+            if len(found) < jobs_max:
+                found[job] = []
         return found
 
     def copies(self) -> CacheRoom:

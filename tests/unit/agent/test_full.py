@@ -225,6 +225,49 @@ async def test_a_shard_that_was_set_aside_is_not_made_anew_beside_it(tmp_path: P
     assert shelves.store.total_bytes == adopted[job][0].segment.nbytes
 
 
+async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log would take its agent for gone, and the agent would never hear what became of what it has."""
+    store = SegmentStore(tmp_path, PREFIX, GIB)
+    for number in range(3):
+        save(store, manifest_of(store.create(segment_bytes(LAYOUT)), job=f"job-{number}"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("tensorhub_agent.segments.os.open", full)
+    shelves = Shelves(next_run(store))
+    adopted = await shelves.adopt(pool, jobs_max=2)
+    assert list(adopted.values()) == [[], []]
+    assert len(shelves.set_aside()) == 3
+
+
+async def test_a_disk_that_removes_nothing_costs_no_job(
+    tmp_path: Path, pool: CopyPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    disk = DiskStore(tmp_path, PREFIX, GIB)
+    manifest = manifest_of(disk.create(segment_bytes(LAYOUT)), replica="_cache-1-5")
+    save(disk, manifest)
+    disk.close()
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorhub_agent.segments.os.open", broken)
+        shelves = Shelves(SegmentStore(shm, PREFIX, GIB), DiskStore(tmp_path, PREFIX, GIB))
+        await shelves.adopt(pool, jobs_max=2)
+    ((key, _),) = shelves.of(manifest.job).aside.items()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", broken)
+        shelves.of(manifest.job).free(key)
+        await shelves.files.idle()
+    assert "removing what was set aside failed: OSError(5, 'Input/output error')" in caplog.text
+    assert shelves.of(manifest.job).aside == {}
+
+
 # A worker that goes while its memory is made.
 
 

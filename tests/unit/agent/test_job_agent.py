@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tensorhub_agent.callers import Waiting
@@ -37,6 +38,7 @@ from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelves
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
+from tensorhub_common.wire.events.shards import ShardReleased
 from tensorhub_common.wire.worker import Failed, Frame, Registered, Spare
 
 KEY = Key("policy", "trainer", 0)
@@ -134,6 +136,8 @@ async def test_a_job_of_which_all_was_set_aside_states_it_when_a_worker_opens_th
     monkeypatch.setattr(job, "_follow", follow)
     job.start()
     assert job.core.aside == {KEY}
+    released = ShardReleased(model=KEY.model, replica=KEY.replica, shard=KEY.shard)
+    assert job._is_concerned(msgspec.json.encode(released)), "it would never hear that the log lets go of it"
     del job.shelf.aside[KEY]
 
 

@@ -31,7 +31,7 @@ from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.table import ShardState
 from tensorhub_common.digests import root_digest
 from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.commands import Retain, Want
+from tensorhub_common.wire.commands import Expire, Retain, Sender, Want
 from tensorhub_common.wire.transfer import Refusal
 
 ROOT = root_digest(digests_of("a"))
@@ -406,14 +406,9 @@ def begin_anew(agents: Agents, gone: OneAgent, back: OneAgent, incarnation: int)
 @pytest.mark.parametrize("level", list(Level))
 def test_a_copy_that_its_agent_cannot_take_back_is_replaced_and_freed(level: Level) -> None:
     """Below the level the log takes it for one that is coming, and whoever may go once it stands waits for that."""
-    agents = Agents(3, level)
-    agents.join(sum(NBYTES))
-    agents.published(1)
+    agents, back, first = with_a_copy_aside(Agents(3, level))
     agents.make_copies()
-    [first] = agents.made
-    agents.fill(first)
-    back = set_aside(agents, first)
-    agents.make_copies()
+    assert back.last(Free) is None, "the new copy does not stand yet"
     agents.fill(*agents.made[1:])
     trainer = agents.all[0]
     taken_back = trainer.unpublish(trainer.key("trainer"))
@@ -425,6 +420,39 @@ def test_a_copy_that_its_agent_cannot_take_back_is_replaced_and_freed(level: Lev
     assert (back.core.aside, first.replica in agents.catalog.models[MODEL].replicas) == (set(), False)
     assert trainer.end_of(taken_back) == Answer(call=taken_back)
     assert agents.version_of(agents.made[1]) == 1
+
+
+def with_a_copy_aside(agents: Agents) -> tuple[Agents, OneAgent, Key]:
+    """Return the agents, that of the copy in a process that can't take it back, and the copy. The trainer holds it."""
+    agents.join(sum(NBYTES))
+    agents.published(1)
+    agents.make_copies()
+    [first] = agents.made
+    agents.fill(first)
+    return agents, set_aside(agents, first), first
+
+
+def test_a_copy_that_cannot_be_taken_back_and_not_be_replaced_is_kept() -> None:
+    """No agent has room. Who may not go is told so at once; the holder is lost, and the next process has the copy."""
+    agents, back, key = with_a_copy_aside(Agents(2))
+    trainer = agents.all[0]
+    taken_back = trainer.unpublish(trainer.key("trainer"))
+    agents.log()
+    assert trainer.error_of(taken_back) == "RetentionFull"
+    assert back.core.aside == {key}
+    trainer.unsaid.append(Expire(by=Sender("_registry", 1, 1), agent=trainer.core.agent, incarnation=1, term=1))
+    agents.log()
+    taken_back_by(agents, back, key)
+    assert (agents.version_of(key), len(agents.made)) == (1, 1)
+
+
+def taken_back_by(agents: Agents, gone: OneAgent, key: Key) -> None:
+    """Let a process of the agent begin that can take the copy back."""
+    able = OneAgent(gone.core.agent, catalog=gone.catalog)
+    able.core.limits = gone.core.limits
+    able.core.adopt(place_of(key, 1), Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")))
+    begin_anew(agents, gone, able, 3)
+    able.open_lease(key, 1, ROOT)
 
 
 def test_the_last_copy_is_kept_though_its_agent_cannot_take_it_back_now() -> None:
@@ -441,10 +469,5 @@ def test_the_last_copy_is_kept_though_its_agent_cannot_take_it_back_now() -> Non
     assert trainer.end_of(taken_back) == Answer(call=taken_back)
     back = set_aside(agents, key)
     assert (back.core.aside, agents.version_of(key), back.last(Free)) == ({key}, None, None)
-    able = OneAgent(back.core.agent, catalog=back.catalog)
-    able.core.limits = back.core.limits
-    able.core.adopt(place_of(key, 1), Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")))
-    begin_anew(agents, back, able, 3)
-    assert agents.version_of(key) == 1
-    able.open_lease(key, 1, ROOT)
-    assert len(agents.made) == 1
+    taken_back_by(agents, back, key)
+    assert (agents.version_of(key), len(agents.made)) == (1, 1)

@@ -149,6 +149,9 @@ def is_useless(catalog: Catalog, model: Model, replica: Replica, keep: set[int])
         return True
     if is_whole(catalog, replica):
         return False
+    if any(shard.aside for shard in replica.members.values()):
+        # It takes its room, and stands again once its agent can: until another copy stands it may come to be the last.
+        return len(replica.members) < replica.shards
     # A part of it is on an agent that is away or leaves. It may still be all that there is.
     others = [
         each for each in model.replicas.values() if each is not replica and each.version == version and not each.mapped
