@@ -190,7 +190,7 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
 
         async def is_named() -> bool:
             found = files_of(hub, job)
-            return bool(found) and all(path.exists() for path, _ in found.values())
+            return len(found) == 1 and all(path.exists() for path, _ in found.values())
 
         await until(is_named)
         [((agent, _), (path, _))] = files_of(hub, job).items()
@@ -204,6 +204,7 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
             return await cache_of(here, "m", 1) is not None
 
         await until(stands)
+        # An agent that was away for long finds that its copy was placed on another one, and removes the damaged file.
         await until(is_named)
         [(path, _)] = files_of(hub, job).values()
         assert_same_bytes({"w": load_file(path)["w"]}, {"w": torch.arange(200_000.0)})
