@@ -310,6 +310,23 @@ class Agents:
             agent.closed(key)
         self.log()
 
+    def copied(self, shards: int = 1) -> list[Key]:
+        """Publish version 1, and let a copy of it come to stand; returns its shards."""
+        self.join(sum(NBYTES))
+        self.published(shards)
+        self.make_copies()
+        self.fill(*self.made)
+        return sorted(self.made)
+
+    def last_copy(self) -> Key:
+        """Let the copy be all that holds the version."""
+        [key] = self.copied()
+        trainer = self.all[0]
+        taken_back = trainer.unpublish(trainer.key("trainer"))
+        self.log()
+        assert trainer.end_of(taken_back) == Answer(call=taken_back)
+        return key
+
     def version_of(self, key: Key) -> int | None:
         return self.catalog.models[MODEL].replicas[key.replica].version
 
@@ -321,11 +338,7 @@ def place_of(key: Key, shards: int) -> Place:
 def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None:
     """One agent began anew and found its shard not whole: the copy stands again, and does not wait for an hour."""
     agents = Agents(3)
-    agents.join(sum(NBYTES))
-    agents.published(2)
-    agents.make_copies()
-    _, key = sorted(agents.made)
-    agents.fill(*agents.made)
+    _, key = agents.copied(2)
     assert agents.version_of(key) == 1
     gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
@@ -342,10 +355,7 @@ def test_the_shards_of_a_copy_that_stand_join_the_one_that_reads_again() -> None
 def test_shards_of_a_copy_that_join_at_the_same_time_read_once() -> None:
     """Each hears that the other is missing, whose word is on its way; nothing is read again when both stand."""
     agents = Agents(3)
-    agents.join(sum(NBYTES))
-    agents.published(2)
-    agents.make_copies()
-    agents.fill(*agents.made)
+    agents.copied(2)
     for agent in agents.all:
         agent.tick(AGAIN_S)
     agents.log()
@@ -424,11 +434,7 @@ def test_a_copy_that_its_agent_cannot_take_back_is_replaced_and_freed(level: Lev
 
 def with_a_copy_aside(agents: Agents) -> tuple[Agents, OneAgent, Key]:
     """Return the agents, that of the copy in a process that can't take it back, and the copy. The trainer holds it."""
-    agents.join(sum(NBYTES))
-    agents.published(1)
-    agents.make_copies()
-    [first] = agents.made
-    agents.fill(first)
+    [first] = agents.copied()
     return agents, set_aside(agents, first), first
 
 
@@ -452,21 +458,51 @@ def taken_back_by(agents: Agents, gone: OneAgent, key: Key) -> None:
     able.core.limits = gone.core.limits
     able.core.adopt(place_of(key, 1), Held(Memory.READY, version=1, root=ROOT, digests=digests_of("a")))
     begin_anew(agents, gone, able, 3)
+    agents.make_copies()
     able.open_lease(key, 1, ROOT)
+
+
+def test_a_copy_that_is_still_empty_when_its_agent_begins_anew_is_awaited() -> None:
+    """It was not set aside: its agent has it, and fills it. Who may go once it stands waits for that."""
+    agents = Agents(2)
+    agents.join(sum(NBYTES))
+    agents.published(1)
+    agents.make_copies()
+    [key] = agents.made
+    gone = agents.all[1]
+    back = OneAgent(gone.core.agent, catalog=gone.catalog)
+    back.core.limits = gone.core.limits
+    back.core.adopt(place_of(key, 1), Held())
+    begin_anew(agents, gone, back, 2)
+    trainer = agents.all[0]
+    taken_back = trainer.unpublish(trainer.key("trainer"))
+    agents.log()
+    assert (trainer.end_of(taken_back), trainer.error_of(taken_back)) == (None, None)
+    agents.fill(key)
+    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    assert agents.version_of(key) == 1
+
+
+def test_a_copy_that_was_set_aside_and_can_not_come_to_be_whole_is_let_go() -> None:
+    """Its other shard is gone for good, so what was set aside only takes the room that another copy needs."""
+    agents = Agents(3)
+    first, second = agents.copied(2)
+    back = set_aside(agents, first)
+    assert back.core.aside == {first}
+    gone = next(agent for agent in agents.all if second in agent.core.shards)
+    empty = OneAgent(gone.core.agent, catalog=gone.catalog)
+    empty.core.limits = gone.core.limits
+    begin_anew(agents, gone, empty, 2)
+    assert (back.core.aside, back.last(Free)) == (set(), Free(first))
+    agents.make_copies()
+    agents.fill(*agents.made[2:])
+    assert [agents.version_of(key) for key in agents.made[2:]] == [1, 1]
 
 
 def test_the_last_copy_is_kept_though_its_agent_cannot_take_it_back_now() -> None:
     """Nobody else holds the version: the next process of its agent, which can, brings it back."""
     agents = Agents(3)
-    agents.join(sum(NBYTES))
-    agents.published(1)
-    agents.make_copies()
-    [key] = agents.made
-    agents.fill(key)
-    trainer = agents.all[0]
-    taken_back = trainer.unpublish(trainer.key("trainer"))
-    agents.log()
-    assert trainer.end_of(taken_back) == Answer(call=taken_back)
+    key = agents.last_copy()
     back = set_aside(agents, key)
     assert (back.core.aside, agents.version_of(key), back.last(Free)) == ({key}, None, None)
     taken_back_by(agents, back, key)

@@ -119,7 +119,7 @@ def _restate(
         touched[model_name, replica_name] = None
         _take_out(model, replica, shard, f"agent {agent.name!r}, which owns shard {index}, began anew", out)
         holding = stated.get((model_name, replica_name, index))
-        shard.aside = catalog.level >= Level.LEAVING_COPIES and _is_aside(replica, holding)
+        shard.aside = catalog.level >= Level.LEAVING_COPIES and _is_aside(holding)
         if holding is None:
             _remove(catalog, model, replica, shard)
         elif _is_vouched_for(model, replica, shard, holding):
@@ -150,9 +150,12 @@ def _is_vouched_for(model: Model, replica: Replica, shard: Shard, holding: Holdi
     return known == holding.root and not is_retired(model, holding.version)
 
 
-def _is_aside(replica: Replica, holding: Holding | None) -> bool:
-    """Tell whether the agent says that it can't take back its part of a copy: it names the version, and no root."""
-    return holding is not None and replica.cache is not None and holding.version is not None and holding.root is None
+def _is_aside(holding: Holding | None) -> bool:
+    """Tell whether the agent says that it can't take back its part of a copy: it names the version, and no root.
+
+    Whatever else an agent states has both or neither.
+    """
+    return holding is not None and holding.version is not None and holding.root is None
 
 
 def _settle(catalog: Catalog, model: Model, replica_name: str, reason: str, out: Out) -> None:
