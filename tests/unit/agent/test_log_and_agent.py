@@ -464,12 +464,12 @@ def taken_back_by(agents: Agents, gone: OneAgent, key: Key) -> None:
 
 def test_a_copy_that_is_still_empty_when_its_agent_begins_anew_is_awaited() -> None:
     """It was not set aside: its agent has it, and fills it. Who may go once it stands waits for that."""
-    agents = Agents(2)
+    agents = Agents(3)
     agents.join(sum(NBYTES))
     agents.published(1)
     agents.make_copies()
     [key] = agents.made
-    gone = agents.all[1]
+    gone = next(agent for agent in agents.all if key in agent.core.shards)
     back = OneAgent(gone.core.agent, catalog=gone.catalog)
     back.core.limits = gone.core.limits
     back.core.adopt(place_of(key, 1), Held())
@@ -480,7 +480,8 @@ def test_a_copy_that_is_still_empty_when_its_agent_begins_anew_is_awaited() -> N
     assert (trainer.end_of(taken_back), trainer.error_of(taken_back)) == (None, None)
     agents.fill(key)
     assert trainer.end_of(taken_back) == Answer(call=taken_back)
-    assert agents.version_of(key) == 1
+    agents.make_copies()
+    assert (agents.version_of(key), agents.made) == (1, [key])
 
 
 def test_a_copy_that_was_set_aside_and_can_not_come_to_be_whole_is_let_go() -> None:
