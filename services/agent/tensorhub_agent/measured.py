@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tensorhub_agent.encodings.choice import RATE_GUESSED
 from tensorhub_agent.meter import Link, Sample
 from tensorhub_common.wire.transfer import RATES_MAX, LinkRate
 
@@ -20,6 +21,9 @@ RISE: Final = 0.5
 
 FALL: Final = 0.25
 """A sample below it counts for this part, divided by the links that its read used."""
+
+SLOW_SAMPLES_MIN: Final = 4
+"""So many samples make a link a slow one: of a machine that paused one or two do."""
 
 SAMPLES_MAX: Final = 1_000_000
 """More are not counted."""
@@ -54,9 +58,14 @@ class Measured:
             del self._rows[next(iter(self._rows))]
 
     def rate(self, link: Link) -> float | None:
-        """Return the bytes a second that came over a link, however long ago: better than a guess."""
+        """Return the bytes a second that came over a link, however long ago: better than a guess.
+
+        None: nothing came, or too little to take the link for slower than one of which nothing is known.
+        """
         row = self._rows.get(link)
-        return None if row is None else row.bps
+        if row is None or (row.bps < RATE_GUESSED and row.samples < SLOW_SAMPLES_MIN):
+            return None
+        return row.bps
 
     def told(self, now: float) -> tuple[LinkRate, ...]:
         """Return what a demand tells, the latest last."""

@@ -251,6 +251,31 @@ async def test_patches_that_only_a_slow_line_makes_worth_it_are_measured_against
     assert brought.encoded == ()
 
 
+async def test_a_line_that_earlier_reads_found_slow_is_measured_by_each_read_again() -> None:
+    """They met a machine that paused. If patches came of every piece no read would ever see how fast the line is."""
+    it = scene()
+    it.reader.line = Line(known=1e8)
+    it.reader.sizes = SIZE.pack(4_000) * ROWS
+    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
+    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    for _ in range(LOOK_AFTER_MIN + 3):
+        brought = await it.reader.read(where, ((0, ROWS),), silent)
+    assert len(it.session.overwritten) == LOOK_AFTER_MIN
+    assert brought.encoded == ()
+
+
+async def test_a_line_that_is_as_slow_as_earlier_reads_found_it_is_looked_at_once() -> None:
+    it = scene()
+    it.session.rate = 1e8
+    it.reader.line = Line(known=1e8)
+    it.reader.sizes = SIZE.pack(4_000) * ROWS
+    it.session.patches = {number: make_whole(it, number) for number in range(ROWS)}
+    where = Where(memoryview(bytearray(it.old)), None, TABLE)
+    for _ in range(50):
+        await it.reader.read(where, ((0, ROWS),), silent)
+    assert (len(it.session.overwritten), len(it.session.read_spans)) == (49, 1)
+
+
 async def test_what_comes_otherwise_says_by_which_rate() -> None:
     it = slow(without=tuple(range(ROWS)))
     brought = await it.reader.read(Where(memoryview(bytearray(it.old)), None, TABLE), ((0, ROWS),), silent)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.measured import FALL, RISE, Measured
+from tensorhub_agent.measured import FALL, RISE, SLOW_SAMPLES_MIN, Measured
 from tensorhub_agent.meter import Link, Sample
 from tensorhub_common.wire.transfer import RATES_MAX, LinkRate
 
@@ -50,6 +50,23 @@ def test_a_link_that_has_become_slow_is_known_after_some_reads() -> None:
     for number in range(10):
         measured.note([sample(10)], number)
     assert rate(measured).bps < 100
+
+
+def test_one_bad_moment_makes_no_link_a_slow_one() -> None:
+    """Patches would come of all pieces then, and be waited for, and no read would see more of the link."""
+    measured = Measured()
+    for number in range(1, SLOW_SAMPLES_MIN):
+        measured.note([sample(25e6)], number)
+        assert measured.rate(NEAR) is None
+    measured.note([sample(25e6)], SLOW_SAMPLES_MIN)
+    assert measured.rate(NEAR) == pytest.approx(25e6)
+
+
+def test_one_sample_makes_a_link_a_fast_one() -> None:
+    """Bytes that came were brought by the link, whatever the machine did."""
+    measured = Measured()
+    measured.note([sample(20e9)], 0.0)
+    assert measured.rate(NEAR) == pytest.approx(20e9)
 
 
 def test_the_link_that_was_not_used_for_longest_is_forgotten_first() -> None:

@@ -4,6 +4,7 @@ import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
 from tensorhub_agent.effects import Answer, Base, BatchDone, Key, OpenSource, Post
+from tensorhub_agent.measured import SLOW_SAMPLES_MIN
 from tensorhub_agent.memory import Memory
 from tensorhub_agent.meter import Sample
 from tensorhub_common.digests import root_digest
@@ -136,7 +137,7 @@ def test_what_was_got_over_the_link_before_is_told_with_it() -> None:
     reader.log()
     reader.brought(key, "a")
     reader.log()
-    reader.core.measured.note([Sample(link, 50_000_000, 2.0, 1)], reader.now)
+    reader.core.measured.note([Sample(link, 50_000_000, 2.0, 1)] * SLOW_SAMPLES_MIN, reader.now)
     publish(trainer, "b")
     again = asked(reader, key)
     assert (again.share.link, again.rate) == (link[0], 25_000_000)

@@ -144,10 +144,15 @@ class Line:
         return max(ratio / rate, 1 / PACK_RATE) < PACK_GAIN / rate
 
     def patches_for_slowness(self, nbytes: int, patch_bytes: int) -> bool:
-        """Tell whether patches are taken only because this read found the line slow."""
-        if self.rate is None or not takes_patches(nbytes, patch_bytes, self.rate):
+        """Tell whether patches are taken only because the line was found slow, by earlier reads or by this one alone.
+
+        What both have found is so. Of a line that came to be known in one bad moment no read would see anything, if
+        patches came of all its pieces.
+        """
+        if self.believed is None or not takes_patches(nbytes, patch_bytes, self.believed):
             return False
-        return not takes_patches(nbytes, patch_bytes, max(self.rate, self.known or RATE_GUESSED))
+        fast = RATE_GUESSED if self.rate is None else max(self.rate, self.known or RATE_GUESSED)
+        return not takes_patches(nbytes, patch_bytes, fast)
 
     def looks_again(self) -> bool:
         """Tell of a batch that would come otherwise, since the line seems slow, whether it comes as it is instead."""
