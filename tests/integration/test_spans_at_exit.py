@@ -1,6 +1,7 @@
 """A program need not close its hub: the spans of its last calls are kept by its agent, and exported, all the same."""
 
 import asyncio
+import textwrap
 from collections.abc import AsyncIterator
 
 import pytest
@@ -33,8 +34,20 @@ async def main():
     await engine.replicate(1)
 %s
 """
+CHILD = """
+import multiprocessing, sys
+import tensorhub
+def child():
+%s
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
 PROGRAMS = {
     "sync": SYNC,
+    "a forked child": CHILD % textwrap.indent(SYNC, "    "),
+    "asyncio.run in a forked child": CHILD % textwrap.indent(ASYNC % "asyncio.run(main())", "    "),
     "asyncio.run": ASYNC % "asyncio.run(main())",
     "a loop that was left": ASYNC % "asyncio.new_event_loop().run_until_complete(main())",
 }

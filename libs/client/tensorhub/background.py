@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 # It registers its end with the interpreter, which is to come after the end that is registered here.
 import tensorhub.tracing  # noqa: F401
 from tensorhub.link import closed_error
+from tensorhub.process_end import at_child_end
 from tensorhub_common.errors import AgentUnavailable
 
 END_S: Final = 1.0
@@ -38,6 +39,7 @@ class Background:
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name="tensorhub", daemon=True)
         self._thread.start()
         _running.add(self)
+        at_child_end(_stop_all, order=1)
         weakref.finalize(self, _end_soon, self._pid, self._loop, self._leaves).atexit = False
 
     @property

@@ -24,6 +24,7 @@ from opentelemetry import trace
 
 from tensorhub.attachment import Attachment, Place
 from tensorhub.link import Broken
+from tensorhub.process_end import at_child_end
 from tensorhub_common import telemetry
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.span_lines import of_record
@@ -71,6 +72,8 @@ class Tracing:
         self._provider: trace.TracerProvider | None = None
         self._maker: SpanMaker | None = None
         _tracings.add(self)
+        # After the end of the sync SDK's event loops, as below.
+        at_child_end(_end_at_exit, order=0)
 
     @contextmanager
     def call(self, name: str, attachment: Attachment) -> Iterator[TracedCall]:
