@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import pytest
 from tests import longest_first
 
 ROOT: Final = Path(__file__).parents[1]
@@ -31,11 +32,19 @@ SUPERVISED: Final = ("libs", "services")
 """Folders whose background work runs under a `Supervisor`."""
 
 UNSUPERVISED: Final = re.compile(
-    r"(?<!tasks\.)(?<!group\.)\bcreate_task\(|\bensure_future\(|\bcall_(?:later|at|soon)\(|threading\.(?:Thread|Timer)\("
+    r"(?<!tasks\.)(?<!group\.)\bcreate_task\(|\bensure_future\(|\bcall_(?:later|at|soon|soon_threadsafe)\(|"
+    r"(?<!class )\b(?:Thread|Timer)\(|\badd_(?:done_callback|reader|writer)\(|\brun_in_executor\("
 )
-"""What begins something whose error nobody owns. A task group (`group`, `tasks`) owns those of its tasks."""
+"""What begins something whose error nobody owns. A task group (`group`, `tasks`) owns those of its tasks; what a signal
+calls only begins a process's end."""
 
-BY_SUPERVISOR: Final = re.compile(r"\b_?(?:work|owner)\.(?:call_later|call_at|call_soon)\(")
+SUPERVISED_FORMS: Final = re.compile(
+    r"\b_?(?:work|owner)\.(?:call_later|call_at|call_soon)\(|"
+    r"\badd_(?:done_callback|reader)\([^#]*work\.guarded\(.*|"
+    # These raise nothing, whatever comes.
+    r"\badd_done_callback\((?:[\w.]+\.discard|lambda _: [\w.]+\.pop\(\w+, None\))\)|"
+    r"\bcall_soon_threadsafe\(self\._work\.fault,"
+)
 
 UNSUPERVISED_BUT: Final = {
     "libs/common/tensorhub_common/supervision.py": "it is what supervises",
@@ -47,8 +56,12 @@ UNSUPERVISED_BUT: Final = {
     "libs/client/tensorhub/memory.py": "a timer for the kernel's unmap, begun by a finalizer",
     "libs/client/tensorhub/threads.py": "a thread that is awaited where it is begun",
     "libs/client/tensorhub/tracing.py": "a thread of the process's last moments",
+    "services/agent/tensorhub_agent/chores.py": "a thread tells the loop that a future is over, and nothing else",
+    "services/agent/tensorhub_agent/copy_job.py": "the same; who adds a callback there is looked at where that is done",
     "services/agent/tensorhub_agent/service.py": "the timer that ends a process whose orderly end hangs",
     "services/agent/tensorhub_agent/settled.py": "a task that is awaited by all who begin it, cancelled or not",
+    "services/agent/tensorhub_agent/ucxx_engine.py": "what UCX's thread tells the loop is caught there piece by piece",
+    "services/agent/tensorhub_agent/workers.py": "the end of a worker's process closes its connection, no more",
     "services/agent/tensorhub_agent/ucxx_gatherer.py": "tasks that are awaited where they are made",
 }
 """Files that may, and why."""
@@ -61,10 +74,40 @@ def test_background_work_has_a_supervisor() -> None:
         for path in python_files(*SUPERVISED)
         if name_of(path) not in UNSUPERVISED_BUT
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if UNSUPERVISED.search(BY_SUPERVISOR.sub("", line)) and not line.lstrip().startswith("#")
+        if UNSUPERVISED.search(SUPERVISED_FORMS.sub("", line)) and not line.lstrip().startswith("#")
     ]
     assert found == [], "run it under a Supervisor (tensorhub_common/supervision.py)"
     assert all((ROOT / name).is_file() for name in UNSUPERVISED_BUT)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loop.call_soon_threadsafe(self.core.tick, now)",
+        "future.add_done_callback(lambda _: self.core.on_news(news))",
+        "loop.add_reader(fd, self.core.tick)",
+        "await loop.run_in_executor(None, work)",
+        "Thread(target=work).start()",
+        "threading.Timer(1.0, work).start()",
+        "asyncio.create_task(work())",
+    ],
+)
+def test_what_nobody_owns_is_found(line: str) -> None:
+    assert UNSUPERVISED.search(SUPERVISED_FORMS.sub("", line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "task.add_done_callback(self._busy.discard)",
+        "making.add_done_callback(lambda _: self._making.pop(key, None))",
+        'loop.add_reader(fd, self._work.guarded(self._seen, "the end of a process"))',
+        'self._work.call_later(1.0, self._tick, what="a tick")',
+        "group.create_task(work())",
+    ],
+)
+def test_what_a_supervisor_owns_is_not(line: str) -> None:
+    assert not UNSUPERVISED.search(SUPERVISED_FORMS.sub("", line))
 
 
 def test_nats_py_is_pinned_to_the_version_whose_insides_are_overridden() -> None:

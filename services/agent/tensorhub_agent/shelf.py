@@ -243,7 +243,7 @@ class Shelf:
         try:
             place = self.places[key] = await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(self.files.unwanted)
+            making.add_done_callback(self.files.work.guarded(self.files.unwanted, "letting go of late memory"))
             raise
         return place
 

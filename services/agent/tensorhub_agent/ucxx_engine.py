@@ -122,9 +122,9 @@ class Engine:
         self._thread.start()
         try:
             async with asyncio.timeout(START_S_MAX):
-                return await asyncio.shield(self._started)
+                return await self._started
         except TimeoutError:
-            # Should it start after all, it is to end at once: nobody asks anything of it.
+            # Should it start after all, it is to end at once: nobody asks anything of it, nor why it failed at last.
             self._ending = True
             self._kick()
             raise UcxxUnavailable(f"UCX did not start within {START_S_MAX:g} s: see 'tensorhub doctor'") from None

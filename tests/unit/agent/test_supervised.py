@@ -1,6 +1,7 @@
 """Errors that escape in an agent's own parts: each has an owner, and none ends unnoticed what others wait for."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,51 @@ async def test_news_that_fails_takes_no_other_with_it(faults: list[str]) -> None
     engine._deliver([(taken.append, (1,)), (fails, ()), (taken.append, (2,))])
     assert taken == [1, 2]
     assert [("UCX" in each, "planted" in each) for each in faults] == [(True, True)]
+
+
+async def test_a_start_that_fails_when_nobody_waits_any_more_is_no_fault(
+    faults: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent has gone on without UCX, and has said so. The garbage collector has nothing to add."""
+    goes_on, reached_the_loop = threading.Event(), list[dict[str, object]]()
+    monkeypatch.setattr(ucxx_engine, "START_S_MAX", 0.05)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reached_the_loop.append(context))
+    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+
+    def slow() -> int:
+        assert goes_on.wait(WAIT_S)
+        raise RuntimeError("no device")
+
+    engine._open = slow  # type: ignore[method-assign]  # The test has no device either.
+    with pytest.raises(UcxxUnavailable, match="did not start"):
+        await engine.start()
+    goes_on.set()
+    await engine.stop()
+    told = asyncio.Event()
+    asyncio.get_running_loop().call_soon(told.set)  # Behind what the thread has said.
+    await told.wait()
+    del engine, slow
+    gc.collect()
+    assert (reached_the_loop, faults) == ([], [])
+
+
+async def test_what_comes_when_the_thread_ends_is_taken_by_one_of_both(
+    faults: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thread and event loop answer the commands that are left, and tell the news, one after the other."""
+    engine = Engine("127.0.0.1", lambda _: None, faults.append)
+    alone: list[bool] = []
+
+    class Ended:
+        def progress(self) -> None: ...
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(engine, "_worker", Ended())
+    monkeypatch.setattr(engine, "_poll", Ended(), raising=False)
+    engine.do(lambda: alone.append(engine._over_lock.locked()))
+    await asyncio.to_thread(engine._shut)
+    engine.do(lambda: alone.append(engine._over_lock.locked()))
+    assert alone == [True, True]
 
 
 async def test_a_start_that_takes_too_long_leaves_no_thread(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ class Answering:
         task = self._work.start(self._answer(question, arrived), "answering a question", on_fault=handled)
         self._running[task] = question.subject
         self._running_of[question.subject] += 1
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._work.guarded(self._ended, "beginning with the next question"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         subject = self._running.pop(task)
