@@ -1,61 +1,172 @@
-"""A program of either release: names every message and stored form, and which of its fields a reader must find.
+"""A program of either release: describes every message and stored form, and what may stand in each of their fields.
 
-Out: a JSON object from "module.Class" to its tag, whether it is an array, whether defaults are left out, and its fields
-(True: required); and the same of the catalog's state, as "state.Class".
+They are found: whatever the release's own code decodes, all structs of `tensorhub_common.wire`, and what is reachable
+from either by annotations.
+
+Out: a JSON object with "forms", by "module.Class" (a dataclass of the catalog's state: "state.Class"), and "roots": the
+types that are read as a whole.
 """
 
+import ast
 import importlib
 import json
+import pkgutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import msgspec
-
-from tensorhub_common.catalog.snapshot import FIELDS
-
-MODULES = (
-    "tensorhub_common.wire.asks",
-    "tensorhub_common.wire.commands",
-    "tensorhub_common.wire.events.hub",
-    "tensorhub_common.wire.events.publications",
-    "tensorhub_common.wire.events.replicas",
-    "tensorhub_common.wire.events.rounds",
-    "tensorhub_common.wire.events.shards",
-    "tensorhub_common.wire.events.versions",
-    "tensorhub_common.wire.traces",
-    "tensorhub_common.wire.transfer",
-    "tensorhub_common.wire.worker",
-    "tensorhub_common.bus.lease",
-    "tensorhub_common.bus.snapshots",
-    "tensorhub_common.layout",
-    "tensorhub_common.program",
-    "tensorhub_agent.gather_frames",
-    "tensorhub_agent.lease_frames",
-    "tensorhub_agent.manifest",
-    "tensorhub_agent.ucxx_frames",
-    "tensorhub.up.hub_file",
+from msgspec import NODEFAULT
+from msgspec.inspect import (
+    CollectionType,
+    CustomType,
+    DataclassType,
+    DictType,
+    EnumType,
+    Field,
+    FrozenSetType,
+    ListType,
+    LiteralType,
+    Metadata,
+    SetType,
+    StructType,
+    TupleType,
+    Type,
+    UnionType,
+    VarTupleType,
+    multi_type_info,
 )
-"""Where the messages and stored forms are. A module that moves gets a second name here, by which the other is found."""
+
+PACKAGES = ("tensorhub_common", "tensorhub_agent", "tensorhub_planner", "tensorhub_registry", "tensorhub")
+WIRE = "tensorhub_common.wire"
+ONE_RELEASE = ("tensorhub.demo",)
+"""What programs of one release, which end together, say to each other."""
+BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Name the release's modules, and where each stands."""
+    for package in PACKAGES:
+        (folder,) = importlib.import_module(package).__path__
+        for found in pkgutil.walk_packages([folder], f"{package}.", onerror=_not_to_be_had):
+            if not found.name.startswith(ONE_RELEASE):
+                path = Path(folder, *found.name.split(".")[1:])
+                yield found.name, path / "__init__.py" if found.ispkg else path.with_suffix(".py")
+
+
+def _not_to_be_had(package: str) -> None:
+    raise SystemExit(f"{package} can't be imported, so its messages are not known")
+
+
+def decoded(source: str) -> list[str]:
+    """Return what types a module decodes, as its source says them."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            given = {each.arg: each.value for each in node.keywords}.get("type")
+            if function.endswith("Decoder") and node.args:
+                given = node.args[0]
+            if function == "msgspec.convert" and len(node.args) > 1:
+                given = node.args[1]
+            if given is not None and function.endswith(("Decoder", "decode", "msgspec.convert")):
+                found.append(ast.unparse(given))
+    return found
+
+
+def roots_of(name: str, path: Path) -> list[Any]:
+    """Return the types that are read as a whole in a module, and the structs of a module of the wire."""
+    said = decoded(path.read_text())
+    is_wire = name.startswith(f"{WIRE}.")
+    if not said and not is_wire:
+        return []
+    module = importlib.import_module(name)
+    found = structs_of(module) if is_wire else []
+    for each in said:
+        try:
+            found.append(eval(each, vars(module).copy()))  # noqa: S307 (an expression of our own source)
+        except NameError:
+            # A function's own argument, as in `decode(data, type=kind)`: such are of the wire, which is taken whole.
+            continue
+    return found
+
+
+def structs_of(module: ModuleType) -> list[Any]:
+    """Return the structs that a module defines, but for those that only others are derived from."""
+    return [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ == module.__name__
+        and not kind.__subclasses__()
+    ]
+
+
+class Forms:
+    """The forms that were met."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.found: dict[str, dict[str, Any]] = {}
+        self._kinds: dict[str, type] = {}
+
+    def said(self, kind: Type) -> dict[str, Any]:
+        """Describe a type, and note the forms in it."""
+        said: dict[str, Any] = {"type": type(kind).__name__.removesuffix("Type").lower()}
+        if isinstance(kind, Metadata):
+            said = self.said(kind.type)
+        elif isinstance(kind, UnionType):
+            said = {"any_of": [self.said(each) for each in kind.types]}
+        elif isinstance(kind, (StructType, DataclassType)):
+            said = {"form": self._noted(kind)}
+        elif isinstance(kind, LiteralType):
+            said = {"values": sorted(kind.values, key=repr)}
+        elif isinstance(kind, EnumType):
+            said = {"values": sorted((each.value for each in kind.cls), key=repr)}
+        elif isinstance(kind, TupleType):
+            said = {"tuple": [self.said(each) for each in kind.item_types]}
+        elif isinstance(kind, CustomType):
+            said = {"type": kind.cls.__name__}
+        elif isinstance(kind, DictType):
+            said = {"keys": self.said(kind.key_type), "items": self.said(kind.value_type)}
+        elif isinstance(kind, (ListType, VarTupleType, SetType, FrozenSetType, CollectionType)):
+            # All are written alike.
+            said = {"items": self.said(kind.item_type)}
+        bounds = {bound: getattr(kind, bound) for bound in BOUNDS if getattr(kind, bound, None) is not None}
+        return said | ({"bounds": bounds} if bounds else {})
+
+    def _noted(self, kind: StructType | DataclassType) -> str:
+        """Note a form and all in it, and return its name."""
+        config = getattr(kind.cls, "__struct_config__", None)
+        part = "state" if config is None else kind.cls.__module__.rpartition(".")[2]
+        name = f"{part}.{kind.cls.__name__}"
+        if self._kinds.setdefault(name, kind.cls) is not kind.cls:
+            raise SystemExit(f"two forms are called {name}: name one of them otherwise")
+        if name not in self.found:
+            form = self.found[name] = {
+                "tag": config and config.tag,
+                "tag_field": config and config.tag_field,
+                "array": bool(config and config.array_like),
+                "brief": bool(config and config.omit_defaults and not config.array_like),
+                "strict": bool(config and config.forbid_unknown_fields),
+            }
+            form["fields"] = {each.encode_name: self._field(each) for each in kind.fields}
+        return name
+
+    def _field(self, field: Field) -> dict[str, Any]:
+        default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+        return {"required": field.required, "default": repr(default), **self.said(field.type)}
 
 
 def main() -> None:
-    """Name them all."""
-    found = {}
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for kind in vars(module).values():
-            if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct) or kind.__module__ != name:
-                continue
-            fields = {field.encode_name: field.required for field in msgspec.structs.fields(kind)}
-            config = kind.__struct_config__
-            found[f"{name.rpartition('.')[2]}.{kind.__name__}"] = {
-                "tag": config.tag,
-                "array": config.array_like,
-                "brief": config.omit_defaults,
-                "fields": fields,
-            }
-    for struct, names in FIELDS.items():
-        found[f"state.{struct}"] = {"tag": None, "array": False, "brief": False, "fields": dict.fromkeys(names, False)}
-    json.dump(found, sys.stdout)
+    """Describe them all."""
+    roots = [each for name, path in modules() for each in roots_of(name, path)]
+    forms = Forms()
+    said = [forms.said(kind) for kind in multi_type_info(roots)]
+    json.dump({"forms": forms.found, "roots": said}, sys.stdout)
 
 
 if __name__ == "__main__":
