@@ -17,6 +17,7 @@ from typing import Final
 from tensorhub.attachment import Attachment, Key, Place, segment_of
 from tensorhub.link import Broken, Link, closed_error
 from tensorhub_common import telemetry
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import (
     AgentUnavailable,
     DrainTimeout,
@@ -48,6 +49,9 @@ class Attachments:
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[Key, Attachment] = {}
         self._by_handle: dict[int, Attachment] = {}
+        self._attaching = Counterpart(
+            "attaching this process's shards again", lost="fails, so it is tried again", back="is done"
+        )
 
     def is_gone(self, attachment: Attachment) -> bool:
         """Whether it was released, lost or replaced."""
@@ -224,7 +228,14 @@ class Attachments:
         self._link.work.start(self._bring_back(attachment), f"attaching {where} again", lose)
 
     async def _bring_back(self, attachment: Attachment) -> None:
-        """Register a shard on this connection. What can pass is tried again; any other refusal loses the shard."""
+        """Register a shard on this connection, and say it once all of them are where that had failed."""
+        await self._try_to_bring_back(attachment)
+        # A shard that waits for the next connection is still late.
+        if not any(each.delayed is not None for each in self._by_key.values()):
+            self._attaching.answers()
+
+    async def _try_to_bring_back(self, attachment: Attachment) -> None:
+        """What can pass is tried again; any other refusal loses the shard."""
         patient_until = self._loop.time() + CONFLICT_S
         epoch = self._link.epoch
         while self._link.is_up and self._link.epoch == epoch and not self.is_gone(attachment):
@@ -236,7 +247,7 @@ class Attachments:
                 attachment.delayed = error
                 # What nobody waits for any more may go on at the agent, which refuses a second one meanwhile.
                 patient_until = self._loop.time() + CONFLICT_S
-                log.info("a shard is not attached again yet", shard=attachment.place.where, why=str(error))
+                self._attaching.is_silent(f"{attachment.place.where}: {error}")
             except TensorHubError as error:
                 if not isinstance(error, ReplicaConflict) or self._loop.time() >= patient_until:
                     self._lose(attachment, error)

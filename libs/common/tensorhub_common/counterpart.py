@@ -1,7 +1,7 @@
 """Another part of the hub, as this process finds it: it answers, or it does not.
 
 Always true: one line is logged when it stops answering and one when it answers again, however many questions, jobs and
-calls are concerned in between.
+calls are concerned in between. The second one says how long that was, and how many attempts failed if it was not one.
 """
 
 import logging
@@ -30,6 +30,8 @@ class Counterpart:
         """How many times it stopped answering."""
         self._clock = clock
         self._silent_since: float | None = None
+        self._failed = 0
+        """Attempts since then."""
 
     @property
     def silent_s(self) -> float | None:
@@ -41,10 +43,13 @@ class Counterpart:
         silent_s = self.silent_s
         if silent_s is not None:
             self._silent_since = None
-            _log.warning("%s %s after %.1f s", self.name, self._back, silent_s)
+            attempts = f"; {self._failed} attempts failed" if self._failed > 1 else ""
+            _log.warning("%s %s after %.1f s%s", self.name, self._back, silent_s, attempts)
+            self._failed = 0
 
     def is_silent(self, why: str, for_s: float = 0.0) -> None:
         """Note that it has not answered a question, for so long already."""
+        self._failed += 1
         if self._silent_since is None:
             self._silent_since = self._clock() - for_s
             self.lost_count += 1

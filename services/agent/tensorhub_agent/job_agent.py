@@ -73,6 +73,7 @@ from tensorhub_agent.workers import Worker
 from tensorhub_common import telemetry
 from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
 from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailable, TensorHubError
 from tensorhub_common.folds import folds_of
 from tensorhub_common.malformed import MALFORMED
@@ -115,6 +116,9 @@ class JobAgent:
         self.core = AgentCore(around.agent, around.limits, around.measured)
         self.shelf: Shelf = around.shelves.of(job)
         self._joblog = JobLog(around.bus, job)
+        self._log_following = Counterpart(
+            f"the log of job {job}", lost="can't be followed, so that is tried again", back="is followed"
+        )
         programs = Programs(job, around.blobs)
         self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
@@ -202,6 +206,7 @@ class JobAgent:
             try:
                 await self._questions.open_job()
                 start = await self._joblog.last_seq() + 1
+                self._log_following.answers()
                 self.rejoin(self._around.incarnation.number)
                 follow = self._joblog.follow(start, events_of(self.job), wanted=self._is_concerned)
                 async with contextlib.aclosing(follow) as entries:
@@ -216,7 +221,9 @@ class JobAgent:
             except (LogGap, LogShorter, LogMissing) as why:
                 _log.error("the log of job %s is not what it was (%s); joining it anew", self.job, why)
             except TensorHubError as why:
-                _log.warning("job %s can't be followed yet: %s", self.job, why)
+                # That NATS is away the bus itself has said, once.
+                if self._joblog.is_reachable:
+                    self._log_following.is_silent(str(why))
             await asyncio.sleep(FOLLOW_AGAIN_S)
 
     def adopt(self, adopted: list[Adopted]) -> None:

@@ -7,6 +7,7 @@ Invariants:
 - The order on a lane is the order in the log.
 - No single command of a lane is lost: all that was said reaches the log, or the whole incarnation that said it is given
   up, and the agent states anew what stands in its memory.
+- That the log takes nothing is one line when it begins and one when it is over, however many lanes wait and try again.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Final
 
 from tensorhub_common.bus.failures import LogMissing, MessageTooLarge
 from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import TensorHubError
 from tensorhub_common.subjects import cmd
 from tensorhub_common.supervision import Supervisor
@@ -49,6 +51,13 @@ class Lanes:
         self._joblog, self._reopen, self._work, self._give_up = joblog, reopen, work, give_up
         self._waiting: dict[str, deque[tuple[AnyCommand, dict[str, str]]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()
+        """The lanes of which the log did not take the command that was tried last."""
+        self._log_taking = Counterpart(
+            f"the log of job {joblog.job}",
+            lost="takes no commands from here, so they wait and are tried again",
+            back="takes commands again",
+        )
 
     def say(self, command: AnyCommand, cause: TraceContext | None = None) -> None:
         """Append the command after all earlier ones of its lane. `cause` is the span that it belongs to."""
@@ -81,6 +90,8 @@ class Lanes:
             task.cancel()
         self._tasks.clear()
         self._waiting.clear()
+        # Whether the log takes commands is told by the next one that is said.
+        self._refused.clear()
 
     async def _run(self, lane: str, queue: deque[tuple[AnyCommand, dict[str, str]]]) -> None:
         while queue:
@@ -102,20 +113,35 @@ class Lanes:
             try:
                 await self._joblog.append(subject, body, msg_id, headers)
             except LogMissing:
-                await self._try_reopen()
+                why = await self._try_reopen()
+                if why is not None:
+                    self._note_refused(by.lane, f"the job has no log, and no registry makes one: {why}")
             except MessageTooLarge:
                 # No command that a core says can be that large; going on without it would leave a gap.
                 raise
-            except TensorHubError as why:
-                # That NATS is away the bus itself has said, once.
-                level = logging.WARNING if self._joblog.is_reachable else logging.DEBUG
-                _log.log(level, "the log did not take %s yet: %s", verb, why)
+            except TensorHubError as refusal:
+                self._note_refused(by.lane, str(refusal))
             else:
+                self._note_taken(by.lane)
                 return
             await asyncio.sleep(AGAIN_S)
 
-    async def _try_reopen(self) -> None:
+    async def _try_reopen(self) -> TensorHubError | None:
+        """Have the log made; return why it was not."""
         try:
             await self._reopen()
         except TensorHubError as why:
-            _log.warning("job %s has no log, and no registry makes one: %s", self._joblog.job, why)
+            return why
+        return None
+
+    def _note_refused(self, lane: str, why: str) -> None:
+        # That NATS is away the bus itself has said, once.
+        if self._joblog.is_reachable:
+            self._refused.add(lane)
+            self._log_taking.is_silent(why)
+
+    def _note_taken(self, lane: str) -> None:
+        # A log that is nearly full takes a short command and refuses a long one: that is no end of it.
+        self._refused.discard(lane)
+        if not self._refused:
+            self._log_taking.answers()

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from tensorhub_common import telemetry
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
@@ -18,14 +17,17 @@ from tensorhub_registry.claim import PROCESS, Claim
 CLAIM_AGAIN_S: Final = 1.0
 """A leader says that it leads so often until that is folded."""
 
-_log: Final = telemetry.logger(__name__)
+Told = Callable[[Exception | None], None]
 
 
 class Claiming:
     """One job's claim, as its leader makes it."""
 
-    def __init__(self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor) -> None:
-        self._log, self._work = log, work
+    def __init__(
+        self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor, told: Told
+    ) -> None:
+        """Claim nothing yet. `told` learns whether the log takes it."""
+        self._log, self._work, self._told = log, work, told
         self._claim = Claim(registry)
         self._catalog = catalog
         self._lease_term: int | None = None
@@ -79,7 +81,9 @@ class Claiming:
             try:
                 await self._append(self._claim.ask(lease_term, self._catalog()))
             except TensorHubError as why:
-                _log.warning("that this registry leads could not be written", job=self._log.job, why=str(why))
+                self._told(why)
+            else:
+                self._told(None)
             await asyncio.sleep(CLAIM_AGAIN_S)
 
     async def _append(self, command: Lead) -> int:

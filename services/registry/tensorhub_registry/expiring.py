@@ -72,9 +72,8 @@ class Expiring:
             try:
                 await self._append(expiry, term)
             except TensorHubError as why:
-                _log.info(
-                    "that an agent is lost could not be written", job=self._log.job, why=str(why), **_fields(expiry)
-                )
+                # Whoever is told says once that the log takes nothing, however many agents are lost meanwhile.
+                _log.debug("an agent's loss is not written", job=self._log.job, why=str(why), **_fields(expiry))
                 self._told(why)
             else:
                 # That the agent is lost is told once, not once a job.

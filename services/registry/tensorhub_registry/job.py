@@ -34,6 +34,7 @@ from tensorhub_common.bus.failures import (
 )
 from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.catalog.table import AgentState
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
 from tensorhub_common.supervision import Fault, Supervisor
 from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, JobDeleted, RegistryLeads
@@ -126,8 +127,13 @@ class Job:
         self.term: int | None = None
         """The term in which this registry leads, or None while it does not."""
         self.log = JobLog(bus, name)
+        self._log_taking = Counterpart(
+            f"the log of job {name}",
+            lost="takes nothing from this registry, so it waits and is tried again",
+            back="takes what this registry says again",
+        )
         self._work = Supervisor(f"job {name!r}", on_fault=self._on_fault)
-        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work)
+        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work, self._note_writing)
         self._expiring = Expiring(self.log, self.claim, self._work, numbers, self._note_writing)
         self._forgetting = Forgetting()
         self._bus = bus
@@ -147,7 +153,6 @@ class Job:
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._replies = Replies(bus, name)
-        self._is_full = False
         self._batch_max = BATCH_EVENTS_MAX
         """Lower after a log without room, since a batch may be larger than all the room that there is."""
         self._beyond = beyond
@@ -282,7 +287,7 @@ class Job:
         self.stand_down()
         self.fold = JobFold.restored(snapshot)
         self._recall_from = min(snapshot.seq, max(extent.first, snapshot.seq - trimming.LOG_KEEP_ENTRIES_MIN)) + 1
-        _log.info("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
+        _log.debug("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
         for agent in snapshot.catalog.agents.values():
             if agent.state is AgentState.LIVE:
                 self._on_agent(Watch(self.name, agent.name, agent.incarnation))
@@ -317,8 +322,12 @@ class Job:
     def _note_writing(self, error: Exception | None) -> None:
         if error is None:
             self.troubles.clear(WRITING)
-        else:
-            self.troubles.note(WRITING, error, time.time())
+            self._log_taking.answers()
+            return
+        self.troubles.note(WRITING, error, time.time())
+        # That NATS is away the bus itself has said, once.
+        if self.log.is_reachable:
+            self._log_taking.is_silent(str(error))
 
     async def _fold_in(self, entry: Entry) -> None:
         if self.fold.is_full:
@@ -462,7 +471,8 @@ class Job:
                 self._begun.set()
                 break
             except _UNKNOWN as why:
-                self._note_writing(why)
+                # A stream without a leader just now, as after each change of NATS: that is no matter for the log.
+                self.troubles.note(WRITING, why, time.time())
                 _log.debug("the log's end is unknown", job=self.name, why=str(why))
             await asyncio.sleep(RETRY_S)
         self.troubles.clear(WRITING)
@@ -511,21 +521,19 @@ class Job:
             pause_s = FULL_RETRY_S
             self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
             self._note_writing(why)
-            self._note_full(str(why))
+            self._snapshotting.make_room(self.fold)
         except (LogMissing, MessageTooLarge):
             raise
         except _UNKNOWN as why:
             self._note_writing(why)
-            _log.warning("whether an outcome was published is unknown", job=self.name, why=str(why))
             self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
         finally:
             effects = self.fold.handle(became, time.monotonic())
         await self._carry_out(effects)
         if isinstance(became, Acknowledged):
             self._room.set()
-            self.troubles.clear(WRITING)
+            self._note_writing(None)
             self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
-            self._note_room()
             self._look_whether_got_on()
             self._look_whether_deleted()
         elif isinstance(became, Refused) and self.fold.is_full:
@@ -533,14 +541,3 @@ class Job:
                 await self._look_at_end()
         if pause_s:
             await asyncio.sleep(pause_s)
-
-    def _note_full(self, why: str) -> None:
-        self._snapshotting.make_room(self.fold)
-        if not self._is_full:
-            self._is_full = True
-            _log.error("the log is full: no outcome can be published until it has room", job=self.name, why=why)
-
-    def _note_room(self) -> None:
-        if self._is_full:
-            self._is_full = False
-            _log.info("the log has room again", job=self.name)

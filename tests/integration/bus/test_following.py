@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.integration.conftest import RunningNats
 from tensorhub_common.bus import following, jetstream
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogShorter
+from tensorhub_common.bus.failures import LogGap, LogShorter, StreamFailure
 from tensorhub_common.bus.joblog import JobLog, open_job
 from tensorhub_common.bus.message import Message
 from tensorhub_common.subjects import cmd, commands_of, event, events_of
@@ -203,6 +204,31 @@ async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> Non
     del reader._arrived[3]
     assert [each.seq for each in await take(entries, 8)] == list(range(3, 11))
     await entries.aclose()
+
+
+async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
+    log: JobLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is tried; `told` is told each time."""
+    monkeypatch.setattr(following, "OPEN_WAIT_S", 0.0)
+    last = await fill(log, 1)
+    told: list[Exception | None] = []
+    reader = following.Following(log._bus, log.job, 1, (), told=told.append)
+    begin, failures = reader._begin, [StreamFailure("JetStream refused", 1) for _ in range(20)]
+
+    async def refused() -> None:
+        if failures:
+            raise failures.pop()
+        await begin()
+
+    monkeypatch.setattr(reader, "_begin", refused)
+    async with aclosing(reader.entries()) as entries:
+        assert (await anext(entries)).seq == last
+    assert len(told) == 21
+    lost, back = (record.getMessage() for record in caplog.records)
+    assert lost == f"stream {log.stream} can't be followed, so that is tried again: JetStream refused"
+    assert back.startswith(f"stream {log.stream} is followed again after ")
+    assert back.endswith(" s; 20 attempts failed")
 
 
 async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,10 +163,11 @@ async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningRe
     await jetstream.api(watched.bus, f"STREAM.UPDATE.{stream}", {**config, "max_msgs": 31})
     with pytest.raises(LogFull):
         await say_many(watched, 40)
-    await registry.wait_says("the log is full")
+    await registry.wait_says(f"the log of job {watched.name} takes nothing from this registry")
     await jetstream.api(watched.bus, f"STREAM.UPDATE.{stream}", config)
     await watched.say(WISH)
     await watched.wait_settled()
+    await registry.wait_says(f"the log of job {watched.name} takes what this registry says again after ")
 
 
 async def say_many(watched: WatchedJob, count: int) -> None:

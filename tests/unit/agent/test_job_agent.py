@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tensorhub_agent import job_agent
 from tensorhub_agent.callers import Waiting
 from tensorhub_agent.copying import CopyPool
 from tensorhub_agent.effects import (
@@ -36,6 +37,8 @@ from tensorhub_agent.memory import Held, Place
 from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelves
+from tensorhub_common.bus.failures import NoBus, NoResponder
+from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.wire.events.shards import ShardReleased
@@ -233,3 +236,48 @@ async def test_memory_that_can_not_be_looked_at_counts_as_mapped(
     monkeypatch.setattr(Segment, "open_writable", scarce)
     job._memory.probe(Probe(KEY, spare=False))
     assert told == [Probed(KEY, spare=False, lent=True)]
+
+
+@pytest.mark.parametrize("is_reachable", [True, False])
+async def test_a_log_that_can_not_be_followed_is_told_once_and_so_is_its_end(
+    job: JobAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_reachable: bool,  # noqa: FBT001
+) -> None:
+    """However often it is tried; that NATS is away the bus has said."""
+    failures = [NoResponder("nobody listens") if is_reachable else NoBus("no connection") for _ in range(20)]
+    follows = asyncio.Event()
+
+    async def open_job() -> None:
+        await asyncio.sleep(0)
+        if failures:
+            raise failures.pop()
+
+    async def last_seq(_: JobLog) -> int:
+        return 0
+
+    monkeypatch.setattr(job_agent, "FOLLOW_AGAIN_S", 0.0)
+    monkeypatch.setattr(job._questions, "open_job", open_job)
+    monkeypatch.setattr(JobLog, "last_seq", last_seq)
+    monkeypatch.setattr(JobLog, "is_reachable", is_reachable)
+
+    async def entries() -> AsyncIterator[None]:
+        follows.set()
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(JobLog, "follow", lambda *_, **__: entries())
+    monkeypatch.setattr(job, "rejoin", lambda _: None)
+    job._around.incarnation = SimpleNamespace(number=1)  # type: ignore[assignment]
+    job.start()
+    async with asyncio.timeout(10):
+        await follows.wait()
+    told = [record.getMessage() for record in caplog.records]
+    if is_reachable:
+        lost, back = told
+        assert lost == "the log of job run-7 can't be followed, so that is tried again: nobody listens"
+        assert back.startswith("the log of job run-7 is followed after ")
+        assert back.endswith(" s; 20 attempts failed")
+    else:
+        assert told == []

@@ -151,6 +151,28 @@ async def test_what_can_pass_is_tried_again(agent: FakeAgent, hub: AsyncHub) -> 
     assert len(agent.calls(w.RegisterCall)) == 4
 
 
+async def test_shards_that_come_back_late_are_two_lines(
+    agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many they are, and however often each is tried."""
+    monkeypatch.setattr(attachments, "AGAIN_S", 0.0)
+    await trainer(hub)
+    await engine(hub)
+    refusing(agent, w.RegisterCall, RegistryUnavailable, times=9)
+    agent.drop()
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name != "tensorhub.link"]
+
+    await until(lambda: any("is done" in line for line in told()))
+    lost, back = told()
+    what = "attaching this process's shards again"
+    assert lost.startswith(f"{what} fails, so it is tried again: shard 0 of policy/")
+    assert lost.endswith(": not now")
+    assert back.startswith(f"{what} is done after ")
+    assert back.endswith(" s; 9 attempts failed")
+
+
 async def test_a_failed_register_leaves_nothing_behind(agent: FakeAgent, hub: AsyncHub) -> None:
     refusing(agent, w.RegisterCall, MemoryExhausted, times=1)
     with pytest.raises(MemoryExhausted):

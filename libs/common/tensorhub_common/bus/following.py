@@ -34,6 +34,7 @@ from tensorhub_common.bus.failures import (
 from tensorhub_common.bus.jetstream import NS_PER_S, Stored
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.subscription import Subscription
+from tensorhub_common.counterpart import Counterpart
 from tensorhub_common.subjects import log_stream
 
 BATCH: Final = 512
@@ -84,6 +85,9 @@ class Following:
         self._filters = list(filter_subjects)
         self._wanted = wanted
         self._told = told
+        self._server = Counterpart(
+            f"stream {self._stream}", lost="can't be followed, so that is tried again", back="is followed again"
+        )
         self._next_seq = max(1, start_seq)
         self._created: str | None = None
         self._looks = 0
@@ -129,6 +133,7 @@ class Following:
             try:
                 await self._bus.wait_connected(OPEN_TIMEOUT_S)
                 await self._begin()
+                self._server.answers()
                 return self._tell(None)
             except (NoBus, NoAnswer, NoResponder) as error:
                 self._tell(error)
@@ -137,7 +142,7 @@ class Following:
                 if failure.err_code == jetstream.STREAM_NOT_FOUND and await self._is_missing():
                     raise self._gone() from None
                 self._tell(failure)
-                _log.warning("stream %s can't be followed yet: %s", self._stream, failure)
+                self._server.is_silent(str(failure))
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, OPEN_WAIT_MAX_S)
 
