@@ -236,7 +236,7 @@ class LocalTransport:
             try:
                 pid, uid = peer_of(connection)
             except OSError as why:
-                _log.info("a connection ended before it could be served: %s", why)
+                _log.debug("a connection ended before it could be served: %s", why)
                 connection.close()
                 continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:

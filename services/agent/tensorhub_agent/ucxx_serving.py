@@ -136,7 +136,7 @@ class Served:
         """End the connection, because of what is said."""
         if self._ending is None:
             if self.lease is not None:
-                _log.info("a reader's connection ends: %s", why)
+                _log.debug("a reader's connection ends: %s", why)
             self._ending = self._work.start(self._end(0), "ending")
 
     async def ended(self) -> None:

@@ -166,7 +166,7 @@ class WorkerServer:
             try:
                 pid, uid = peer_of(connection)
             except OSError as why:
-                _log.info("a connection ended before it could be served: %s", why)
+                _log.debug("a connection ended before it could be served: %s", why)
                 connection.close()
                 continue
             if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
@@ -201,7 +201,7 @@ class WorkerServer:
             if isinstance(why, BadCommand | FrameTooLarge):
                 REFUSED.note(Kind.FRAME, f"what process {pid} said, so its connection ends: {why}")
             else:
-                _log.info("the connection of process %d ends: %s", pid, why)
+                _log.debug("the connection of process %d ends: %s", pid, why)
         finally:
             framed.close()
             if death is not None:

@@ -132,7 +132,7 @@ class Snapshotting:
         try:
             await self._keep_one(seq, time, body, fold)
         except WrongLastSequence:
-            _log.info("another registry has made a snapshot", job=self._log.job, seq=seq)
+            _log.debug("another registry has made a snapshot", job=self._log.job, seq=seq)
         except TensorHubError as why:
             _log.warning("a snapshot could not be kept", job=self._log.job, seq=seq, why=str(why))
             self._not_before = asyncio.get_running_loop().time() + AGAIN_S
@@ -153,7 +153,7 @@ class Snapshotting:
         self._pace.nbytes = len(packed.data)
         self._pace.stands(seq, time)
         self.made += 1
-        _log.info("snapshot", job=self._log.job, seq=seq, bytes=len(body), packed=len(packed.data))
+        _log.debug("snapshot", job=self._log.job, seq=seq, bytes=len(body), packed=len(packed.data))
         await self._trim(index, fold)
 
     async def _trim(self, index: Index, fold: JobFold) -> None:
@@ -173,7 +173,7 @@ class Snapshotting:
             await self._log.trim_commands(index.newer.seq + 1)
         if first > extent.first:
             await self._log.trim(first)
-            _log.info("trimmed", job=self._log.job, first=first, entries=first - extent.first)
+            _log.debug("trimmed", job=self._log.job, first=first, entries=first - extent.first)
 
     async def _is_whole(self, index: Index, number: int) -> bool:
         record = index.records[number]

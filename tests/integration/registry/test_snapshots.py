@@ -171,6 +171,9 @@ async def test_a_full_log_is_trimmed_behind_a_snapshot(
 
     await until(is_answered, "the last command is answered")
     assert await first_of(watched) > 1
+    lines = registry.log.read_text().splitlines()
+    assert any("snapshot" in line and job in line for line in lines)
+    assert [line for line in lines if "[info" in line and job in line] == [], "a job that gets on is no line for anyone"
 
 
 @pytest.mark.long

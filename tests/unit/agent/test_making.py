@@ -123,7 +123,10 @@ async def test_nothing_can_be_said_of_the_first_publication(publisher: Publisher
     assert publisher.made == 0
 
 
-async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_further(publisher: Publisher) -> None:
+async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_further(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     roots = []
     for _ in range(4):
         roots.append(await publisher.publish_and_settle())
@@ -137,6 +140,7 @@ async def test_a_delta_leads_from_each_publication_to_the_next_and_a_chain_furth
         assert nbytes <= 0.016 * payload
     assert publisher.brought(roots[0], roots[3])[1] <= 3 * 0.016 * payload
     assert publisher.made == 3
+    assert caplog.records == [], "what goes well is no line for an operator"
 
 
 async def test_a_delta_is_coming_from_the_moment_of_publication(publisher: Publisher) -> None:

@@ -180,7 +180,7 @@ class DeltaMaker:
                 self._book.end(delta)
                 self._made()
                 took_s, of = time.monotonic() - began, sum(publication.table.nbytes)
-                _log.info("a delta of %d bytes for a publication of %d was made in %.2f s", delta.nbytes, of, took_s)
+                _log.debug("a delta of %d bytes for a publication of %d was made in %.2f s", delta.nbytes, of, took_s)
 
     async def _new_shadow(self, publisher: _Publisher, publication: Publication) -> _Shadow | None:
         if publisher.current is not publication:
