@@ -1,6 +1,7 @@
 """What goes wrong in one job, or for want of room, costs no other job anything, and is told."""
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -36,6 +37,32 @@ async def activity(hub: RunningHub, job: str = "well") -> Activity:
         return agent
 
 
+async def assert_told_by_commands(hub: RunningHub, kind: str, job: str, why: str) -> None:
+    """Look at what `status` and `doctor` say to people and to programs; the job asked about is another one."""
+    _, text = await command(hub, "status")
+    assert all(each in text for each in (f"! {AGENT}", kind, "->"))
+    assert why in " ".join(text.split())
+    _, written = await command(hub, "status", "--json")
+    (process,) = [each for each in json.loads(written)["processes"] if each["process"] == AGENT]
+    (trouble,) = process["troubles"]
+    assert (trouble["kind"], trouble["job"], why in trouble["why"]) == (kind, job, True)
+    code, findings = await command(hub, "doctor", "--quick", "--json")
+    (finding,) = [each for each in map(json.loads, findings.splitlines()) if kind in each["found"]]
+    assert (code, why in finding["found"], finding["check"]) == (1, True, "activity")
+    assert finding["advice"]
+
+
+async def command(hub: RunningHub, *arguments: str) -> tuple[int, str]:
+    """Run a command of job `well`; return its exit code, and what it wrote."""
+    program = str(Path(sys.executable).with_name("tensorhub"))
+    where = ("--job", "well", "--dir", str(hub.directory))
+    process = await asyncio.create_subprocess_exec(program, *arguments, *where, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(WAIT_S):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
 async def connected(hub: RunningHub, job: str) -> AsyncHub:
     return await connect_async(job, agent=hub.file.agents[0].socket, nats=hub.file.nats_all)
 
@@ -62,6 +89,7 @@ async def test_a_fault_in_one_job_sets_that_job_aside(hub: RunningHub) -> None:
             told = await activity(hub)
             assert [(each.kind, each.job) for each in told.troubles] == [("job-set-aside", "ill")]
             assert told.faults == 1
+            await assert_told_by_commands(hub, "job-set-aside", "ill", "a planted fault")
             assert hub.file.agents[0].pid == agent
             await engine.release()
             await trainer.release()
@@ -107,5 +135,6 @@ async def test_memory_that_is_full_costs_the_one_who_asks_for_more(tmp_path: Pat
         assert await trainer.publish(1) == 1
         (trouble,) = (await activity(hub)).troubles
         assert (trouble.kind, "TENSORHUB_MEMORY_BYTES_MAX" in trouble.why) == ("no-memory", True)
+        await assert_told_by_commands(hub, "no-memory", "", "TENSORHUB_MEMORY_BYTES_MAX")
         await large.register("policy", {"w": torch.zeros(16)}, replica="trainer")
         assert (await activity(hub)).troubles == ()

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub.cli.finding import Finding, fail, ok, warn
-from tensorhub.cli.picture import PLAN_S, activities_of, ailing_jobs, lacks_plan_s, told
+from tensorhub.cli.picture import (
+    PLAN_S,
+    activities_of,
+    advice_on,
+    ailing_jobs,
+    lacks_plan_s,
+    told,
+    trouble_of,
+)
 from tensorhub.cli.process_states import STOPPED, has_ended, last_line, state_of
 from tensorhub.find import find_nats, read_hub_file
 from tensorhub.registry import NatsAddress, Registry
@@ -141,6 +149,11 @@ async def _work(bus: Bus, job: str, agents: Sequence[str]) -> list[Finding]:
         for each in activities
         if (silent_s := max((lacks_plan_s(read, each.planner_silent_s or 0.0) for read in each.reads), default=0.0))
         > PLAN_S
+    ]
+    found += [
+        fail("activity", trouble_of(each.process, trouble), advice_on(each.process, trouble))
+        for each in activities
+        for trouble in each.troubles
     ]
     reads = sum(len(each.reads) + each.reads_left_out for each in activities)
     return found or [ok("activity", f"{len(activities)} processes tell what they do; reads under way: {reads}")]

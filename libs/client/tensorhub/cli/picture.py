@@ -35,6 +35,7 @@ from tensorhub_common.wire.asks import (
     ReadUnderWay,
     ReplicaInfo,
     Status,
+    Trouble,
 )
 
 ACTIVITY_S: Final = 1.0
@@ -75,6 +76,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     nats_lost: int | None = None
     faults: int | None = None
     planner_silent_s: float | None = None
+    troubles: tuple[Trouble, ...] = ()
+    """What it can't do just now, while it goes on with everything else."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +287,7 @@ def _answering(activity: Activity) -> Process:
         nats_lost=activity.nats_lost,
         faults=activity.faults,
         planner_silent_s=activity.planner_silent_s,
+        troubles=activity.troubles,
     )
 
 
@@ -315,6 +319,8 @@ def _troubles(processes: Sequence[Process], reads: Sequence[Reading], ailing: Se
             yield f"{each.process} does not answer: {each.why or 'it is stopped, gone or cut off from NATS'}"
         elif each.faults:
             yield f"in {each.process} {each.faults} errors have escaped from background work: its log has them"
+        for trouble in each.troubles:
+            yield f"{trouble_of(each.process, trouble)} -> {advice_on(each.process, trouble)}"
     silent_s = {each.process: each.planner_silent_s or 0.0 for each in processes}
     for reading in reads:
         read = reading.read
@@ -336,6 +342,29 @@ def sentence(ailing: Ailing) -> str:
     """Say in a line what is wrong with a job, and what to do."""
     advice = f" -> {ailing.advice}" if ailing.advice else ""
     return told(ailing) + advice
+
+
+ADVICE: Final = {
+    "job-set-aside": "start {process} again when its other jobs can do without it; once they have nothing there it "
+    "does so by itself",
+    "shards-set-aside": "start {process} again when it can take them back",
+    "no-memory": "release what is not needed there, or give {process} more",
+    "no-copy": "give {process} or another agent more room for copies, or retain fewer versions",
+    "no-room-for-manifests": "make room there",
+    "no-room-for-state": "make room there",
+}
+"""What to do about what a process can't do, by the kind of it."""
+
+
+def trouble_of(process: str, trouble: Trouble) -> str:
+    """Say what a process can't do just now, and for how long."""
+    job = f", job {trouble.job}" if trouble.job else ""
+    return f"{process}{job}: {trouble.kind} for {max(time.time() - trouble.since, 0):.0f} s: {trouble.why.rstrip('.')}"
+
+
+def advice_on(process: str, trouble: Trouble) -> str:
+    """Say what to do about it; a later release may know of more kinds."""
+    return ADVICE.get(trouble.kind, "look into the log of {process}").format(process=process)
 
 
 def told(ailing: Ailing) -> str:
