@@ -99,14 +99,14 @@ _ROWS: Final = (
         "tensorhub.agent.read.duration",
         "histogram",
         "s",
-        "From the log's decision which version to the replica that holds it. Reads that fetched nothing don't count.",
+        "From the log's first decision to a ready replica, less waits. Reads that fetched nothing don't count.",
     ),
     Metric(
         "agent",
         "tensorhub.agent.read.wait",
         "histogram",
         "s",
-        "Of the same reads, from the call to that decision: a publisher or another shard was waited for.",
+        "Of the same reads, while nothing was decided: a publisher or another shard was waited for.",
     ),
     Metric(
         "agent",

@@ -40,7 +40,7 @@ from tensorhub_common.wire.events.event import RoundEvent
 from tensorhub_common.wire.events.hub import CommandRejected
 from tensorhub_common.wire.events.publications import PublishFailed, PublishWished, PublishWithdrawn
 from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined, RoundStarted
+from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined, RoundReopened, RoundStarted
 from tensorhub_common.wire.events.versions import VersionPublished
 
 PLANS_NOTED_MAX: Final = 16
@@ -197,6 +197,9 @@ class Chronicle:
             note.started = note.started or at
         elif isinstance(event, RoundDecided):
             self._decided(note, event, headers, at)
+        elif isinstance(event, RoundReopened) and note.version is not None:
+            # What it waits for from now on is another publication.
+            self._anew(note, f"version {event.version} went before it was read", at)
 
     def _decided(self, note: ReadNote, event: RoundDecided, headers: Mapping[str, str], at: int) -> None:
         """Move the read into the trace that the log names: the version's, or that of a round long after it."""
@@ -204,19 +207,19 @@ class Chronicle:
         if note.version == event.version:
             return
         if note.version is not None:
-            note = self._anew(note, at)
+            note = self._anew(note, "the log decided another version", at)
         note.version, note.decided = event.version, at
         note.published = context_in(headers, PUBLISH)
         cause = context_in(headers)
         if cause is not None and cause.span_id != note.place.span_id:
             note.place, note.parent = cause.beside(note.place.span_id), cause
 
-    def _anew(self, old: ReadNote, at: int) -> ReadNote:
-        """The log has decided another version: what was begun is a story of its own, and the call's goes on."""
+    def _anew(self, old: ReadNote, why: str, at: int) -> ReadNote:
+        """The version that was decided is not read: what was begun is a story of its own, and the call's goes on."""
         place = self._new_trace("transfer")
         wait = place.beside(self._new_span())
         new = ReadNote(old.key, old.call, place, at, old.engine, wait, said_by=old.said_by, round=old.round)
-        old.ended, old.error = at, "the log decided another version"
+        old.ended, old.error = at, why
         if old.place.sampled:
             self.finished.append(old)
         self._calls[old.call.call] = self._now[old.key] = new

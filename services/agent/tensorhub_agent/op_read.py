@@ -83,6 +83,14 @@ class ReadOperation:
         """The log has decided a version; and what the shard held before is given up for it."""
         self._fills_since = 0.0
         self.began = 0.0
+        self.version: int | None = None
+        """What the log has decided; None while it waits for a publisher or a sibling."""
+        self.leasing_since = 0.0
+        """Since when there was no lease, however often the log has decided meanwhile."""
+        self._waits_since: float | None = 0.0
+        """Since when nothing is decided; None: the read is under way."""
+        self._waited_s = 0.0
+        """For how long nothing was decided in earlier waits. See `_decided`."""
         self._report: ReadReport | None = None
         self._verdict: tuple[str, str] | None = None
         self._root: str | None = None
@@ -119,7 +127,7 @@ class ReadOperation:
     def start(self, now: float) -> None:
         """Join the replica's round."""
         core, call = self.core, self.call
-        self.began = now
+        self.began = self._waits_since = now
         if core.held.memory is Memory.FILLING:
             core.fail(ReplicaConflict, f"{core.where} is {core.held.memory}: wait until that has ended")
             return
@@ -200,8 +208,7 @@ class ReadOperation:
             case RoundOvertaken() if event.attempt == self._voice.attempt:
                 self._judge(now)
             case RoundReopened() if self.stage is not Stage.ENDING:
-                self._begin_anew()
-                self.stage = Stage.JOINING
+                self._reopened(now)
             case RoundSettled():
                 self._end("", "", now)
             case RoundFailed():
@@ -223,13 +230,31 @@ class ReadOperation:
         self._deadline = self.call.deadline
         self._replan_at = None
 
+    def _reopened(self, now: float) -> None:
+        """What was decided has gone, and there is nothing else to read: the call waits as it did at its beginning."""
+        self._begin_anew()
+        self.stage = Stage.JOINING
+        self.version = None
+        if self._waits_since is None:
+            self._waits_since = now
+
     def _decided(self, event: RoundDecided, now: float) -> None:
-        """Begin to read the version, once nothing of an earlier plan can be written any more."""
+        """Begin to read the version, once nothing of an earlier plan can be written any more.
+
+        The wait ends with the first decision, when this agent hears it. From then on the read is under way, whatever
+        the log decides anew, until it ends or the log reopens the round for want of a version: that is a wait again,
+        until the next decision.
+        """
         core = self.core
+        if self._waits_since is not None:
+            self._waited_s += now - self._waits_since
+            self._waits_since = None
+        if self.stage is not Stage.LEASING:
+            self.leasing_since = now
         self._was_decided = True
         self._begin_anew()
         self._voice.attempt = event.attempt
-        self.stage = Stage.LEASING
+        self.stage, self.version = Stage.LEASING, event.version
         if self.transfer is not None:
             self._decision = event
             return
@@ -251,7 +276,7 @@ class ReadOperation:
             self._end("", "", now)
             return
         if self._report is not None and self.transfer is not None:
-            stages = stages_of(self.transfer, self.began, now)
+            stages = stages_of(self.transfer, self.began, self._waited_s, now)
             self._report = msgspec.structs.replace(self._report, stages=stages)
         self.core.finish(version=event.version, report=self._report)
 

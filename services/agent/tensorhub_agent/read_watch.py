@@ -50,21 +50,15 @@ class ReadWatch:
 
     def _stands_still(self, read: ReadOperation, now: float) -> str | None:
         """Say what a read stands still at, if it does."""
+        if read.stage is Stage.LEASING:
+            return self._has_no_lease(read, now)
         transfer = read.transfer
-        if transfer is None or read.stage not in (Stage.LEASING, Stage.FILLING, Stage.KEEPING):
+        if transfer is None or read.stage not in (Stage.FILLING, Stage.KEEPING):
             return None
         if read.stage is Stage.KEEPING:
             for_s = now - transfer.ended
             told = f"all of version {transfer.version} has come, and its manifest is not written for {for_s:.1f} s: see"
             return f"{told} whether the disk under the agent's state answers" if for_s >= self._stall_s else None
-        if read.stage is Stage.LEASING:
-            for_s = now - transfer.began
-            if for_s < self._stall_s:
-                return None
-            why = transfer.asking.unanswered
-            return (
-                f"version {transfer.version} is decided for {for_s:.1f} s, and {why or 'it has no lease on a source'}"
-            )
         for_s = still_s(transfer, now)
         if for_s < self._stall_s:
             return None
@@ -73,6 +67,15 @@ class ReadWatch:
             f"nothing of version {transfer.version} has come for {for_s:.1f} s, after {_mib(done)} of {_mib(total)}; "
             f"{_under_way(transfer)}"
         )
+
+    def _has_no_lease(self, read: ReadOperation, now: float) -> str | None:
+        # Between two attempts there is no transfer, and the clock of a new one begins anew.
+        for_s = now - read.leasing_since
+        if for_s < self._stall_s:
+            return None
+        why = None if read.transfer is None else read.transfer.asking.unanswered
+        told = f"version {read.version} is decided, and for {for_s:.1f} s it has no lease on a source"
+        return told if why is None else f"{told}: {why}"
 
     def ended(self, key: Key, effect: Answer | Raise, trace: str | None) -> str | None:
         """Return the line of a read that is over, if it is worth one."""

@@ -72,11 +72,15 @@ def _source(reading: Reading) -> SourceReport:
     )
 
 
-def stages_of(transfer: Transfer, began: float, now: float) -> ReadStages:
-    """Say what of a read that began then, and is over now, took how long."""
+def stages_of(transfer: Transfer, began: float, waited_s: float, now: float) -> ReadStages:
+    """Say what of a read that began then, and is over now, took how long.
+
+    `waited_s` is for how long nothing was decided. `transfer` is the last one: what earlier ones took, which came to
+    nothing, counts until its plan.
+    """
     return ReadStages(
-        round_s=transfer.began - began,
-        plan_s=transfer.planned_at - transfer.began,
+        round_s=waited_s,
+        plan_s=transfer.planned_at - began - waited_s,
         lease_s=transfer.leased_at - transfer.planned_at,
         start_s=transfer.started - transfer.leased_at,
         first_s=transfer.first_at - transfer.started,
@@ -87,7 +91,7 @@ def stages_of(transfer: Transfer, began: float, now: float) -> ReadStages:
 
 
 def transfer_s(report: ReadReport) -> float:
-    """Return how long a read took from the log's decision on: before that a sibling or a publisher was awaited."""
+    """Return for how long a read was under way, however often it was planned: all but the wait for a decision."""
     if report.stages is None:
         return report.total_s
     seconds: float = sum(structs.astuple(report.stages))

@@ -82,7 +82,7 @@ class Transfer:
             folds=folds,
         )
         self.asking = Asking(now)
-        self.began = self.planned_at = self.leased_at = now
+        self.planned_at = self.leased_at = now
         self.started = self.first_at = self.last_at = self.ended = now
         self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
         self._ending = self._damaged = self._begun = False
@@ -282,7 +282,7 @@ class Transfer:
 
     def goes_on(self, before: "Transfer") -> None:
         """Take the place of a read that has nothing: as far as that has come, this one has."""
-        self.phase, self.began, self.leased_at = before.phase, before.began, before.leased_at
+        self.phase, self.leased_at = before.phase, before.leased_at
         self.started, self.first_at, self.last_at = before.started, before.first_at, before.last_at
 
     def stop(self) -> None:

@@ -82,11 +82,11 @@ def test_a_read_without_a_plan_says_that_the_planner_is_silent() -> None:
     agent, _ = reader()
     watching, _ = watch()
     (line,) = watching.look(reads(agent), agent.now + STALL_S, lambda _: None)
-    assert line.endswith("stands still: version 1 is decided for 5.0 s, and it has no lease on a source")
+    assert line.endswith("stands still: version 1 is decided, and for 5.0 s it has no lease on a source")
     agent.tick(1.5)
     other, _ = watch()
     (line,) = other.look(reads(agent), agent.now + STALL_S, lambda _: None)
-    assert "and the planner does not answer (nothing came within 1 s)" in line
+    assert "it has no lease on a source: the planner does not answer (nothing came within 1 s)" in line
 
 
 def report(**rest: object) -> ReadReport:

@@ -34,6 +34,6 @@ def test_names_each_source_and_what_it_gave() -> None:
     assert report.sources == (
         SourceReport(agent="a", replica="trainer", transport="local", nbytes=12, pieces=2, why="nearest"),
     )
-    assert stages_of(transfer, began=-1.0, now=5.0) == ReadStages(
+    assert stages_of(transfer, began=-1.0, waited_s=1.0, now=5.0) == ReadStages(
         round_s=1.0, plan_s=0.25, lease_s=0.25, start_s=0.5, first_s=1.0, wire_s=0.0, verify_s=1.0, ready_s=2.0
     )

@@ -195,12 +195,15 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
 class ReadStages(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds of a read by stage, in their order.
 
-    The round is the last one, if the log decided several times; a plan made in mid-read counts to the wire.
+    A plan made in mid-read counts to the wire. If the log decided several times, attempts that came to nothing count to
+    the plan of the last one.
     """
 
     round_s: float
-    """From the call to the log's decision which version it reads."""
+    """While nothing was decided: from the call to the log's first decision, and again from where the log took one back,
+    since there was nothing to read any more, to the next."""
     plan_s: float
+    """Until the plan that the read went by; every second of it was after a decision."""
     lease_s: float
     """Until every source has granted a lease and let this agent in."""
     start_s: float
