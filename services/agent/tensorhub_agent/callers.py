@@ -15,7 +15,7 @@ from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
 from tensorhub_agent.workers import Worker
-from tensorhub_common.errors import AgentUnavailable, TensorHubError
+from tensorhub_common.errors import AgentUnavailable
 from tensorhub_common.layout import segment_bytes
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.tracecontext import TraceContext
@@ -43,12 +43,12 @@ class Waiting:
 class Callers:
     """The calls under way of one job."""
 
-    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf, work: Supervisor) -> None:
-        """Look at the core's shards, and at the memory that they stand in."""
+    def __init__(self, shards: Mapping[Key, ShardCore], shelf: Shelf, work: Supervisor, reads: ReadCounts) -> None:
+        """Look at the core's shards, and at the memory that they stand in; count what becomes of reads."""
         self._shards, self._shelf, self._work = shards, shelf, work
         self._waiting: dict[int, Waiting] = {}
         self._calls = 0
-        self.read_counts = ReadCounts()
+        self._read_counts = reads
         self._progress: asyncio.Task[None] | None = None
 
     def begin(self, waiting: Waiting) -> int:
@@ -62,13 +62,19 @@ class Callers:
         waiting = self._waiting.get(call)
         return waiting.about if waiting is not None and waiting.reads else None
 
+    def refuse(self, waiting: Waiting, effect: Raise) -> None:
+        """Tell a worker that its call does not begin: it has no number here, and maybe no shard either."""
+        if waiting.reads:
+            self._read_counts.count(effect)
+        waiting.worker.tell(Failed(call=waiting.call, error=effect.error, message=effect.message))
+
     def answer(self, effect: Answer | Raise, place: TraceContext | None) -> None:
         """Tell whoever waits what became of the call, and the span that its own belongs to."""
         waiting = self._waiting.pop(effect.call, None)
         if waiting is None:
             return
         if waiting.reads:
-            self.read_counts.count(effect)
+            self._read_counts.count(effect)
         if waiting.about is not None:
             self._tell_swapped(waiting, waiting.about)
             if isinstance(effect, Answer) and effect.version is not None:
@@ -90,11 +96,9 @@ class Callers:
                 Done(call=waiting.call, version=effect.version, report=effect.report, traceparent=traceparent)
             )
 
-    def refuse_all(self, error: type[TensorHubError], message: str) -> None:
-        """Let every call under way raise."""
-        for waiting in self._waiting.values():
-            waiting.worker.tell(Failed(call=waiting.call, error=error.__name__, message=message))
-        self._waiting.clear()
+    def under_way(self) -> tuple[int, ...]:
+        """Return the numbers of the calls that are not answered yet."""
+        return tuple(self._waiting)
 
     def _tell_swapped(self, waiting: Waiting, key: Key) -> None:
         """Tell a staged shard's worker in which of the two segments it stands now, before the call is answered."""

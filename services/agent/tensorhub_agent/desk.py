@@ -16,6 +16,7 @@ from tensorhub_agent.effects import AnyCall, CallPublish, CallRead, CallRegister
 from tensorhub_agent.job_agent import JOIN_S_MAX, JobAgent
 from tensorhub_agent.manifest import unpack_layout
 from tensorhub_agent.memory import Place
+from tensorhub_agent.read_watch import NotBegun
 from tensorhub_agent.troubles import TROUBLES, Kind
 from tensorhub_agent.workers import Worker
 from tensorhub_common.bounds import Bound, bound_of
@@ -156,23 +157,27 @@ class Desk:
             raise BadCommand("'attach' may be said once only")
 
     def _call(self, session: Session, frame: ShardCall) -> None:
-        key = session.handles.get(frame.handle)
-        if key is None:
-            session.worker.tell(
-                Failed(call=frame.call, error=BadCommand.__name__, message=f"no shard has handle {frame.handle} here")
-            )
-            return
-        if session.is_anothers(key):
-            _refuse(session.worker, frame, key)
-            return
-        job = session.job
+        key, job = session.handles.get(frame.handle), session.job
         reads = isinstance(frame, ReadCall)
+        if isinstance(frame, ReleaseCall) and key is not None and session.is_anothers(key):
+            # That it is its worker's no longer is what a release wants.
+            session.worker.tell(Done(call=frame.call))
+            return
+        waiting = Waiting(session.worker, frame.call, frame.handle, about=key, reads=reads)
+        if key is None:
+            job.refuse(waiting, NotBegun.HANDLE, BadCommand, f"no shard has handle {frame.handle} here")
+            return
+        where = f"shard {key.shard} of {key.model}/{key.replica}"
+        if session.is_anothers(key):
+            message = f"{where} was released, and is not this worker's: register it again"
+            job.refuse(waiting, NotBegun.NOT_ITS_OWN, AgentUnavailable, message)
+            return
         place = job.shelf.places.get(key)
         if isinstance(frame, ReadCall) and place is not None and place.spare and frame.segment != place.inode:
-            message = f"an earlier read of shard {key.shard} of {key.model}/{key.replica} has just ended: call again"
-            session.worker.tell(Failed(call=frame.call, error=ReplicaConflict.__name__, message=message))
+            message = f"an earlier read of {where} has just ended: call again"
+            job.refuse(waiting, NotBegun.SWAPPED, ReplicaConflict, message)
             return
-        number = job.callers.begin(Waiting(session.worker, frame.call, frame.handle, about=key, reads=reads))
+        number = job.callers.begin(waiting)
         now = asyncio.get_running_loop().time()
         cause = frame.traceparent if isinstance(frame, PublishCall | ReadCall) else None
         job.call(key, _core_call(frame, number, session.worker.number, now), now, cause)
@@ -275,17 +280,6 @@ def _refusing(worker: Worker, frame: RegisterCall) -> OnFault:
         worker.tell(Failed(call=frame.call, error="TensorHubError", message=message))
 
     return refuse
-
-
-def _refuse(worker: Worker, frame: ShardCall, key: Key) -> None:
-    """Answer a call on a shard that is its worker's no longer. That it is released is what a release wants."""
-    if isinstance(frame, ReleaseCall):
-        worker.tell(Done(call=frame.call))
-        return
-    message = (
-        f"shard {key.shard} of {key.model}/{key.replica} was released, and is not this worker's: register it again"
-    )
-    worker.tell(Failed(call=frame.call, error=AgentUnavailable.__name__, message=message))
 
 
 def _bound(timeout_s: float) -> Bound:

@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from tensorhub_agent.alarm import Alarm
 from tensorhub_agent.amax_table import AmaxTable
-from tensorhub_agent.callers import Callers
+from tensorhub_agent.callers import Callers, Waiting
 from tensorhub_agent.core import AgentCore
 from tensorhub_agent.effects import (
     Accuse,
@@ -24,6 +26,7 @@ from tensorhub_agent.effects import (
     AskPlan,
     BatchDone,
     BreakLease,
+    CallRead,
     CheckSiblings,
     CloseSource,
     Confirm,
@@ -61,7 +64,7 @@ from tensorhub_agent.op_read import ReadOperation
 from tensorhub_agent.postponed import Postponed
 from tensorhub_agent.programs import Programs
 from tensorhub_agent.questions import Questions, Target
-from tensorhub_agent.read_watch import ReadWatch
+from tensorhub_agent.read_watch import NotBegun, ReadWatch
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.shard import ShardCore
 from tensorhub_agent.shelf import Shelf
@@ -84,6 +87,7 @@ from tensorhub_common.wire.asks import ReadUnderWay
 from tensorhub_common.wire.codec import read_event
 from tensorhub_common.wire.events.hub import AgentJoined
 from tensorhub_common.wire.transfer import SourceId
+from tensorhub_common.wire.worker import ReadReport
 
 JOIN_S_MAX: Final = 10.0
 """How long a worker's first call waits for the agent to have joined the job."""
@@ -122,9 +126,9 @@ class JobAgent:
         programs = Programs(job, around.blobs)
         self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
         self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
-        self.callers = Callers(self.core.shards, self.shelf, self._work)
+        self.callers = Callers(self.core.shards, self.shelf, self._work, around.reads)
         limits = around.limits
-        self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, self.callers.read_counts.late)
+        self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, around.reads.late)
         self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=telemetry.span_maker())
         self._alarm = Alarm(self._work, self._tick)
         self._joined = asyncio.Event()
@@ -502,7 +506,10 @@ class JobAgent:
     def call(self, key: Key, call: AnyCall, now: float, traceparent: str | None = None) -> None:
         """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
         if self.aside is not None:
-            self.callers.answer(Raise(call.call, AgentUnavailable.__name__, self.aside), None)
+            effect = Raise(call.call, AgentUnavailable.__name__, self.aside)
+            if isinstance(call, CallRead):
+                self._tell_refused(NotBegun.ASIDE, key, effect)
+            self.callers.answer(effect, None)
             return
         with self.isolated(f"taking {type(call).__name__}"):
             self._tracing.called(key, call, traceparent)
@@ -511,6 +518,18 @@ class JobAgent:
                 self.carry_out([Raise(call.call, RegistryUnavailable.__name__, f"{why}, then call again")])
             else:
                 self.carry_out(self.core.called(key, call, now))
+
+    def refuse(self, waiting: Waiting, kind: NotBegun, error: type[TensorHubError], message: str) -> None:
+        """Refuse a call that the core never hears of, since its worker has no such shard or may not read into it."""
+        effect = Raise(waiting.call, error.__name__, message)
+        if waiting.reads:
+            self._tell_refused(kind, waiting.about, effect)
+        self.callers.refuse(waiting, effect)
+
+    def _tell_refused(self, kind: NotBegun, key: Key | None, effect: Raise) -> None:
+        line = self._watch.refused(kind, key, effect, self._loop.time())
+        if line is not None:
+            _log.warning("job %s: %s", self.job, line)
 
     def loaded(self, key: Key) -> None:
         """The worker wrote values of its own into a shard."""
@@ -564,7 +583,24 @@ class JobAgent:
     async def end_aside(self) -> None:
         """End what was set aside. A call ends once nothing is written any more, as any other."""
         await self.stop()
-        self.callers.refuse_all(AgentUnavailable, self.aside or "the job was set aside")
+        why = self.aside or "the job was set aside"
+        for call in self.callers.under_way():
+            effect, place = Raise(call, AgentUnavailable.__name__, why), None
+            # What has failed may be what the line or the span is made of, and its worker is answered all the same.
+            with self.isolated("telling of a call of a job that is set aside"):
+                self._tell_end(msgspec.structs.replace(effect, report=self._report_of(call)))
+                place = self._tracing.effect(effect, self.core.shards)
+            self.callers.answer(effect, place)
+        self._tracing.close()
+
+    def _report_of(self, call: int) -> ReadReport | None:
+        """Return how far a read has come."""
+        key = self.callers.reading(call)
+        core = None if key is None else self.core.shards.get(key)
+        operation = None if core is None else core.operation
+        if not isinstance(operation, ReadOperation) or operation.call.call != call:
+            return None
+        return operation.report(self._loop.time())
 
     async def stop(self) -> None:
         """End: nothing is written any more when this returns."""

@@ -13,6 +13,7 @@ from opentelemetry.metrics import Meter
 from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.lease import LeaseState
+from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.refused import REFUSED
 from tensorhub_agent.segments import SegmentStore
 from tensorhub_agent.transports import Transports
@@ -22,11 +23,13 @@ from tensorhub_common.metrics import METER, by, observe, one
 
 def watch(
     jobs: Mapping[str, JobAgent],
+    read_counts: ReadCounts,
     store: SegmentStore,
     disk: SegmentStore | None,
     workers: WorkerServer,
     transports: Transports,
     deltas: DeltaBook,
+    *,
     meter: Meter | None = None,
 ) -> None:
     """Have an agent's metrics read from here on; once in a process."""
@@ -42,13 +45,13 @@ def watch(
         return _sum(dict(job.sources.encoded_bytes) for job in all_jobs())
 
     def reads() -> Counter[str]:
-        return _sum(dict(job.callers.read_counts.ended) for job in all_jobs())
+        return Counter(dict(read_counts.ended))
 
     def late() -> Counter[str]:
-        return _sum(dict(job.callers.read_counts.late) for job in all_jobs())
+        return Counter(dict(read_counts.late))
 
     def retried() -> int:
-        return sum(job.callers.read_counts.retried for job in all_jobs())
+        return read_counts.retried
 
     def sources() -> Counter[str]:
         return _sum(Counter(job.sources.transports()) for job in all_jobs())

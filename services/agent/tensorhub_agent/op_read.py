@@ -474,18 +474,23 @@ class ReadOperation:
         core = self.core
         if self._verdict is None or not self._carrier.is_quiet:
             return
-        transfer, took_s, retried = self.transfer, now - self.began, self._carrier.retried
-        report = None if transfer is None else report_of(transfer, core.place.nbytes, took_s, retried)
+        report = self.report(now)
         self._carrier.remember()
         self._destination.leave()
         error, message = self._verdict
         if error in NOT_NOW and self.call.want == "newer" and self._was_decided and not self._gave_up_old:
             # What the shard held it still holds, so that its worker can go on with that and call again.
-            core.finish(report=report_of_failure(message, took_s, report))
+            core.finish(report=report_of_failure(message, now - self.began, report))
         elif error:
             core.fail(error, message, report)
         else:
             core.finish(version=self._answer)
+
+    def report(self, now: float) -> ReadReport | None:
+        """Sum up how far it has come, if it has begun."""
+        if self.transfer is None:
+            return None
+        return report_of(self.transfer, self.core.place.nbytes, now - self.began, self._carrier.retried)
 
     def deadline(self) -> float | None:
         """Say when `tick` is wanted."""

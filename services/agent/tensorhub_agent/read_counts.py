@@ -1,4 +1,7 @@
-"""What became of the reads of one job: plain numbers for the metrics, counted when their calls are answered."""
+"""What became of an agent's reads: plain numbers for the metrics, counted when their calls are answered.
+
+They are the agent's, and not a job's: of a job that is set aside or deleted they go on to be told.
+"""
 
 from collections import Counter
 from typing import Final
@@ -19,7 +22,7 @@ _read_waited: Final = recorder(api.get_meter(METER), "tensorhub.agent.read.wait"
 
 
 class ReadCounts:
-    """The reads of one job that have ended."""
+    """The reads of all jobs that have ended."""
 
     def __init__(self) -> None:
         """Begin at zero."""

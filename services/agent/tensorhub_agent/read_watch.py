@@ -1,11 +1,13 @@
 """Which of an agent's reads are worth a line in its log: those that failed, stood still or were slow. Pure.
 
 Always true: one read has at most one line of each kind, whatever it meets; a line names the shard, the version, the
-sources with what became of each, and the trace.
+sources with what became of each, and the trace. Reads that are refused before they begin may come a thousand times a
+second from one worker, so of each kind at most one line is written in `REFUSED_TOLD_S`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Final
 
 from tensorhub_agent.effects import Answer, Key, Raise
@@ -22,9 +24,25 @@ SLOW_BYTES_PER_S: Final = 100_000_000
 SOURCES_NAMED_MAX: Final = 4
 """A line names at most this many sources; of the others it says how many there are."""
 
+REFUSED_TOLD_S: Final = 60.0
+"""Of reads that are refused for the same reason one is told in this time, with how many there were since the last."""
+
 STALLED: Final = "stalled"
 SLOW: Final = "slow"
 MIB: Final = 1024 * 1024
+
+
+class NotBegun(StrEnum):
+    """Why a read is refused before it begins."""
+
+    HANDLE = "handle"
+    """Its worker names a shard that it never had."""
+    NOT_ITS_OWN = "not-its-own"
+    """The shard was released, and is another worker's, or nobody's."""
+    SWAPPED = "swapped"
+    """Its worker would overwrite what an earlier read has just brought."""
+    ASIDE = "aside"
+    """The job was set aside."""
 
 
 class ReadWatch:
@@ -34,6 +52,8 @@ class ReadWatch:
         """Count reads that stood still or were slow in `late`."""
         self._stall_s, self._slow_read_s, self._late = stall_s, slow_read_s, late
         self._stalled: set[int] = set()
+        self._refused: dict[NotBegun, tuple[float, int]] = {}
+        """When one of a kind was told, and how many were not told since."""
 
     def look(self, reads: Iterable[ReadOperation], now: float, trace_of: Callable[[int], str | None]) -> list[str]:
         """Return a line for each read that has begun to stand still."""
@@ -93,6 +113,17 @@ class ReadWatch:
         else:
             return None
         return told + ("" if report is None else _sources(report.sources)) + _trace(trace)
+
+    def refused(self, kind: NotBegun, key: Key | None, effect: Raise, now: float) -> str | None:
+        """Return the line of a read that never began, unless there was one of its kind just now."""
+        told_at, unsaid = self._refused.get(kind, (None, 0))
+        if told_at is not None and now - told_at < REFUSED_TOLD_S:
+            self._refused[kind] = told_at, unsaid + 1
+            return None
+        self._refused[kind] = now, 0
+        what = "a read" if key is None else f"a read of {_what(key)}"
+        more = f" (and {unsaid} more such since the last line)" if unsaid else ""
+        return f"{what} is refused: {effect.error}: {effect.message}{more}"
 
     def _is_slow(self, report: ReadReport) -> bool:
         return transfer_s(report) > self._slow_read_s + report.nbytes / SLOW_BYTES_PER_S

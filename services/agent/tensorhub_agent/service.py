@@ -28,6 +28,7 @@ from tensorhub_agent.lease import LeaseMove
 from tensorhub_agent.leasing import LEASE_ASK_S
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
+from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.refused import REFUSED, Kind
 from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.segments import SegmentStore
@@ -142,7 +143,9 @@ class AgentService:
             workers = WorkerServer(settings.socket, desk)
             workers.start()
             stack.push_async_callback(workers.stop)
-            metrics.watch(self._jobs, shelves.store, shelves.disk, workers, around.transports, around.deltas)
+            metrics.watch(
+                self._jobs, around.reads, shelves.store, shelves.disk, workers, around.transports, around.deltas
+            )
             beat.start()
             await answer_traces(bus, self.agent)
             await answer_activity(bus, self.agent, "agent", self.activity)
@@ -206,6 +209,7 @@ class AgentService:
             planner=Counterpart("the planner"),
             registry=RegistryWatch(),
             sources=SourcesSeen(),
+            reads=ReadCounts(),
             joined=joined,
             tell_holds=lambda *_: None,
             fenced=self._on_fenced,

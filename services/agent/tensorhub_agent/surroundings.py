@@ -11,6 +11,7 @@ from tensorhub_agent.encodings.deltas import DeltaBook
 from tensorhub_agent.incarnation import Incarnation
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
+from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.shelf import Shelves
 from tensorhub_agent.sources_seen import SourcesSeen
@@ -44,6 +45,7 @@ class Surroundings:
     planner: Counterpart
     registry: RegistryWatch
     sources: SourcesSeen
+    reads: ReadCounts
     joined: Callable[[int], None]
     """Called with the incarnation that the log has taken."""
     tell_holds: Callable[[int, str, Key, int | None, str], None]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.agent.one_agent import OneAgent
 
 from tensorhub_agent import job_agent
 from tensorhub_agent.callers import Waiting
 from tensorhub_agent.copying import CopyPool
+from tensorhub_agent.desk import Desk
 from tensorhub_agent.effects import (
     Answer,
     AnyEffect,
+    CallRead,
     CheckSiblings,
     Digest,
     Duplicate,
@@ -27,6 +31,7 @@ from tensorhub_agent.effects import (
     Key,
     Probe,
     Probed,
+    Raise,
     Save,
 )
 from tensorhub_agent.encodings.deltas import DeltaBook
@@ -34,6 +39,8 @@ from tensorhub_agent.job_agent import JobAgent
 from tensorhub_agent.limits import Limits
 from tensorhub_agent.measured import Measured
 from tensorhub_agent.memory import Held, Place
+from tensorhub_agent.read_counts import ReadCounts
+from tensorhub_agent.read_watch import REFUSED_TOLD_S, NotBegun, ReadWatch
 from tensorhub_agent.registry_watch import RegistryWatch
 from tensorhub_agent.segments import Segment, SegmentStore
 from tensorhub_agent.shelf import Shelves
@@ -42,9 +49,10 @@ from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import MemoryExhausted
 from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
 from tensorhub_common.wire.events.shards import ShardReleased
-from tensorhub_common.wire.worker import Failed, Frame, Registered, Spare
+from tensorhub_common.wire.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
 
 KEY = Key("policy", "trainer", 0)
+WHERE, AGAIN = "shard 0 of policy/trainer", "register it again"
 LAYOUT = layout_of([TensorEntry("w", "float32", 4, (8,), (8,), (0,))])
 
 
@@ -54,6 +62,7 @@ async def job(tmp_path: Path) -> AsyncIterator[JobAgent]:
     around: Any = SimpleNamespace(
         agent="agent-0", bus=None, blobs=None, pool=pool, transports=None, limits=Limits(), measured=Measured(),
         shelves=shelves, deltas=DeltaBook(1, 1 << 20), planner=None, registry=RegistryWatch(), set_aside=lambda _: None,
+        reads=ReadCounts(),
     )  # fmt: skip
     job = JobAgent("run-7", around, lambda: None)
     yield job
@@ -191,6 +200,129 @@ async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_an
     assert (failed.call, failed.error) == (5, "AgentUnavailable")
     assert "ZeroDivisionError" in failed.message
     assert told_before[0] == 0
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.job_agent"]
+
+
+def fail(job: JobAgent) -> None:
+    with contextlib.suppress(ZeroDivisionError), job.isolated("reading"):
+        1 / 0  # noqa: B018 (a planted fault)
+
+
+async def test_reads_under_way_in_a_job_that_is_set_aside_are_told_and_counted(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With as much of each as is known: one reads from a source, the other has not begun."""
+    trainer = OneAgent("elsewhere")
+    trainer.join()
+    trainer.publish(trainer.register("trainer"), "a")
+    trainer.log()
+    agent = OneAgent("agent-0", catalog=trainer.catalog)
+    agent.join()
+    key = agent.register("rollout")
+    worker: Any = Told()
+    job.callers.begin(Waiting(worker, 4, 1, about=KEY))
+    reads = job.callers.begin(Waiting(worker, 5, 1, about=key, reads=True))
+    assert agent.read(key) == reads
+    agent.log()
+    agent.plan(key)
+    job.callers.begin(Waiting(worker, 6, 2, about=agent.key("rollout", 1), reads=True))
+    job.core = agent.core
+    monkeypatch.setattr(job._tracing, "trace_of", lambda call: "7ace" if call == reads else None)
+    fail(job)
+    caplog.clear()
+    await job.end_aside()
+    assert [frame.call for frame in worker.frames if isinstance(frame, Failed)] == [4, 5, 6]
+    first, second = lines(caplog)
+    assert first.startswith("job run-7: the read of shard 0 of policy/rollout failed: AgentUnavailable: agent ")
+    assert first.endswith("; sources: elsewhere (local, 0.0 MiB) (trace 7ace)")
+    assert second.startswith("job run-7: the read of shard 1 of policy/rollout failed: AgentUnavailable: ")
+    assert job._around.reads.ended == {"AgentUnavailable": 2}
+
+
+async def test_whatever_fails_in_telling_each_call_of_a_job_that_is_set_aside_is_answered(
+    job: JobAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker: Any = Told()
+    for call in (5, 6):
+        job.callers.begin(Waiting(worker, call, 1, about=KEY, reads=True))
+
+    def fails(_: int) -> None:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(job._tracing, "trace_of", fails)
+    fail(job)
+    await job.end_aside()
+    assert [frame.call for frame in worker.frames if isinstance(frame, Failed)] == [5, 6]
+
+
+async def test_a_crowd_of_reads_of_a_job_that_is_set_aside_has_one_line(
+    job: JobAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker: Any = Told()
+    fail(job)
+    caplog.clear()
+    for call in range(1000):
+        number = job.callers.begin(Waiting(worker, call, 1, about=KEY, reads=True))
+        read = CallRead(call=number, session=1, deadline=1.0, want="latest", patience=1.0)
+        job.call(KEY, read, 0.0)
+    assert len(worker.frames) == 1000
+    assert job._around.reads.ended == {"AgentUnavailable": 1000}
+    [line] = lines(caplog)
+    assert line.startswith(f"job run-7: a read of {WHERE} is refused: AgentUnavailable: agent ")
+
+
+@pytest.mark.parametrize(
+    ("handle", "session", "what", "error", "message"),
+    [
+        (2, 7, "", "BadCommand", "no shard has handle 2 here"),
+        (
+            1,
+            8,
+            f" of {WHERE}",
+            "AgentUnavailable",
+            f"{WHERE} was released, and is not this worker's: register it again",
+        ),
+        (1, 7, f" of {WHERE}", "ReplicaConflict", f"an earlier read of {WHERE} has just ended: call again"),
+    ],
+)
+async def test_a_read_that_is_refused_before_it_begins_is_told_and_counted(
+    job: JobAgent, caplog: pytest.LogCaptureFixture, handle: int, session: int, what: str, error: str, message: str
+) -> None:
+    await made(job)
+    job.core.adopt(Place(KEY, 1, spot=False, layout="", nbytes=(32,), staged=True), Held())
+    job.core.shards[KEY].session = session
+    worker: Any = Told()
+    worker.number = 7
+
+    async def job_of(_: str) -> JobAgent:
+        return job
+
+    desk = Desk(job_of, lambda: Attached(protocol=1, agent="agent-0", incarnation=1, nats=""))
+    await desk.attach(worker, Attach(protocol=1, job="run-7"))
+    desk._sessions[7].handles[1] = KEY
+    for call in (5, 6):
+        await desk.frame(worker, ReadCall(call=call, handle=handle, timeout_s=1.0, want="latest", segment=1))
+    await desk.frame(worker, UnpublishCall(call=7, handle=2, timeout_s=1.0))
+    failed = [(frame.call, frame.error) for frame in worker.frames if isinstance(frame, Failed)]
+    assert failed == [(5, error), (6, error), (7, "BadCommand")]
+    assert lines(caplog) == [f"job run-7: a read{what} is refused: {error}: {message}"]
+    assert job._around.reads.ended == {error: 2}, "an unpublish is no read"
+
+
+def test_of_reads_that_are_refused_one_of_each_kind_is_told_in_a_while() -> None:
+    watch = ReadWatch(5.0, 2.0, Counter())
+    effect = Raise(1, "BadCommand", "no")
+    assert watch.refused(NotBegun.HANDLE, None, effect, 100.0) == "a read is refused: BadCommand: no"
+    for _ in range(3):
+        assert watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S - 1.0) is None
+    assert watch.refused(NotBegun.ASIDE, KEY, effect, 101.0) is not None
+    line = watch.refused(NotBegun.HANDLE, None, effect, 100.0 + REFUSED_TOLD_S)
+    assert line == "a read is refused: BadCommand: no (and 3 more such since the last line)"
+    line = watch.refused(NotBegun.HANDLE, None, effect, 100.0 + 2 * REFUSED_TOLD_S)
+    assert line == "a read is refused: BadCommand: no"
 
 
 @pytest.mark.parametrize("left", [0, 1])
