@@ -142,9 +142,9 @@ class Chronicle:
                     self._wish_ended(note, None, error, at)
 
     def trace_of(self, call: int) -> str | None:
-        """Return the trace of a call that is under way."""
+        """Return the trace of a call that is under way, if its spans are kept."""
         note = self._calls.get(call)
-        return None if note is None else note.place.trace_id
+        return None if note is None or not note.place.sampled else note.place.trace_id
 
     # Publications.
 
@@ -278,18 +278,23 @@ class Chronicle:
         return note.place
 
     def _ended(self, call: int, effect: Answer | Raise, at: int) -> TraceContext | None:
-        """A call is answered. Who waits for it learns where its version was published, or how its read went."""
+        """A call is answered. Who waits for it learns where its version was published, or how its read went.
+
+        An update that is put off has failed, though its worker goes on; one that found nothing newer has not.
+        """
         note = self._calls.get(call)
         if note is None:
             return None
         if isinstance(note, PublishNote):
             note.version = effect.version if isinstance(effect, Answer) else None
-        elif isinstance(effect, Answer) and effect.report is not None:
+        elif effect.report is not None and isinstance(effect, Answer):
             note.nbytes, note.kept = effect.report.nbytes, effect.report.kept
-        self._finish(note, f"{effect.error}: {effect.message}" if isinstance(effect, Raise) else None, at)
+        self._finish(note, _failure(effect), at)
         if isinstance(note, PublishNote):
             return None if note.is_ours else (note.parent or note.place)
-        return None if note.version is None else note.place
+        if note.version is not None:
+            return note.place
+        return None if note.error is None else note.wait
 
     def _finish(self, note: Note, error: str | None, at: int) -> None:
         note.ended, note.error = at, error
@@ -311,3 +316,9 @@ class Chronicle:
 
     def _notes_of(self, model: str, replica: str) -> list[Note]:
         return [note for key, note in self._now.items() if (key.model, key.replica) == (model, replica)]
+
+
+def _failure(effect: Answer | Raise) -> str | None:
+    if isinstance(effect, Raise):
+        return f"{effect.error}: {effect.message}"
+    return None if effect.report is None else effect.report.failure or None

@@ -26,11 +26,16 @@ class Teller:
     new_span: Callable[[], str]
 
     def spans_of(self, note: Note) -> Iterator[SpanRecord]:
-        """Yield the spans of a call that is over; none for a read that ended before a version was decided."""
+        """Yield the spans of a call that is over.
+
+        Of a read that failed before a version was decided it is the wait alone, and of one that ended well there none.
+        """
         if isinstance(note, PublishNote):
             yield from self._publication(note)
         elif note.version is not None:
             yield from self._transfer(note)
+        elif note.error is not None:
+            yield self._wait(note)
 
     def _about(self, key: Key, version: int | None) -> dict[str, Value]:
         about: dict[str, Value] = {
@@ -108,15 +113,20 @@ class Teller:
         )
 
     def _wait(self, note: ReadNote) -> SpanRecord:
-        """Tell of the time before the log has decided: a sibling or a publisher was awaited, and nothing read."""
+        """Tell of the time before the log has decided: a sibling or a publisher was awaited, and nothing read.
+
+        A read that fails meanwhile has no other span, so this one has its error.
+        """
         attributes: dict[str, Value] = {
             **self._about(note.key, note.version),
             "tensorhub.want": str(note.call.want),
             "tensorhub.round": note.round or 0,
         }
-        times = (note.began, note.decided)
-        links = tuple(link for link in (note.place, note.engine) if link is not None)
-        return finished("wait", note.wait, None, times, attributes, links=links)
+        is_decided = note.version is not None
+        links = tuple(link for link in (note.place if is_decided else None, note.engine) if link is not None)
+        times = (note.began, note.decided if is_decided else note.ended)
+        error = None if is_decided else note.error
+        return finished("wait", note.wait, None, times, attributes, links=links, error=error)
 
     def _plan(self, note: ReadNote, plan: PlanNote) -> SpanRecord:
         answer = plan.answer

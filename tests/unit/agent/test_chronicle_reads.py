@@ -2,11 +2,12 @@
 
 from tests.unit.agent.one_agent import digests_of
 from tests.unit.agent.told_agent import NS, VERSION, ToldAgent, check_tree, names, one
-from tests.unit.agent.told_reads import ENGINE, decided, read_whole
+from tests.unit.agent.told_reads import ENGINE, decided, published, read_whole
 from tests.unit.span_places import place_of
 
 from tensorhub_agent.chronicle import SOURCES_NOTED_MAX
 from tensorhub_agent.effects import (
+    Answer,
     AskPlan,
     BatchDone,
     Confirmed,
@@ -17,6 +18,7 @@ from tensorhub_agent.effects import (
     SourceClosed,
     SourceLost,
 )
+from tensorhub_agent.reports import report_of_failure
 from tensorhub_common.wire.transfer import Plan, Refusal, Share, SourceId
 from tensorhub_common.wire.worker import Encoded
 
@@ -211,17 +213,58 @@ def test_a_version_that_is_held_already_is_no_transfer() -> None:
     assert agent.spans() == []
 
 
-def test_a_read_that_ends_before_a_decision_tells_nothing() -> None:
+def test_a_read_that_fails_before_a_decision_tells_what_it_waited_for_and_why_in_vain() -> None:
+    """Where its line in the log says, and its worker's span stands below it."""
     agent = ToldAgent("agent-1")
     agent.join()
     key = agent.register("rollout")
-    call = agent.begin_read(key, "latest")
+    call = agent.begin_read(key, "latest", engine=ENGINE)
     agent.log()
+    named = agent.chronicle.trace_of(call)
     agent.tick(10.0)
     agent.log()
     assert agent.error_of(call) == "VersionUnavailable"
+    (wait,) = agent.spans()
+    assert (wait.name, wait.trace, wait.parent) == ("wait", named, None)
+    assert (wait.end_ns - wait.start_ns) == 10 * NS
+    assert wait.error is not None
+    assert wait.error.startswith("VersionUnavailable: no version of model 'policy'")
+    assert (wait.attributes["tensorhub.replica"], wait.attributes["tensorhub.shard"]) == ("rollout", 0)
+    assert "tensorhub.version" not in wait.attributes
+    assert wait.links == (ENGINE,)
+    assert agent.causes["Raise"] == place_of(wait)
+
+
+def test_a_read_whose_sibling_is_missing_tells_so() -> None:
+    agent = ToldAgent("agent-1", catalog=published())
+    agent.join()
+    key = agent.register("rollout", 0, 2)
+    agent.register("rollout", 1, 2)
+    call = agent.begin_read(key)
+    agent.log()
+    agent.tick(10.0)
+    agent.log()
+    assert agent.error_of(call) == "RoundTimeout"
+    (wait,) = agent.spans()
+    assert (wait.name, (wait.error or "")[:12]) == ("wait", "RoundTimeout")
+
+
+def test_an_update_that_is_put_off_has_failed() -> None:
+    """Its line in the log names the trace, be it that of a version or of a wait for another one."""
+    agent, _, call = decided()
+    agent.do([Answer(call=call, report=report_of_failure("no source is left", 1.0))])
+    assert one(agent.spans(), "transfer").error == "no source is left"
+
+
+def test_an_update_that_finds_nothing_newer_tells_nothing() -> None:
+    agent, key, _ = decided()
+    read_whole(agent, key)
+    agent.spans()
+    call = agent.begin_read(key, "newer", patience=0.0)
+    agent.log()
+    assert isinstance(agent.end_of(call), Answer)
     assert agent.spans() == []
-    assert agent.causes["Raise"] is None
+    assert agent.causes["Answer"] is None
 
 
 def test_a_story_names_a_bounded_number_of_sources() -> None:

@@ -66,6 +66,7 @@ def test_of_a_trace_that_is_not_sampled_nothing_is_noted_and_others_hear_so() ->
     agent.log()
     note = agent.chronicle._now[key]
     assert isinstance(note, ReadNote)
+    assert agent.chronicle.trace_of(note.call.call) is None, "a line would name a trace that nobody keeps"
     read_whole(agent, key)
     assert (note.plans, note.sources) == ([], {})
     assert agent.causes["AskPlan"] is None

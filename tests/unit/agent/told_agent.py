@@ -64,11 +64,13 @@ class ToldAgent(OneAgent):
         self.chronicle.called(key, call, cause, self.at)
         return self.publish(key, text, version)
 
-    def begin_read(self, key: Key, want: Wish = "latest", engine: TraceContext | None = None) -> int:
+    def begin_read(
+        self, key: Key, want: Wish = "latest", engine: TraceContext | None = None, patience: float = 1e9
+    ) -> int:
         """Read as a worker does."""
-        call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=1e9)
+        call = CallRead(call=self.calls + 1, session=SESSION, deadline=self.now + 10.0, want=want, patience=patience)
         self.chronicle.called(key, call, engine, self.at)
-        return self.read(key, want)
+        return self.read(key, want, patience)
 
     def hear(self, news: ShardNews) -> None:
         """Tell it what came of an effect."""

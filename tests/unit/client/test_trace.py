@@ -15,7 +15,7 @@ from tensorhub.registry import Registry
 from tensorhub_common.bus.traces import Gathered
 from tensorhub_common.errors import RegistryUnavailable
 from tensorhub_common.wire.asks import AgentInfo, Status
-from tensorhub_common.wire.traces import TRANSFER, Link, Span, SpansAsk, TransfersAsk
+from tensorhub_common.wire.traces import TRANSFER, Attribute, Link, Span, SpansAsk, TransfersAsk
 
 EVERYBODY = frozenset({"registry-0", "planner-0", "agent-0", "agent-1"})
 
@@ -129,6 +129,40 @@ def test_one_transfer_is_drawn_by_the_beginning_of_its_id(hub: Hub, run: Callabl
     assert "agent-3" not in ended.stdout
     assert "\x1b" not in ended.stdout
     assert hub.asked[-1] == SpansAsk(trace=TRACE)
+
+
+def test_a_trace_is_drawn_by_its_whole_id_as_the_log_names_it(run: Callable[..., Any]) -> None:
+    whole = run(TRACE)
+    assert whole.exit_code == 0, whole.stderr
+    assert whole.stdout == run("--version", "12").stdout
+    one = run(TRACE, "--replica", "rollout-0")
+    assert f"transfer {span_id(16)}  policy version 12 to rollout-0, shard 0" in one.stdout
+    assert "agent-3" not in one.stdout
+
+
+def test_a_trace_without_a_transfer_is_drawn_as_what_there_is(hub: Hub, run: Callable[..., Any]) -> None:
+    """A read that failed before a version was decided: the log names its trace."""
+    hub.spans = []
+    about: dict[str, Attribute] = {"job": "run-7", "model": "policy", "replica": "rollout-9", "shard": 3}
+    story = Story("e" * 32, hub.spans)
+    error = "VersionUnavailable: no version was to be had"
+    story.add(80, None, "wait", "agent agent-1", 0, 10_000, about=about, error=error)
+    story.add(81, 80, "update", "sdk 77", 0, 10_001, about=about, error=error)
+    ended = run("E" * 32)
+    assert ended.exit_code == 0, ended.stderr
+    title, *drawn = ended.stdout.splitlines()
+    assert title.startswith(f"wait {span_id(80)}  policy to rollout-9, shard 3")
+    assert title.endswith(f"failed, trace {'e' * 32}")
+    firsts = [line.split()[0] for line in drawn]
+    assert firsts == ["SPAN", "wait", "VersionUnavailable:", "update", "VersionUnavailable:"]
+    assert drawn[1].endswith("10.0 s")
+
+
+@pytest.mark.parametrize("arguments", [["f" * 32], [TRACE, "--replica", "nobody"]])
+def test_a_trace_that_has_no_such_spans_is_one_line(run: Callable[..., Any], arguments: list[str]) -> None:
+    ended = run(*arguments)
+    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (1, "", 1)
+    assert f"trace {arguments[0]}" in ended.stderr
 
 
 def test_a_version_is_drawn_with_all_its_transfers(run: Callable[..., Any]) -> None:

@@ -5,11 +5,13 @@ Every process of the hub keeps its own spans, so all are asked; no collector of 
 
 import asyncio
 import io
+import re
 import sys
 from collections.abc import Collection, Sequence
 from typing import Annotated, Final
 
 import typer
+from msgspec import structs
 from rich.console import Console
 
 from tensorhub.cli import options
@@ -32,11 +34,17 @@ STATUS_S: Final = 1.0
 PIPE_COLUMNS: Final = 120
 END_CHARS_MAX: Final = 60
 _NS_PER_S: Final = 1_000_000_000
+_TRACE: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 def trace(
     transfer: Annotated[
-        str | None, typer.Argument(metavar="TRANSFER", help="A transfer's id, or how it begins.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="TRANSFER",
+            help="A transfer's id, or how it begins, or the whole id of a trace, as logs name it.",
+            show_default=False,
+        ),
     ] = None,
     *,
     model: Annotated[
@@ -91,7 +99,10 @@ async def _spans(registry: Registry, ask: TransfersAsk) -> tuple[list[Span], lis
     """Return all spans of the transfers' traces, and of those that they are linked to, and the transfers."""
     async with registry:
         known = await _known(registry)
-        wanted = _chosen(await _ask_transfers(registry, ask, known), ask, registry.job)
+        if _TRACE.fullmatch(ask.begins):
+            wanted = await _of_trace(registry, ask, known)
+        else:
+            wanted = _chosen(await _ask_transfers(registry, ask, known), ask, registry.job)
         traces = list(dict.fromkeys(place for span in wanted for place in _traces_of(span)))
         bus = await registry.bus()
         found = await asyncio.gather(
@@ -100,6 +111,26 @@ async def _spans(registry: Registry, ask: TransfersAsk) -> tuple[list[Span], lis
     _tell_missing(known, found)
     spans = {(span.trace, span.span): span for each in found for span in each.spans if span.trace in traces}
     return list(spans.values()), wanted
+
+
+async def _of_trace(registry: Registry, ask: TransfersAsk, known: set[str]) -> list[Span]:
+    """Return the transfers of a trace; of one without any, as of a read that failed before it began, what there is."""
+    found = await gather(await registry.bus(), registry.job, SpansAsk(trace=ask.begins), known)
+    _check_answered(found)
+    spans = [span for span in found.spans if span.trace == ask.begins]
+    if not spans:
+        _tell_missing(known, [found], count_left_out=False)
+        raise TensorHubError(f"no process of the hub keeps spans of trace {ask.begins}: they may be too old")
+    transfers = [span for span in spans if span.name == TRANSFER]
+    same = {"tensorhub.model": ask.model, "tensorhub.version": ask.version, "tensorhub.replica": ask.replica}
+    fit = [
+        span
+        for span in transfers
+        if all(value is None or span.attributes.get(key) == value for key, value in same.items())
+    ]
+    if transfers and not fit:
+        raise TensorHubError(f"there is no transfer {_told(structs.replace(ask, begins=''))} in trace {ask.begins}")
+    return fit or [root.span for root in forest(spans)]
 
 
 def _traces_of(span: Span) -> list[str]:
@@ -122,13 +153,17 @@ async def _known(registry: Registry) -> set[str]:
 
 async def _ask_transfers(registry: Registry, ask: TransfersAsk, known: set[str]) -> list[Span]:
     found = await gather(await registry.bus(), registry.job, ask, known)
+    _check_answered(found)
+    _tell_missing(known, [found], count_left_out=False)
+    return sorted(found.spans, key=lambda span: -span.end_ns)
+
+
+def _check_answered(found: Gathered) -> None:
     if not found.processes:
         raise TensorHubError(
             "no process of the hub answers questions about spans: see 'tensorhub doctor' (with OTEL_SDK_DISABLED=true "
             "none are kept)"
         )
-    _tell_missing(known, [found], count_left_out=False)
-    return sorted(found.spans, key=lambda span: -span.end_ns)
 
 
 def _tell_missing(known: set[str], found: Sequence[Gathered], *, count_left_out: bool = True) -> None:
@@ -236,9 +271,10 @@ def title(wanted: Collection[Span]) -> list[str]:
     lines = []
     for span in sorted(wanted, key=lambda span: span.start_ns):
         get = span.attributes.get
-        what = f"{get('tensorhub.model')} version {get('tensorhub.version')}"
+        version = get("tensorhub.version")
+        what = f"{get('tensorhub.model')}" + ("" if version is None else f" version {version}")
         where = f"{get('tensorhub.replica')}, shard {get('tensorhub.shard')}"
         end = "failed" if trouble(span) else "done"
         begun = when(span.start_ns / _NS_PER_S)
-        lines.append(f"{TRANSFER} {span.span}  {what} to {where}  {begun}  {end}, trace {span.trace}")
+        lines.append(f"{span.name} {span.span}  {what} to {where}  {begun}  {end}, trace {span.trace}")
     return lines
