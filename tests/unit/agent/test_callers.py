@@ -10,6 +10,7 @@ from tensorhub_agent import callers
 from tensorhub_agent.callers import Callers, Waiting
 from tensorhub_agent.effects import CallRead, Key
 from tensorhub_agent.op_read import ReadOperation
+from tensorhub_agent.read_counts import ReadCounts
 from tensorhub_common.supervision import Supervisor
 from tensorhub_common.wire.worker import Progress
 
@@ -46,7 +47,7 @@ async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -
     shelf: Any = None
     worker: Any = SimpleNamespace(tell=told.append)
     work = Supervisor("test")
-    waits = Callers(shards, shelf, work)
+    waits = Callers(shards, shelf, work, ReadCounts())
     call = waits.begin(Waiting(worker, call=7, handle=1, about=KEY, reads=True))
     core.operation = Read(core, call, [0, 0, 0, 40, 40, 40, 40, TOTAL])
     waits.show_progress()
