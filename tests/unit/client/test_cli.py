@@ -185,6 +185,18 @@ def test_bench_runs_the_benchmarks_or_says_where_they_are(
         assert run("bench").code == min(code, 1)
 
 
+def test_bench_without_what_it_measures_with_says_what_to_install(
+    run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And begins nothing, which would end with a traceback."""
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("it was begun"))
+    for name in ("numpy", "ml_dtypes"):
+        monkeypatch.setitem(sys.modules, name, None)
+    ended = run("bench")
+    said = "bench needs numpy and ml_dtypes, not installed here: pip install 'tensorhub[agent,torch]'"
+    assert (ended.code, ended.out, ended.err) == (1, "", f"tensorhub: {said}\n")
+
+
 def test_what_the_hub_refuses_is_one_line_on_stderr(run: Callable[..., Ended], answers: dict[str, Any]) -> None:
     answers["versions"] = RegistryUnavailable("no registry answered:\n see 'tensorhub doctor'")
     ended = run("versions", "policy")
@@ -453,6 +465,26 @@ def test_doctor_without_a_hub_fails_and_says_what_to_do(
     assert found["torch"]["found"].startswith(torch.__version__)
     assert all(each["advice"] for each in ended.objects if each["level"] != "ok")
     assert "fail  nats" in run("doctor", "--quick").out
+
+
+def test_doctor_where_nothing_is_installed_that_an_agent_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that only asks: it is warned that no agent can run here, and all else is looked at."""
+    monkeypatch.setenv("TENSORHUB_NATS", "nats://127.0.0.1:1")
+    program = """
+import sys
+sys.modules |= dict.fromkeys(("numpy", "ml_dtypes", "torch"))
+from tensorhub.cli.main import main
+main()
+"""
+    asked = [sys.executable, "-c", program, "doctor", "--quick", "--json"]
+    ended = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=120)
+    found = {each["check"]: each for each in map(json.loads, ended.stdout.splitlines())}
+    assert (ended.returncode, ended.stderr) == (1, "")
+    needs = found["agent's needs"]
+    assert needs["level"] == "warn"
+    assert needs["found"] == "numpy and ml_dtypes can't be imported, so no agent can run here"
+    assert "pip install 'tensorhub[agent]'" in needs["advice"]
+    assert (found["torch"]["level"], found["nats"]["level"]) == ("warn", "fail")
 
 
 def test_doctor_ends_though_the_hub_does_not_answer(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> None:
