@@ -117,7 +117,9 @@ async def stage(hub: RunningHub, install: str = "in-place") -> AsyncIterator[Sta
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[UCXX])
 async def deltas_hub(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningHub]:
     """Three agents on hosts of their own; a test that kills one leaves it started again."""
-    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, TENSORHUB_DELTAS=str(KEPT)) as hub:
+    # At debug an agent's log tells of each delta that it has made.
+    told = {"TENSORHUB_DELTAS": str(KEPT), "TENSORHUB_LOG_LEVEL": "debug"}
+    async with running_hub(tmp_path_factory.mktemp("hub"), agents=3, hosts=3, **told) as hub:
         yield hub
 
 
