@@ -46,6 +46,7 @@ sys.exit(process.exitcode)
 """
 PROGRAMS = {
     "sync": SYNC,
+    "a function": f"def main():\n{textwrap.indent(SYNC, '    ')}\nmain()",
     "a forked child": CHILD % textwrap.indent(SYNC, "    "),
     "asyncio.run in a forked child": CHILD % textwrap.indent(ASYNC % "asyncio.run(main())", "    "),
     "asyncio.run": ASYNC % "asyncio.run(main())",

@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -40,7 +41,7 @@ class Background:
         self._thread.start()
         _running.add(self)
         at_child_end(_stop_all, order=1)
-        weakref.finalize(self, _end_soon, self._pid, self._loop, self._leaves).atexit = False
+        weakref.finalize(self, _end_soon, self._pid, self._loop, self._leaves, self._thread).atexit = False
 
     @property
     def is_ended(self) -> bool:
@@ -130,7 +131,12 @@ async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     loop.stop()
 
 
-def _end_soon(pid: int, loop: asyncio.AbstractEventLoop, leaves: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+def _end_soon(
+    pid: int,
+    loop: asyncio.AbstractEventLoop,
+    leaves: list[Callable[[], Coroutine[Any, Any, None]]],
+    thread: threading.Thread,
+) -> None:
     """End the loop of an object that was dropped: in the loop's own thread, for garbage is collected in any."""
     if os.getpid() != pid or loop.is_closed():
         return
@@ -143,14 +149,21 @@ def _end_soon(pid: int, loop: asyncio.AbstractEventLoop, leaves: list[Callable[[
     ending = end()
     try:
         asyncio.run_coroutine_threadsafe(ending, loop)
+        _ending.add(thread)
     except RuntimeError:
         ending.close()
 
 
 _running: "weakref.WeakSet[Background]" = weakref.WeakSet()
 
+_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+"""Threads of objects that were dropped: a program that ends with the function which had its hub waits for them."""
+
 
 @atexit.register
 def _stop_all() -> None:
     for background in list(_running):
         background.stop_at_exit()
+    until = time.monotonic() + END_S
+    for thread in list(_ending):
+        thread.join(max(until - time.monotonic(), 0.0))
