@@ -78,7 +78,7 @@ ROOM_WAIT_S: Final = 0.5
 """With the fold full and nothing published for so long, the log's end is asked how far publication is."""
 
 LOOK_S: Final = 5.0
-"""How often a leader looks whether the job's log is nearly full, and for agents that were lost long ago."""
+"""How often a leader looks for a snapshot that is due, whether the log is nearly full, for agents lost long ago."""
 
 READING: Final = "reading"
 WRITING: Final = "writing"
@@ -185,7 +185,7 @@ class Job:
         self.stand_down()
         self.term = term
         self._speaking = self._work.start(self._speak(), "publishing outcomes", self._on_speech_fault)
-        self._looking = self._work.start(self._look_now_and_then(), "looking for room in the log")
+        self._looking = self._work.start(self._look_now_and_then(), "looking now and then")
 
     def stand_down(self) -> None:
         """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
@@ -240,13 +240,18 @@ class Job:
             )
 
     async def _look_now_and_then(self) -> None:
-        """While this registry leads, forget agents lost long ago, and make room in a log that is nearly full."""
+        """While this registry leads, do what no entry of the log calls for.
+
+        Agents lost long ago are forgotten. A snapshot is made that fell due while another was being kept, or could not
+        be kept then. A log that is nearly full is given room.
+        """
         while True:
             await asyncio.sleep(LOOK_S)
             if not self._ready.is_set():
                 continue
             if self.claim.term is not None:
                 self._expiring.forget(self._forgetting.due(self.fold.catalog, time.time()))
+            self._snapshotting.look(self.fold)
             try:
                 await self._snapshotting.look_for_room(self.fold)
             except TensorHubError as why:

@@ -36,7 +36,6 @@ class Snapshotting:
         self._log, self._work = log, work
         self._snapshots = Snapshots(bus, log.job, replicas)
         self._pace = Pace()
-        self._is_full = False
         self._looked_at = 0
         self._not_before = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -68,16 +67,17 @@ class Snapshotting:
 
     def make_room(self, fold: JobFold) -> None:
         """The log is full, or nearly so: trim it as far as a snapshot of now allows."""
-        self._pace.wanted = self._is_full = True
+        self._pace.is_full = True
         self.look(fold)
 
     async def look_for_room(self, fold: JobFold) -> None:
-        """Look how full the log is, if it has grown; call it now and then, while leading."""
+        """Look how full the log is, if it was full or has grown; call it now and then, while leading."""
         if fold.seq <= self._looked_at:
             return
-        self._looked_at = fold.seq
         if (await self._log.extent()).fullness >= FULL_SHARE_MAX:
             self.make_room(fold)
+        else:
+            self._looked_at = fold.seq
 
     def look(self, fold: JobFold) -> None:
         """Make a snapshot if one is due; call it between two entries, while leading."""
@@ -126,6 +126,7 @@ class Snapshotting:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
+            self._pace.failed()
 
     async def _keep(self, seq: int, time: float, body: bytes, fold: JobFold) -> None:
         me = asyncio.current_task()
@@ -147,7 +148,11 @@ class Snapshotting:
         packed = await asyncio.to_thread(Packed.of, body)
         extent = await self._log.extent()
         before = await self._index(extent.created)
-        if before is not None and before.newer.seq >= seq:
+        if before is not None and before.newer.seq > seq:
+            return
+        if before is not None and before.newer.seq == seq:
+            # It stands, but whoever made it came no further.
+            await self._trim(before, fold)
             return
         index = await self._snapshots.write(packed, seq, time, before, extent.created)
         self._pace.nbytes = len(packed.data)
@@ -164,9 +169,8 @@ class Snapshotting:
             return
         older = index.older.seq if index.older is not None and whole[-1] else None
         self._pace.bytes_max = extent.bytes_max
-        fullness = 1.0 if self._is_full else extent.fullness
+        fullness = 1.0 if self._pace.is_full else extent.fullness
         first = self._pace.first_kept(index.newer.seq, older, fold.last_event_seq, fold.time, fullness)
-        self._is_full = False
         await self._snapshots.drop_older(index)
         if fullness >= FULL_SHARE_MAX and first <= index.newer.seq:
             # Commands whose outcomes found no room stand behind the last event, which must stay.
@@ -174,6 +178,8 @@ class Snapshotting:
         if first > extent.first:
             await self._log.trim(first)
             _log.debug("trimmed", job=self._log.job, first=first, entries=first - extent.first)
+        if fullness >= FULL_SHARE_MAX:
+            self._pace.made_room(index.newer.seq)
 
     async def _is_whole(self, index: Index, number: int) -> bool:
         record = index.records[number]

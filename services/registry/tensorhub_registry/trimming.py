@@ -46,14 +46,19 @@ class Pace:
     """The bytes of the entries since."""
     bytes_max: int = 0
     """The log's limit, 0: none is known."""
-    wanted: bool = False
-    """Whether one is due at once, since the log is full."""
+    is_full: bool = False
+    """Whether the log takes nothing more, or soon will not: all that may go is to go at once."""
+    roomy: int = 0
+    """The last snapshot behind which all went that may go of a full log."""
+    _summed_bytes: int = 0
+    """The bytes of the entries that the snapshot sums up which is being kept."""
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
 
     def is_due(self, seq: int) -> bool:
         """Tell whether a snapshot at this entry is worth its while."""
-        if self.wanted:
-            return seq > self.at
+        if self.is_full:
+            # One of this very entry may stand, and the log not be trimmed yet: then none but this would ever do it.
+            return seq > self.at or self.at > self.roomy
         share = self.bytes_max // SNAPSHOTS_PER_LOG_MIN or SNAPSHOT_LOG_BYTES_MAX
         if self.log_bytes >= min(share, SNAPSHOT_LOG_BYTES_MAX):
             return seq > self.at
@@ -61,18 +66,25 @@ class Pace:
 
     def took(self, seq: int) -> None:
         """Count from this snapshot on; it is being kept."""
-        self.at, self.log_bytes, self.wanted = seq, 0, False
+        self.at, self._summed_bytes, self.log_bytes = seq, self.log_bytes, 0
 
     def failed(self) -> None:
-        """It could not be kept: the next one is due at once."""
+        """It could not be kept: what it was to sum up counts again, so the next one is due at once."""
         self.at = self._marks[-1][0] if self._marks else 0
+        self.log_bytes += self._summed_bytes
+        self._summed_bytes = 0
 
     def stands(self, seq: int, time: float) -> None:
         """A snapshot is kept; remember when its last entry was stored."""
         if not self._marks or seq > self._marks[-1][0]:
             self._marks.append((seq, time))
+            self._summed_bytes = 0
         if seq > self.at:
             self.at, self.log_bytes = seq, 0
+
+    def made_room(self, seq: int) -> None:
+        """All that may go of a full log is gone behind this snapshot."""
+        self.roomy, self.is_full = seq, False
 
     def first_kept(self, newer: int, older: int | None, last_event: int, now: float, fullness: float) -> int:
         """Return the first entry that must stay. `newer`, `older`: the snapshots that were read back and are whole.

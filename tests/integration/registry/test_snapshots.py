@@ -6,23 +6,28 @@ import random
 import re
 import signal
 from collections import deque
+from itertools import islice
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, commands, say_all, until
-from tests.integration.registry.hasty_registry import ENTRIES, KEEP
+from tests.integration.registry.hasty_registry import ENTRIES, HELD_UNTIL, KEEP, UNTRIMMED_UNTIL
 
 from tensorhub_common import restoring, subjects
 from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.failures import LogFull, LogGap
+from tensorhub_common.bus.following import BATCH
 from tensorhub_common.bus.snapshots import Index, Snapshots
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.wire.asks import Error, Outcome, OutcomeAsk
 from tensorhub_common.wire.commands import Publish
 
 HASTY = "tests.integration.registry.hasty_registry"
+BEHIND = ENTRIES - KEEP
+"""The log is trimmed beyond this entry once two snapshots stand, wherever a slow machine made the second of them."""
 WISH = Publish(model="policy", replica="nobody")
 
 
@@ -66,7 +71,7 @@ async def test_a_restart_goes_on_from_the_snapshot(
     watched = await open_job(own_bus, job)
     await say_all(watched, commands(200), 0.0)
     await watched.wait_settled()
-    first = await wait_trimmed(watched, ENTRIES)
+    first = await wait_trimmed(watched, BEHIND)
     index = await index_of(own_bus, watched)
     assert index.older is not None
     assert first <= index.older.seq - KEEP + 1, "the log must reach back behind the older of the two"
@@ -86,6 +91,34 @@ async def test_a_restart_goes_on_from_the_snapshot(
     assert isinstance(answer, Error)
     with pytest.raises(LogGap, match=f"no entry {first - 1} any more"):
         await anext(watched.log.follow(first - 1))
+
+
+@pytest.mark.long
+async def test_a_snapshot_that_falls_due_at_rest_needs_no_further_entry(
+    own_nats_server: RunningNats,
+    own_bus: Bus,
+    registry_on: MakeRegistry,
+    open_job: OpenJob,
+    job: str,
+    tmp_path: Path,
+) -> None:
+    """The first one is being kept until all is said, and the next can't be kept: the log is trimmed all the same."""
+    go_on = tmp_path / "go-on"
+    registry = registry_on(own_nats_server.url, module=HASTY, **{HELD_UNTIL: str(go_on)})
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await say_all(watched, commands(200), 0.0)
+    await watched.wait_settled()
+    go_on.touch()
+    await registry.wait_says("could not be kept")
+    index = await index_of(own_bus, watched)
+    assert index.older is None, "only the one that was held is kept by now"
+    last = (await watched.log.extent()).last
+
+    async def sums_up_all() -> bool:
+        return (await index_of(own_bus, watched)).newer.seq == last
+
+    await until(sums_up_all, "a snapshot of the whole log is kept")
 
 
 @pytest.mark.slow
@@ -112,7 +145,7 @@ async def test_registries_are_killed_among_snapshots(
         await registry.start()
     await saying
     await watched.wait_settled()
-    assert await first_of(watched) > ENTRIES
+    await wait_trimmed(watched, BEHIND)
     assert (await index_of(own_bus, watched)).older is not None
 
 
@@ -129,9 +162,14 @@ async def test_a_standby_that_was_away_for_long_loads_a_snapshot(
     await standby.wait_ready(own_bus)
     await watched.outcome(await watched.say(commands(1)[0]))
     standby.signal(signal.SIGSTOP)
-    await say_all(watched, commands(400)[1:], 0.0)
+    said = iter(commands(4_000)[1:])
+
+    async def is_trimmed_beyond_what_it_was_sent() -> bool:
+        await say_all(watched, list(islice(said, 100)), 0.0)
+        return await first_of(watched) > BATCH
+
+    await until(is_trimmed_beyond_what_it_was_sent, "the log is trimmed beyond what the standby was sent")
     await watched.wait_settled()
-    await wait_trimmed(watched, 3 * ENTRIES)
     standby.signal(signal.SIGCONT)
     await standby.wait_says("restored")
     await leader.kill()
@@ -177,6 +215,57 @@ async def test_a_full_log_is_trimmed_behind_a_snapshot(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_full_log_is_trimmed_though_its_snapshot_stood_before(
+    own_nats_server: RunningNats,
+    own_bus: Bus,
+    registry_on: MakeRegistry,
+    open_job: OpenJob,
+    job: str,
+    tmp_path: Path,
+    *,
+    is_killed: bool,
+) -> None:
+    """The trim failed, or its registry was killed before it: the log takes no entry that a new snapshot could be of."""
+    go_on = tmp_path / "go-on"
+    registry = registry_on(own_nats_server.url, module=HASTY, **{UNTRIMMED_UNTIL: str(go_on)})
+    await registry.start()
+    watched = await open_job(own_bus, job)
+    await watched.outcome(await watched.say(commands(1)[0]))
+    stream = watched.log.stream
+    config = (await jetstream.api(own_bus, f"STREAM.INFO.{stream}"))["config"]
+    await jetstream.api(own_bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 64 * 1024})
+    said = deque(commands(1_000)[1:])
+
+    async def is_full_and_summed_up() -> bool:
+        with contextlib.suppress(LogFull):
+            while said:
+                await watched.say(said[0])
+                said.popleft()
+        with contextlib.suppress(AssertionError):
+            return (await index_of(own_bus, watched)).newer.seq == (await watched.log.extent()).last
+        return False
+
+    await until(is_full_and_summed_up, "a snapshot sums up all of the full log")
+    assert await first_of(watched) == 1
+    if is_killed:
+        await registry.kill()
+        go_on.touch()
+        await registry.start()
+    else:
+        go_on.touch()
+
+    async def takes_one() -> bool:
+        with contextlib.suppress(LogFull):
+            await watched.say(said[0])
+            return True
+        return False
+
+    await until(takes_one, "the log takes a command again")
+    await watched.wait_settled()
+
+
+@pytest.mark.long
 async def test_a_broken_snapshot_is_passed_over(
     own_nats_server: RunningNats, own_bus: Bus, registry_on: MakeRegistry, open_job: OpenJob, job: str
 ) -> None:
@@ -186,7 +275,7 @@ async def test_a_broken_snapshot_is_passed_over(
     watched = await open_job(own_bus, job)
     await say_all(watched, commands(300), 0.0)
     await watched.wait_settled()
-    await wait_trimmed(watched, ENTRIES)
+    await wait_trimmed(watched, BEHIND)
     await registry.kill()
     index = await index_of(own_bus, watched)
     assert index.older is not None
@@ -214,7 +303,7 @@ async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
     watched = await open_job(own_bus, job)
     await say_all(watched, commands(200), 0.0)
     await watched.wait_settled()
-    await wait_trimmed(watched, ENTRIES)
+    await wait_trimmed(watched, BEHIND)
     await registry.kill()
     await watched.close()
     await jetstream.api(own_bus, f"STREAM.DELETE.{watched.log.stream}")
@@ -223,4 +312,4 @@ async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
     assert (await restoring.newest(own_bus, job, 0))[0] is None
     await say_all(anew, commands(200), 0.0)
     await anew.wait_settled()
-    await wait_trimmed(anew, ENTRIES)
+    await wait_trimmed(anew, BEHIND)

@@ -53,18 +53,37 @@ def test_a_small_log_has_them_more_often() -> None:
 
 def test_a_full_log_wants_one_at_once_but_no_second_of_the_same() -> None:
     made = pace((100, 1.0))
-    made.wanted = True
+    made.is_full = True
     assert made.is_due(101)
-    assert not made.is_due(100)
+    made.took(101)
+    made.stands(101, 2.0)
+    assert made.is_due(101), "it stands, and nothing was trimmed behind it"
+    made.made_room(101)
+    made.is_full = True
+    assert not made.is_due(101), "nothing more can be gained"
+    assert made.is_due(102)
 
 
 def test_what_failed_is_due_again() -> None:
+    """At once, with no further entry; also where a snapshot must be no larger than what it sums up."""
     made = pace((100, 1.0))
-    made.log_bytes = 1
+    made.nbytes = made.log_bytes = 5_000
     made.took(100 + SNAPSHOT_ENTRIES_MAX)
+    made.log_bytes += 150
     assert not made.is_due(100 + SNAPSHOT_ENTRIES_MAX + 1)
     made.failed()
     assert made.is_due(100 + SNAPSHOT_ENTRIES_MAX + 1)
+    assert made.log_bytes == 5_150
+
+
+def test_what_was_kept_does_not_count_again() -> None:
+    """Only the trim behind it failed."""
+    made = pace((100, 1.0))
+    made.log_bytes = SNAPSHOT_LOG_BYTES_MAX
+    made.took(200)
+    made.stands(200, 2.0)
+    made.failed()
+    assert not made.is_due(201)
 
 
 def test_nothing_lies_behind_one_snapshot_alone() -> None:
