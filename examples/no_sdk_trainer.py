@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nats
 import nkeys
+from nats.aio.subscription import Subscription
 
 # A version that was taken back is available again when the same bytes are published under its number again.
 ENDS = ("version.published", "version.available", "publish.failed", "publish.declined")
@@ -20,6 +21,15 @@ ENDS = ("version.published", "version.available", "publish.failed", "publish.dec
 def public_half(key: Path) -> str:
     """Return what NATS knows of a key."""
     return bytes(nkeys.from_seed(bytearray(key.read_bytes())).public_key).decode()
+
+
+async def next_of(subscription: Subscription, timeout_s: float) -> bytes:
+    """Return the next message's data, or raise `TimeoutError`.
+
+    Not by `next_msg`: on Python 3.11 it loses a Ctrl-C that comes together with a message, and the program goes on.
+    """
+    async with asyncio.timeout(timeout_s):
+        return (await anext(subscription.messages)).data
 
 
 async def publish(url: str, key: Path, job: str, model: str, replica: str, version: int) -> bool:
@@ -33,12 +43,12 @@ async def publish(url: str, key: Path, job: str, model: str, replica: str, versi
     headers = {"Nats-Msg-Id": str(uuid.uuid4()), "Tensorhub-Reply-To": inbox}
     subject = f"tensorhub.v1.{job}.cmd.publish"
     ack = await client.jetstream().publish(subject, json.dumps(wish).encode(), headers=headers)
-    event = json.loads((await outcomes.next_msg(timeout=10)).data)[0]
+    event = json.loads(await next_of(outcomes, 10))[0]
     asked = await client.request(f"tensorhub.v1.{job}.ask.outcome", json.dumps({"seq": ack.seq}).encode(), timeout=10)
     print(f"command {ack.seq} stands in the log; asked for its outcome: {json.loads(asked.data)['events'][0]['kind']}")
     print(f"inbox: {event['kind']} {event.get('message', '')}")
     while event["kind"] != "command.rejected" and (event["kind"] not in ENDS or event["replica"] != replica):
-        event = json.loads((await events.next_msg(timeout=60)).data)
+        event = json.loads(await next_of(events, 60))
     print(f"event: {event['kind']} {event.get('version', '')} {event.get('message', '')}")
     await client.close()
     return bool(event["kind"] in ("version.published", "version.available"))
@@ -50,5 +60,7 @@ except ValueError:
     sys.exit(__doc__)
 try:
     sys.exit(not asyncio.run(publish(url, Path(key), job, model, replica, int(version))))
+except TimeoutError:
+    sys.exit("no_sdk_trainer.py: no answer in time: see what 'tensorhub doctor' says")
 except KeyboardInterrupt:
     sys.exit(130)

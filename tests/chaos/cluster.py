@@ -28,9 +28,10 @@ import msgspec
 from tests.chaos.content import MIB
 from tests.chaos.fleet import TRAINER, Findings, Fleet
 from tests.chaos.prober import Prober
-from tests.chaos.two_holders import kill, stop, wake
+from tests.chaos.two_holders import kill, wake
 from tests.chaos.verdict import LogVerdict
 from tests.chaos.whole_log import read_whole_log
+from tests.stopping import stop
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up

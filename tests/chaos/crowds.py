@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import torch
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub import AsyncShard
@@ -281,7 +282,7 @@ async def _stopped(
     while not reading.done() and not any(shard.version for shard in made.values()):  # noqa: ASYNC110 (as above)
         await asyncio.sleep(0)
     missing = sum(shard.version is None for shard in made.values())
-    os.kill(source.pid, signal.SIGSTOP)
+    stop(source.pid)
     try:
         await asyncio.sleep(stopped_s)
         done = missing - sum(shard.version is None for shard in made.values())

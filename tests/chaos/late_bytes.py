@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.chaos.content import MIB
-from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, stop, two_holders, wake
+from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, two_holders, wake
+from tests.stopping import stop
 
 WATCH_S: Final = 0.5
 """So long after its answer a woken source is still watched; what it had to send is gone in some milliseconds."""

@@ -29,8 +29,9 @@ from benchmarks import page, report
 from tests.chaos.content import MIB
 from tests.chaos.fleet import LOOK_S, TRAINER, Findings, Fleet
 from tests.chaos.memory_marks import Marks
-from tests.chaos.two_holders import kill, stop, wake
+from tests.chaos.two_holders import kill, wake
 from tests.chaos.whole_log import read_whole_log
+from tests.stopping import stop
 
 from tensorhub.up import hub_file
 from tensorhub.up.up import Up

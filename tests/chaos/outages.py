@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub import TensorHubError
@@ -140,7 +141,7 @@ async def _away(up: Up, outage: str, seconds: float) -> None:
         "registry": up.hub.registry.pid,
         "source": up.hub.agents[0].pid,
     }[part]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         await asyncio.sleep(seconds)
     finally:

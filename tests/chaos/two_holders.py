@@ -51,11 +51,6 @@ class Missed(Exception):
     """The blow did not meet the read, so the round shows nothing."""
 
 
-def stop(pid: int) -> None:
-    """Put a process to sleep."""
-    os.kill(pid, signal.SIGSTOP)
-
-
 def wake(pid: int) -> None:
     """Wake a process, if it is still there."""
     with contextlib.suppress(ProcessLookupError):

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from tests.integration import programs
 from tests.integration.hubs import RunningHub, running_hub
+from tests.stopping import stop
 
 from tensorhub.up import tether
 from tensorhub.up.nats_server import Cluster, NatsServer
@@ -77,9 +78,7 @@ class RunningNats:
 
     def signal(self, number: int) -> None:
         """Send a signal; once this returns, a server that was to stop has stopped with all its threads."""
-        os.kill(self.pid, number)
-        if number == signal.SIGSTOP:
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+        stop(self.pid) if number == signal.SIGSTOP else os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

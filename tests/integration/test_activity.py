@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 from tests.integration.hubs import RunningHub, new_job
+from tests.stopping import stop
 
 from tensorhub import TensorSpec
 from tensorhub_common.bus.activity import gather_activity
@@ -55,7 +56,7 @@ async def test_a_read_that_has_no_planner_is_told_with_its_reason(hub: RunningHu
         engine = await there.register("policy", SPEC, replica="rollout-0")
         await trainer.publish(3)
         planner = hub.file.planner.pid
-        os.kill(planner, signal.SIGSTOP)
+        stop(planner)
         try:
             reading = asyncio.create_task(engine.replicate(3, timeout_s=WAIT_S))
             found = await until(bus, job, lambda all_: any(each.planner_silent_s is not None for each in all_.values()))

@@ -12,6 +12,7 @@ import torch
 from tests.bounds import WAIT_S
 from tests.integration.hubs import running_hub
 from tests.integration.programs import started
+from tests.stopping import stop
 
 from tensorhub.hub import AsyncHub
 from tensorhub.shard import AsyncShard
@@ -42,7 +43,7 @@ async def test_values_are_not_copied_over_a_publication_that_is_still_open(tmp_p
         registry = hub.file.registry.pid
         async with started(hub, PUBLISHER, hub.file.agents[0].socket) as first:
             assert await first.line() == "registered"
-            os.kill(registry, signal.SIGSTOP)
+            stop(registry)
             try:
                 first.go_on()
                 await until_said(hub.file, "ready")
@@ -111,7 +112,7 @@ async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
     monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", SILENCE_S)
     async with running_hub(tmp_path, agents=1) as hub, hub.connected(JOB, 1) as (mine,):
         agent = hub.file.agents[0].pid
-        os.kill(agent, signal.SIGSTOP)
+        stop(agent)
         try:
             with pytest.raises(AgentUnavailable, match="did not answer"):
                 await mine.register("m", {"w": torch.full((1000,), 1.0)}, replica="trainer", timeout_s=SILENCE_S)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, held_hub, running_hub, until_held
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub_common.bus.activity import gather_activity
@@ -50,7 +51,7 @@ async def test_an_agent_that_is_away(tmp_path: Path) -> None:
         trainer = await here.register("m", {"w": torch.ones(1000)}, replica="trainer")
         reader = await there.register("m", {"w": torch.zeros(1000)}, replica="reader")
         await trainer.publish(1)
-        os.kill(hub.file.agents[1].pid, signal.SIGSTOP)
+        stop(hub.file.agents[1].pid)
         try:
             async with one_line(tensorhub.TensorHubError):
                 await reader.replicate(timeout_s=0.5)
@@ -78,7 +79,7 @@ async def test_nats_that_is_away(tmp_path: Path) -> None:
     async with running_hub(tmp_path / "hub") as hub, hub.connected("job") as (here, _):
         trainer = await here.register("m", {"w": torch.ones(1000)}, replica="trainer")
         await here.versions("m")
-        os.kill(hub.file.nats_pid, signal.SIGSTOP)
+        stop(hub.file.nats_pid)
         try:
             async with one_line(tensorhub.RegistryUnavailable):
                 await here.versions("m", timeout_s=0.5)

@@ -13,6 +13,7 @@ import torch
 from tests.chaos.cluster import Cluster
 from tests.chaos.content import MIB
 from tests.integration.hubs import RunningHub, assert_same_bytes, running_cluster
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub.cli import hub_checks
@@ -45,7 +46,7 @@ async def test_without_a_majority_calls_end_in_time_and_go_on_afterwards(tmp_pat
         await trainer.publish(1)
         assert await reader.replicate() == 1
         for node in hub.file.nats_nodes[:2]:
-            os.kill(node.pid, signal.SIGSTOP)
+            stop(node.pid)
         try:
             await answered(lambda: here.versions("m", timeout_s=BOUND_S), margin_s=0.0)
             await answered(lambda: here.retain("m", last=1, timeout_s=BOUND_S), margin_s=0.0)
@@ -81,7 +82,7 @@ async def test_any_address_finds_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     """The first node of `hub.json` is gone for good, and the one that is named is no address of a node that lives."""
     async with running_cluster(tmp_path / "hub") as hub:
         file = hub.file
-        os.kill(file.nats_nodes[0].pid, signal.SIGSTOP)
+        stop(file.nats_nodes[0].pid)
         try:
             monkeypatch.setenv("TENSORHUB_DIR", str(tmp_path / "hub"))
             await registered(hub, "by-the-file", None)

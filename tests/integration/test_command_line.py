@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import save_file
 from tests.integration.hubs import RunningHub, new_job
 from tests.integration.programs import PROGRAM_S, Ended, environment, nursery
+from tests.stopping import stop
 
 from tensorhub_common.bus.connection import CONNECT_TIMEOUT_S
 
@@ -293,7 +294,7 @@ async def test_status_and_doctor_name_who_is_stopped(
     _, told = published
     pids = hub.file.pids
     for process in ("planner-0", "agent-1"):
-        os.kill(pids[process], signal.SIGSTOP)
+        stop(pids[process])
         try:
             asked = (["status"], ["status", "--json"], ["doctor", "--quick", "--json"])
             text, status, doctor = [run.ended() for run in [Run(folder, each, told) for each in asked]]
@@ -321,7 +322,7 @@ async def test_a_pull_that_is_broken_off_leaves_no_replica(
 ) -> None:
     """The planner is stopped, so that it is in the middle until Ctrl-C."""
     job, told = published
-    os.kill(hub.file.planner.pid, signal.SIGSTOP)
+    stop(hub.file.planner.pid)
     try:
         run = Run(folder, ["pull", "policy", "out.safetensors"], told)
         async with hub.connected(job, agents=1) as (here,), asyncio.timeout(PROGRAM_S):

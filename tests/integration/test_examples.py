@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.integration.hubs import RunningHub, new_job, running_hub
 from tests.integration.programs import PROGRAM_S, Ended, environment, fork_program
+from tests.stopping import stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -97,7 +98,7 @@ async def test_a_trainer_with_no_sdk_ends_at_ctrl_c_without_a_traceback(tmp_path
         hub.connected(job, agents=1) as (here,),
     ):
         await here.register("m", {"w": torch.ones(5)}, replica="trainer")
-        os.kill(hub.file.agents[0].pid, signal.SIGSTOP)
+        stop(hub.file.agents[0].pid)
         try:
             arguments = (hub.file.nats, hub.file.credentials, job, "m", "trainer", "1")
             with started(hub, job, "no_sdk_trainer.py", *arguments) as waiting:

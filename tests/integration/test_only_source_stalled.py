@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.bounds import WAIT_S
 from tests.integration.hubs import new_job, running_hub
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub_common.errors import RoundTimeout
@@ -35,7 +36,7 @@ async def test_a_read_goes_on_while_the_log_counts_its_holder(tmp_path: Path) ->
         engine = await here.register("m", {"w": torch.zeros(4096)}, replica="engine")
         assert await trainer.publish() == 1
         holder = hub.file.agents[0].pid
-        os.kill(holder, signal.SIGSTOP)
+        stop(holder)
         try:
             async with asyncio.timeout(WAIT_S):
                 # On a busy machine it takes longer until a source is left.
@@ -64,7 +65,7 @@ async def test_a_read_ends_at_once_when_the_log_counts_no_holder(tmp_path: Path)
         engine = await here.register("m", {"w": torch.zeros(4096)}, replica="engine")
         assert await trainer.publish() == 1
         holder = hub.file.agents[0].pid
-        os.kill(holder, signal.SIGSTOP)
+        stop(holder)
         try:
             async with asyncio.timeout(LONG_S):
                 with pytest.raises(tensorhub.VersionUnavailable):

@@ -11,8 +11,9 @@ from typing import Final
 import pytest
 import torch
 from tests.chaos.content import MIB, Content
-from tests.chaos.two_holders import Blow, kill, stop, wake
+from tests.chaos.two_holders import Blow, kill, wake
 from tests.integration.transports import UCXX
+from tests.stopping import stop
 
 import tensorhub
 from tensorhub import AsyncShard, ReadReport

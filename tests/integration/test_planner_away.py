@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.hubs import running_hub
+from tests.stopping import stop
 
 SOURCES_LOST_S = 0.5
 """So long a read goes on without a source."""
@@ -25,7 +26,7 @@ async def test_a_read_outlives_its_planner(tmp_path: Path) -> None:
         await trainer.publish(1)
         reader = await there.register("m", {"w": torch.zeros(1000, dtype=torch.int64)}, replica="reader")
         planner = hub.file.planner.pid
-        os.kill(planner, signal.SIGSTOP)
+        stop(planner)
         asyncio.get_running_loop().call_later(AWAY_S, os.kill, planner, signal.SIGCONT)
         assert await reader.replicate(1, timeout_s=20) == 1
         assert torch.equal(reader.tensors["w"], torch.arange(1000))

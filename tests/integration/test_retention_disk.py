@@ -16,6 +16,7 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, runni
 from tests.integration.test_retention import WITHIN_S, cache_of, incarnation_of, until, weights, write
 from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 from tests.leftovers import memory_of
+from tests.stopping import stop
 
 import tensorhub
 
@@ -128,7 +129,7 @@ async def test_files_are_found_again_after_the_memory_of_the_hosts_was_lost(hub:
         await all_kept(here)
         kept = files_of(hub, job)
         for agent in hub.file.agents:
-            os.kill(agent.pid, signal.SIGSTOP)
+            stop(agent.pid)
             for path in memory_of(hub.directory, f"{agent.id}-"):
                 path.unlink()
             await killed(hub, here, agent.id)
@@ -194,7 +195,7 @@ async def test_a_damaged_file_is_not_believed_and_written_anew(hub: RunningHub) 
 
         await until(is_named)
         [((agent, _), (path, _))] = files_of(hub, job).items()
-        os.kill(next(each.pid for each in hub.file.agents if each.id == agent), signal.SIGSTOP)
+        stop(next(each.pid for each in hub.file.agents if each.id == agent))
         with path.open("r+b") as file:
             file.seek(path.stat().st_size - 4096)
             file.write(b"\xff" * 64)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.integration.hubs import RunningHub, running_hub
+from tests.stopping import stop
 
 from tensorhub import AsyncHub, RegistryUnavailable
 
@@ -21,7 +22,7 @@ TIMEOUT_S = 0.2
 def silent(hub: RunningHub) -> Iterator[None]:
     """Stop the registry for as long as this lasts."""
     registry = hub.file.registry.pid
-    os.kill(registry, signal.SIGSTOP)
+    stop(registry)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 from tests.bounds import BUSY_S
+from tests.stopping import stop
 from tests.unit.registry.modelled_log import decided
 
 from tensorhub_common import subjects
@@ -89,7 +90,8 @@ class RunningRegistry:
         await until(is_ready, f"{self.name} is ready")
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        """Send a signal; once this returns, a registry that was to stop has stopped."""
+        stop(self.process.pid) if number == signal.SIGSTOP else self.process.send_signal(number)
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.stopping import stop
 from tests.unit.agent.box_samples import rows
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
@@ -39,7 +40,7 @@ class Source:
         self.process, self.endpoint = process, endpoint
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        stop(self.process.pid) if number == signal.SIGSTOP else self.process.send_signal(number)
 
 
 @contextlib.asynccontextmanager
