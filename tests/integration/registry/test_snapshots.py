@@ -45,6 +45,13 @@ async def wait_trimmed(watched: WatchedJob, beyond: int) -> int:
     return await first_of(watched)
 
 
+async def limit(bus: Bus, watched: WatchedJob, nbytes: int) -> None:
+    """Give the job's log no more room than this."""
+    stream = watched.log.stream
+    config = (await jetstream.api(bus, f"STREAM.INFO.{stream}"))["config"]
+    await jetstream.api(bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": nbytes})
+
+
 async def index_of(bus: Bus, watched: WatchedJob) -> Index:
     found = await Snapshots(bus, watched.name).index((await watched.log.extent()).created)
     assert found is not None
@@ -185,9 +192,7 @@ async def test_a_full_log_is_trimmed_behind_a_snapshot(
     await registry.start()
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(1)[0]))
-    stream = watched.log.stream
-    config = (await jetstream.api(own_bus, f"STREAM.INFO.{stream}"))["config"]
-    await jetstream.api(own_bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 64 * 1024})
+    await limit(own_bus, watched, 64 * 1024)
     await registry.kill()
     await registry.start()
     said = deque(commands(300)[1:])
@@ -232,9 +237,7 @@ async def test_a_full_log_is_trimmed_though_its_snapshot_stood_before(
     await registry.start()
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(1)[0]))
-    stream = watched.log.stream
-    config = (await jetstream.api(own_bus, f"STREAM.INFO.{stream}"))["config"]
-    await jetstream.api(own_bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": 64 * 1024})
+    await limit(own_bus, watched, 64 * 1024)
     said = deque(commands(1_000)[1:])
 
     async def is_full_and_summed_up() -> bool:
