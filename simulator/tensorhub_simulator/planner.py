@@ -1,6 +1,6 @@
 """A planner of the simulation: the production fold and its whole way to an answer."""
 
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tensorhub_agent.served import summed
@@ -17,6 +17,7 @@ from tensorhub_planner.limits import Limits
 from tensorhub_planner.load import Ledger
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.source_set import SourceSet
+from tensorhub_planner.unregistered import Unregistered, global_names, unregistered
 from tensorhub_simulator.clock import Node
 from tensorhub_simulator.log import Entry, Follower
 from tensorhub_simulator.memory import Violation
@@ -139,13 +140,13 @@ class Known:
         return made
 
     def _make(self, layout: str, sources: SourceSet) -> Compiled | LayoutMismatch:
-        index = SourceIndex({digest: self._layouts.layout(digest) for digest in sources.layouts}, sources.originals)
+        index, destination = self._index(sources), self._layouts.layout(layout)
         try:
-            program = compile_program(layout, self._layouts.layout(layout), index)
+            program = compile_program(layout, destination, index)
         except LayoutMismatch as why:
             return why
         execution = self._layouts.put(encoded(program))
-        made = Compiled(execution.digest, execution, Sizes(execution.nbytes()))
+        made = Compiled(execution.digest, execution, Sizes(execution.nbytes()), global_names(destination))
         self._by_digest[execution.digest] = made
         return made
 
@@ -153,6 +154,15 @@ class Known:
         """Return a program that a reader names, perhaps one that the planner before this one has made."""
         execution = self._layouts.executions[digest]
         return self._by_digest.get(digest) or Compiled(digest, execution, Sizes(execution.nbytes()))
+
+    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything."""
+        registered = [(await self.compiled(layout, sources)).names or () for layout in layouts]
+        return unregistered(registered, self._index(sources))
+
+    def _index(self, sources: SourceSet) -> SourceIndex:
+        layouts = {digest: self._layouts.layout(digest) for digest in sources.layouts}
+        return SourceIndex(layouts, sources.originals)
 
     async def heard(self, agents: Collection[str]) -> None:
         """Wait for nobody: who has not told yet is told of later."""

@@ -137,9 +137,44 @@ async def test_an_engine_that_lacks_a_tensor_is_told_so(
             await asyncio.gather(engine.replicate(), whole.replicate())
             assert engine.last_read is not None
             assert (engine.last_read.unread, engine.last_read.unread_count) == (("b", "c", "d", "e"), 4)
+            assert (engine.last_read.unregistered, engine.last_read.unregistered_count) == (("b", "c", "d", "e"), 4)
             assert whole.last_read is not None
             assert whole.last_read.unread_count == 0
             await trainer.unpublish()
-    told = [record for record in caplog.records if "not registered here" in str(record.msg)]
-    assert len(told) == 1
-    assert "'b', 'c', 'd' and 1 more" in str(told[0].msg)
+    (told,) = lines_of_unregistered(caplog)
+    assert "'b', 'c', 'd' and 1 more" in told
+
+
+async def test_shards_of_one_replica_are_told_what_all_of_them_lack(
+    hub: RunningHub, job: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each leaves out what the other one has, as pipeline stages do; that is no mistake, and `head` is."""
+    given = {name: torch.ones(4) for name in ("a", "b", "head")}
+    async with hub.connected(job) as (here, there):
+        trainer = await here.register("policy", given, replica="trainer")
+        stages = {
+            replica: [
+                await client.register(
+                    "policy", {name: torch.zeros(4) for name in names}, replica=replica, shard=index, shards=2
+                )
+                for index, (client, names) in enumerate([(there, first), (here, second)])
+            ]
+            for replica, first, second in [("whole", ["a"], ["b", "head"]), ("holed", ["a"], ["b"])]
+        }
+        for _ in range(2):
+            await trainer.publish()
+            await asyncio.gather(*(shard.replicate() for shards in stages.values() for shard in shards))
+            reads = {replica: [shard.last_read for shard in shards] for replica, shards in stages.items()}
+            assert [read.unregistered for read in reads["whole"] if read] == [(), ()]
+            found = [(read.unregistered, read.unregistered_count) for read in reads["holed"] if read]
+            assert found == [(("head",), 1), ((), 0)]
+            assert [read.unread for read in reads["holed"] if read] == [("b", "head"), ("a", "head")]
+            await trainer.unpublish()
+    (told,) = lines_of_unregistered(caplog)
+    assert "'head'" in told
+    assert "shard 0 of policy/holed" in told
+
+
+def lines_of_unregistered(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = (str(record.msg) for record in caplog.records)
+    return [line for line in lines if "that no shard of the replica registered" in line]

@@ -65,7 +65,7 @@ class AsyncShard(Uncopied):
         self._swaps = swaps
         self._standing = standing
         self._choice = choice
-        self._told_of_left = self._told_of_unread = False
+        self._told_of_left = self._told_of_unregistered = False
         self._last_read: ReadReport | None = None
 
     def __repr__(self) -> str:
@@ -257,15 +257,17 @@ class AsyncShard(Uncopied):
                 tensors=listed(left),
             )
 
-    def _tell_of_unread(self, report: ReadReport) -> None:
-        """A tensor may be missing by mistake, so a shard that should have all of them says once what it left out."""
-        if report.unread_count and self.shards == 1 and not self._told_of_unread:
-            self._told_of_unread = True
-            more = report.unread_count - len(report.unread)
+    def _tell_of_unregistered(self, report: ReadReport) -> None:
+        """A tensor may be missing by mistake, so one shard of a replica says once what all of them left out."""
+        if report.unregistered_count and not self._told_of_unregistered:
+            self._told_of_unregistered = True
+            tensors = listed(report.unregistered)
+            if report.unregistered_count > len(report.unregistered):
+                tensors = f"{tensors}, {report.unregistered_count} in all"
             log.warning(
-                "the version has tensors that were not registered here, so they were not read",
+                "the version has tensors that no shard of the replica registered, so they were not read",
                 shard=self._attachment.place.where,
-                tensors=listed(report.unread) if not more else f"{listed(report.unread)}, {report.unread_count} in all",
+                tensors=tensors,
             )
 
     @asynccontextmanager
@@ -321,7 +323,7 @@ class AsyncShard(Uncopied):
             self._note(done.report)
             if not done.report.failure:
                 self._tell_of_left()
-            self._tell_of_unread(done.report)
+            self._tell_of_unregistered(done.report)
         return done.version
 
     def _note(self, report: ReadReport) -> None:

@@ -66,6 +66,8 @@ class Carrier:
         self._turn: Turn | None = None
         self.program: Execution | None = None
         """What is read are units of this program, and not the shard's own pieces."""
+        self.turned_by: Plan | None = None
+        """The plan that named the program."""
         self._completion: Completion | None = None
         self._table: Table | None = None
         self._digested: tuple[int, bytes] = (0, b"")
@@ -80,6 +82,7 @@ class Carrier:
         assert self.transfer is None
         same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
         self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
+        self.turned_by = None
         self.transfer = self._new(
             version,
             root,
@@ -172,6 +175,7 @@ class Carrier:
             answer = Refusal(error=VersionUnavailable.__name__, reason="the plan's program fills another layout")
         elif news.program is not None and self.program is None and transfer.has_nothing:
             self.program, self._completion, self._table = news.program, news.completion, news.table
+            self.turned_by = answer if isinstance(answer, Plan) else None
             before, sizes = transfer, news.program.nbytes()
             transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=news.folds)
             transfer.goes_on(before)

@@ -379,7 +379,12 @@ class ReadOperation:
         execution = self._carrier.program
         program = None if execution is None else execution.program
         self._report = report_of(
-            transfer, self.core.place.nbytes, now - self.began, self._carrier.retried, program=program
+            transfer,
+            self.core.place.nbytes,
+            now - self.began,
+            self._carrier.retried,
+            program=program,
+            turned_by=self._carrier.turned_by,
         )
         by_pieces = transfer.root is not None and self._carrier.program is None
         if by_pieces or transfer.root == NO_ROOT or not self.core.limits.digests:

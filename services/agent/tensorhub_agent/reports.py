@@ -7,6 +7,7 @@ from msgspec import structs
 from tensorhub_agent.reading import Reading
 from tensorhub_agent.transfer import Transfer
 from tensorhub_common.program import Program
+from tensorhub_common.wire.transfer import Plan
 from tensorhub_common.wire.worker import Encoded, ReadReport, ReadStages, SourceReport
 
 
@@ -17,10 +18,11 @@ def report_of(
     retried: int | None = None,
     *,
     program: Program | None = None,
+    turned_by: Plan | None = None,
 ) -> ReadReport:
     """Sum up a read that is done, or how far it came. `retried` counts earlier transfers of it too.
 
-    `program` is what it went by, unless it went piece by piece.
+    `program` is what it went by, unless it went piece by piece, and `turned_by` the plan that named it.
     """
     sources = transfer.sources.values()
     return ReadReport(
@@ -39,6 +41,8 @@ def report_of(
         sources=tuple(_source(reading) for reading in sources),
         unread=() if program is None else program.unread,
         unread_count=0 if program is None else program.unread_count,
+        unregistered=() if turned_by is None else turned_by.unregistered,
+        unregistered_count=0 if turned_by is None else turned_by.unregistered_count,
     )
 
 

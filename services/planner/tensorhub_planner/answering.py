@@ -5,14 +5,14 @@ What it needs that others have to bring (a log folded far enough, layouts, progr
 the decisions here in the same order.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from tensorhub_common.errors import BadCommand, LayoutMismatch, VersionUnavailable
+from tensorhub_common.errors import BadCommand, LayoutMismatch, TensorHubError, VersionUnavailable
 from tensorhub_common.execution import Execution
-from tensorhub_common.wire.transfer import Demand, PlanAnswer, Refusal
+from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
 from tensorhub_planner.again import Kept
 from tensorhub_planner.deciding import Question, found_in
 from tensorhub_planner.fold import Fold
@@ -29,7 +29,8 @@ from tensorhub_planner.resharding import (
     turns_to_program,
 )
 from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import Found, is_held, registered_layouts
+from tensorhub_planner.sources import Found, is_held, registered_layouts, replica_layouts
+from tensorhub_planner.unregistered import NOTHING, Unregistered
 
 
 class Compiled(NamedTuple):
@@ -38,6 +39,8 @@ class Compiled(NamedTuple):
     digest: str
     execution: Execution
     sizes: Sizes
+    names: tuple[str, ...] | None = None
+    """The global tensors that its layout has; None where it reads all that there are, or was compiled elsewhere."""
 
 
 class Knowledge(Protocol):
@@ -57,6 +60,10 @@ class Knowledge(Protocol):
 
     async def program(self, digest: str) -> Compiled:
         """Return a program that a reader names."""
+        ...
+
+    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
         ...
 
     async def heard(self, agents: Collection[str]) -> None:
@@ -128,7 +135,29 @@ class Answering:
         pieces = demand.pieces if demand.program is not None else None
         asked = msgspec.structs.replace(demand, program=compiled.digest, pieces=pieces)
         question = ProgramQuestion(self._job, asked, found, compiled.execution, compiled.sizes)
-        return question.decide(self._kept, self._ledger, self._limits, self._knowledge.now())
+        answer = question.decide(self._kept, self._ledger, self._limits, self._knowledge.now())
+        if isinstance(answer, Plan) and demand.program is None:
+            unregistered = await self._unregistered(demand, found, compiled)
+            names, count = unregistered.names, unregistered.count
+            return msgspec.structs.replace(answer, unregistered=names, unregistered_count=count)
+        return answer
+
+    async def _unregistered(self, demand: Demand, found: Found, compiled: Compiled) -> Unregistered:
+        """Return what no shard of the reader's replica has registered, to one of them, which tells its user.
+
+        Its siblings' programs are waited for. They ask for them as well, and none begins before all have a plan.
+        """
+        if not compiled.execution.program.unread_count:
+            return NOTHING
+        fold = await self._knowledge.fold(demand.at_seq)
+        layouts = replica_layouts(fold.catalog, demand)
+        if not layouts:
+            return NOTHING
+        try:
+            return await self._knowledge.unregistered(layouts, program_sources(demand, found))
+        except TensorHubError:
+            # A sibling can't be filled, and says why itself: the replica will have nothing.
+            return NOTHING
 
     async def _program(self, demand: Demand, found: Found) -> Compiled:
         if demand.program is None:

@@ -7,7 +7,7 @@ anybody is told of it; one that is being compiled is waited for.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
 from tensorhub_common.bus.blobs import Blobs, digest_of
@@ -21,6 +21,7 @@ from tensorhub_planner.compiling import SourceIndex, compile_program
 from tensorhub_planner.layouts import Layouts
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.source_set import SourceSet
+from tensorhub_planner.unregistered import NOTHING, Unregistered, global_names, unregistered
 
 PROGRAMS_MAX: Final = 4096
 """Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
@@ -63,6 +64,15 @@ class Programs:
         if made is not None:
             return made
         return await self._once((job, digest, NO_SOURCES), self._read)
+
+    async def unregistered(self, job: str, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
+        # Most were compiled for the siblings' own questions. A task for each would cost more than all the rest.
+        names = [(await self.compiled(job, layout, sources)).names for layout in layouts]
+        registered = [each for each in names if each is not None]
+        if len(registered) < len(names):
+            return NOTHING
+        return await asyncio.to_thread(unregistered, registered, await self._index(job, sources))
 
     def forget(self, job: str) -> None:
         """Compile anew whatever is asked for in this job: its blobs went with it, and its name may be used again."""
@@ -137,9 +147,12 @@ def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Comp
     """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
     program = compile_program(layout, destination, index)
     data = encoded(program)
-    return _ready(program, digest_of(data), index.executed), data
+    names = global_names(destination) if program.unread_count else None
+    return _ready(program, digest_of(data), index.executed, names), data
 
 
-def _ready(program: Program, digest: str, patterns: Patterns | None = None) -> Compiled:
+def _ready(
+    program: Program, digest: str, patterns: Patterns | None = None, names: tuple[str, ...] | None = None
+) -> Compiled:
     execution = Execution(program, digest, patterns)
-    return Compiled(digest, execution, Sizes.repeated(execution.runs()))
+    return Compiled(digest, execution, Sizes.repeated(execution.runs()), names)

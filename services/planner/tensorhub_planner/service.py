@@ -7,7 +7,7 @@ that lags behind the log sequence which a demand names folds on first, for a bou
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -41,6 +41,7 @@ from tensorhub_planner.programs import Programs
 from tensorhub_planner.ranges import Sizes
 from tensorhub_planner.source_set import SourceSet
 from tensorhub_planner.tracing import Tracing
+from tensorhub_planner.unregistered import Unregistered
 
 ROLE: Final = "planner"
 QUEUE: Final = "planners"
@@ -179,6 +180,10 @@ class Known:
     async def program(self, digest: str) -> Compiled:
         """Return a program that a reader names."""
         return await self._programs.known(self._job, digest)
+
+    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything."""
+        return await self._programs.unregistered(self._job, layouts, sources)
 
     async def heard(self, agents: Collection[str]) -> None:
         """Return once these have told who reads from them, or won't soon."""

@@ -231,6 +231,24 @@ def registered_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
     return tuple(sorted({shard.layout for replica in others for shard in replica.members.values()}))
 
 
+def replica_layouts(catalog: Catalog, demand: Demand) -> tuple[str, ...]:
+    """Return the layouts of the reader's own replica, each once, to one of its shards; to the others none.
+
+    It is the first shard that no root is known for, and which so goes by a program. A replica that is not whole has no
+    such shard, nor has one that is gone since its demand was looked up.
+    """
+    model = catalog.models.get(demand.model)
+    replica = None if model is None else model.replicas.get(demand.replica)
+    version = None if model is None else model.versions.get(demand.version)
+    if replica is None or version is None or not demand.shard < replica.shards == len(replica.members):
+        return ()
+    members, count = replica.members, replica.shards
+    # Thousands of shards ask this, and nearly all of them know it from the first of them.
+    if any(root_key(count, index, members[index].layout) not in version.roots for index in range(demand.shard)):
+        return ()
+    return tuple(dict.fromkeys(members[index].layout for index in range(count)))
+
+
 def _seat(catalog: Catalog, model: Model, demand: Demand) -> Seat | Refusal:
     replica = model.replicas.get(demand.replica)
     shard = replica.members.get(demand.shard) if replica is not None else None

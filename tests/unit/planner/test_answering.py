@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.unit.common.catalog_world import MODEL, World
 
+from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
 from tensorhub_common.layout import Layout, TensorEntry, layout_of
 from tensorhub_common.wire.transfer import Demand, Plan
@@ -53,3 +54,97 @@ def test_what_is_mapped_names_no_program() -> None:
     planner = Planner()
     with pytest.raises(BadCommand, match="names no program"):
         planner.asked("upper", program=planner.asked("upper"), mapped=True)
+
+
+class Stages:
+    """A trainer has published four tensors; a replica whose shards have these of them wants to read."""
+
+    def __init__(self, *stages: str, published: tuple[str, ...] = ("abcd",)) -> None:
+        log, layouts = World(), Layouts()
+        for shard, names in enumerate(published):
+            agent = f"trainer-{shard}"
+            log.join(agent)
+            log.register(agent, "trainer", shard, len(published), layout=layouts.add(of(names)))
+        self.log, self.count = log, len(stages)
+        for shard, names in enumerate(stages):
+            log.join(f"engine-{shard}")
+            layout = layouts.add(of(names))
+            log.register(f"engine-{shard}", "engine", shard=shard, shards=self.count, layout=layout)
+        for shard in range(len(published)):
+            log.ready("trainer", 1, shard)
+        known = Known(layouts, lambda: Fold(log.catalog, log.catalog.seq), lambda: 0.0)
+        self.answering = Answering("job", known, Ledger(Limits()), Limits())
+
+    def root(self, shard: int) -> str | None:
+        """Return what the log says that a shard must hold."""
+        key = root_key(self.count, shard, self.log.shard("engine", shard).layout)
+        return self.log.catalog.models[MODEL].versions[1].roots.get(key)
+
+    def plan(self, shard: int, program: str | None = None) -> Plan:
+        demand = Demand(
+            model=MODEL,
+            version=1,
+            replica="engine",
+            shard=shard,
+            agent=f"engine-{shard}",
+            root=self.root(shard),
+            at_seq=0,
+            program=program,
+            pieces=None if program is None else ((0, 1),),
+        )
+        answer = at_once(self.answering.answer(demand))
+        assert isinstance(answer, Plan), answer
+        return answer
+
+    @property
+    def unregistered(self) -> list[tuple[str, int]]:
+        """Return what each shard is told of it."""
+        plans = [self.plan(shard) for shard in range(self.count)]
+        return [("".join(plan.unregistered), plan.unregistered_count) for plan in plans]
+
+
+def of(names: str) -> Layout:
+    return layout_of([TensorEntry(name, "uint8", 1, (4, 2), (4, 2), (0, 0)) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        (["abc"], ("d", 1)),
+        (["abd", "abd"], ("c", 1)),
+        (["a", "a"], ("bcd", 3)),
+        (["a", "bcd"], ("", 0)),
+        (["ab", "cd"], ("", 0)),
+        (["ab", "bc", "c"], ("d", 1)),
+        (["a", "abcd"], ("", 0)),
+        (["abcd", "a"], ("", 0)),
+    ],
+)
+def test_the_first_shard_is_told_what_no_shard_of_its_replica_has(stages: list[str], told: tuple[str, int]) -> None:
+    """A stage leaves out what others have; what all of them leave out was forgotten."""
+    assert Stages(*stages).unregistered == [told, *[("", 0)] * (len(stages) - 1)]
+
+
+def test_a_shard_that_is_cut_as_the_publisher_s_reads_its_pieces_and_another_one_is_told() -> None:
+    """The last stage alone has forgotten something, as an engine with tied weights may."""
+    planner = Stages("ab", "c", published=("ab", "cd"))
+    assert planner.unregistered == [("", 0), ("d", 1)]
+    assert Stages("ab", "cd", published=("ab", "cd")).unregistered == [("", 0), ("", 0)]
+
+
+def test_what_a_sibling_can_t_be_filled_with_ends_no_other_plan() -> None:
+    """It says itself what it lacks: nothing is missing of a replica that has nothing."""
+    assert Stages("a", "e").plan(0).unregistered == ()
+
+
+def test_a_replica_that_is_not_whole_lacks_nothing() -> None:
+    planner = Stages("a", "b")
+    planner.log.release("engine", 1)
+    assert planner.plan(0).unregistered == ()
+
+
+def test_what_is_missing_is_told_with_the_plan_that_names_the_program() -> None:
+    planner = Stages("a", "b")
+    first = planner.plan(0)
+    assert first.unregistered == ("c", "d")
+    assert planner.plan(0, first.program).unregistered == ()

@@ -138,6 +138,17 @@ async def test_what_cannot_be_filled_is_said_to_everybody_who_asks(
     assert [type(each) for each in answers] == [LayoutMismatch] * 3
 
 
+async def test_what_no_shard_has_registered_is_found_in_programs_compiled_once(
+    blobs: FakeBlobs, programs: Programs, compiled: list[str]
+) -> None:
+    whole = SourceSet((blobs.add(layout_of([*rows(0, ROWS).tensors, *rows(0, ROWS, "v").tensors])),), ())
+    one, two, both = (blobs.add(layout) for layout in (rows(0, 4), rows(4, ROWS), rows(0, 4, "v")))
+    for layouts, missing in [((one, two), ("v",)), ((one, both), ()), ((two,), ("v",)), (whole.layouts, ())]:
+        found = await programs.unregistered(JOB, layouts, whole)
+        assert (found.names, found.count) == (missing, len(missing))
+    assert sorted(compiled) == sorted([one, two, both, *whole.layouts])
+
+
 async def test_the_last_used_ones_are_kept(
     blobs: FakeBlobs, programs: Programs, sources: SourceSet, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.wire.commands import NO_ROOT, Join, Sender
 from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
-from tensorhub_planner.sources import ABSENT_MAX, Found, find
+from tensorhub_planner.sources import ABSENT_MAX, Found, find, replica_layouts
 from tensorhub_planner.topology import Place
 
 
@@ -281,3 +281,17 @@ def test_what_the_log_does_not_know(world: World, wants: Demand, error: str, wor
     assert isinstance(refusal, Refusal)
     assert refusal.error == error
     assert words in refusal.reason
+
+
+def test_the_first_shard_without_a_root_sees_all_layouts_of_its_replica(world: World) -> None:
+    """It was looked up before: since then the replica may have been released, or cut otherwise."""
+    for shard, layout in enumerate(["P", "Q", "Q"]):
+        world.register("me", "engine", shard, 3, layout=layout)
+    seen = [replica_layouts(world.catalog, demand("engine", shard=shard)) for shard in range(3)]
+    assert seen == [("P", "Q"), (), ()]
+    world.catalog.models[MODEL].versions[12].roots["3.0.P"] = "r"
+    seen = [replica_layouts(world.catalog, demand("engine", shard=shard)) for shard in range(4)]
+    assert seen == [("P", "Q"), ("P", "Q"), (), ()]
+    world.release("engine", 2)
+    gone = [demand("engine"), demand("nobody"), demand("engine", version=99), demand("engine", model="other")]
+    assert [replica_layouts(world.catalog, each) for each in gone] == [()] * 4

@@ -126,6 +126,8 @@ _VALUES: Final[Json] = {
     "pieces": [[0, 256]],
     "process": "node-2-0",
     "program": None,
+    "unregistered": [],
+    "unregistered_count": 0,
     "protocol": commands.PROTOCOL,
     "published_at": 1763692800.25,
     "publisher": "trainer",

@@ -134,6 +134,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan", gc=False):
     """Those of the reader's site that bring a part over each, it among them; it says so when it asks again."""
     program: str | None = None
     """The digest of the transfer program by which a shard of another layout than its sources' is filled."""
+    unregistered: tuple[str, ...] = ()
+    """To one shard of a replica: tensors of the version of which none of its shards has anything, the first of
+    `unregistered_count`."""
+    unregistered_count: int = 0
+    """How many they are; 0 to the other shards."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

@@ -242,6 +242,10 @@ class ReadReport(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
     """Tensors of the version of which this shard has nothing, the first of `unread_count`; its siblings may have."""
     unread_count: int = 0
+    unregistered: tuple[str, ...] = ()
+    """With one shard of a replica, the first that is not filled by its own pieces: tensors of the version of which none
+    of its shards has anything, the first of `unregistered_count`."""
+    unregistered_count: int = 0
     failure: str = ""
     """Why an `update` that found a newer version has brought nothing, and returned None. Empty: it did bring it."""
 
