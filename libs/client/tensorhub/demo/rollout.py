@@ -9,11 +9,13 @@ import sys
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import torch
 
 from tensorhub import AsyncHub, AsyncShard, TensorHubError, VersionUnavailable, connect_async
+from tensorhub.demo.calling import calling
 from tensorhub.demo.digests import digests_of, nbytes_of
 from tensorhub.demo.generate import generate, one_line
 from tensorhub.demo.messages import (
@@ -97,8 +99,8 @@ class Rollout:
 
     async def _register(self, hub: AsyncHub) -> None:
         for number, half in enumerate(shard_modules(self._model, SHARDS)):
-            shard = await hub.register(MODEL, half, replica=self._part.replica, shard=number, shards=SHARDS)
-            self._shards.append(shard)
+            register = partial(hub.register, MODEL, half, replica=self._part.replica, shard=number, shards=SHARDS)
+            self._shards.append(await calling(register, self._station))
         parameters = sum(parameter.numel() for parameter in self._model.parameters())
         self._station.say(Joined(parameters=parameters, nbytes=nbytes_of(self._model), version=self._shards[0].version))
 

@@ -144,7 +144,7 @@ class Show:
             case Ended():
                 row.state = row.state if news.code == 0 else f"ended with {news.code}"
                 text = "leaves" if news.code == 0 else f"ended with exit code {news.code}: {news.tail}"
-                return [_note(at_s, "ended", replica, text, is_event=news.code != 0, code=news.code)]
+                return [_note(at_s, "ended", replica, text, is_event=news.code != 0, code=news.code, tail=news.tail)]
 
     def _progress(self, row: Row, news: AnyHappening, at_s: float) -> list[Note]:
         replica = row.replica

@@ -7,11 +7,15 @@ computed before it publishes it.
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
 
 import torch
 
-from tensorhub import AsyncHub, AsyncShard, connect_async
+from tensorhub import AsyncHub, AsyncShard, NotPublished, connect_async
+from tensorhub.demo.calling import calling
 from tensorhub.demo.digests import digests_of, nbytes_of
 from tensorhub.demo.learning import Learner
 from tensorhub.demo.messages import (
@@ -41,6 +45,8 @@ FIRST_FOLLOWED_S: Final = 20.0
 """The same for the first version, while they still start."""
 FOLLOWED_WAIT_S: Final = 0.05
 
+Result = TypeVar("Result")
+
 
 class Trainer:
     """The training loop, and what it says of itself."""
@@ -56,7 +62,7 @@ class Trainer:
     async def run(self, hub: AsyncHub) -> None:
         """Train until told to rest; then keep the last version until told to leave."""
         shards = [
-            await hub.register(MODEL, half, replica=TRAINER, shard=number, shards=SHARDS)
+            await self._call(partial(hub.register, MODEL, half, replica=TRAINER, shard=number, shards=SHARDS))
             for number, half in enumerate(shard_modules(self._model, SHARDS))
         ]
         parameters = sum(parameter.numel() for parameter in self._model.parameters())
@@ -65,7 +71,7 @@ class Trainer:
         await self._publish(shards, version)
         await self._followed(hub, version, FIRST_FOLLOWED_S)
         while not self._told_to_rest():
-            await asyncio.gather(*(shard.unpublish() for shard in shards))
+            await asyncio.gather(*(self._unpublish(shard) for shard in shards))
             self._station.say(Unpublished(version=version))
             await asyncio.to_thread(self._train)
             version += 1
@@ -81,8 +87,16 @@ class Trainer:
     async def _publish(self, shards: list[AsyncShard], version: int) -> None:
         digests = await asyncio.to_thread(digests_of, self._model)
         self._station.say(Sealed(version=version, nbytes=nbytes_of(self._model), digests=digests))
-        await asyncio.gather(*(shard.publish(version) for shard in shards))
+        await asyncio.gather(*(self._call(partial(shard.publish, version)) for shard in shards))
         self._station.say(Published(version=version, at=time.time(), loss=self._loss))
+
+    async def _unpublish(self, shard: AsyncShard) -> None:
+        # Of a call that was made again the first one may have come to its end after all.
+        with suppress(NotPublished):
+            await self._call(shard.unpublish)
+
+    async def _call(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        return await calling(call, self._station)
 
     def _train(self) -> None:
         for _ in range(self._part.steps):
@@ -98,7 +112,8 @@ class Trainer:
         """
         deadline = time.monotonic() + bound_s
         while time.monotonic() < deadline:
-            rollouts = [each for each in await hub.replicas(MODEL) if each.replica != TRAINER]
+            replicas = await self._call(partial(hub.replicas, MODEL))
+            rollouts = [each for each in replicas if each.replica != TRAINER]
             active = [each for each in rollouts if each.version is not None or each.round is not None]
             if active and all(each.version == version for each in active):
                 return
