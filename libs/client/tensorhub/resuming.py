@@ -35,8 +35,8 @@ class OpenChoice(NamedTuple):
         )
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - NAMES_MAX
+def listed(names: Sequence[str], count: int | None = None) -> str:
+    """Return the first names, and how many more there are; `count`: of so many in all these are the first."""
+    more = (len(names) if count is None else count) - NAMES_MAX
     shown = ", ".join(map(repr, names[:NAMES_MAX]))
     return f"{shown} and {more} more" if more > 0 else shown

@@ -261,13 +261,10 @@ class AsyncShard(Uncopied):
         """A tensor may be missing by mistake, so one shard of a replica says once what all of them left out."""
         if report.unregistered_count and not self._told_of_unregistered:
             self._told_of_unregistered = True
-            tensors = listed(report.unregistered)
-            if report.unregistered_count > len(report.unregistered):
-                tensors = f"{tensors}, {report.unregistered_count} in all"
             log.warning(
                 "the version has tensors that no shard of the replica registered, so they were not read",
                 shard=self._attachment.place.where,
-                tensors=tensors,
+                tensors=listed(report.unregistered, report.unregistered_count),
             )
 
     @asynccontextmanager
