@@ -36,7 +36,7 @@ class OpenChoice(NamedTuple):
 
 
 def listed(names: Sequence[str], count: int | None = None) -> str:
-    """Return the first names, and how many more there are; `count`: of so many in all these are the first."""
+    """Return the first names, and how many more there are; `count`: how many there are, if not all are given."""
     more = (len(names) if count is None else count) - NAMES_MAX
     shown = ", ".join(map(repr, names[:NAMES_MAX]))
     return f"{shown} and {more} more" if more > 0 else shown

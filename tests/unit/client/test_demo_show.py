@@ -181,3 +181,9 @@ def test_in_peace_it_is_no_fault_that_nobody_was_killed() -> None:
         if not isinstance(news, Killed | Wreck):
             show.take(replica, news, 1.0)
     assert show.faults() == []
+
+
+def test_why_a_process_ended_is_told_to_people_and_to_programs() -> None:
+    (note,) = Show().take(TRAINER, Ended(code=1, tail="AgentUnavailable: call again"), 1.0)
+    assert note.text == "ended with exit code 1: AgentUnavailable: call again"
+    assert (note.facts["code"], note.facts["tail"]) == (1, "AgentUnavailable: call again")

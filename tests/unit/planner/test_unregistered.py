@@ -30,7 +30,8 @@ def test_what_is_missing_is_what_no_layout_names(seed: int) -> None:
 def test_what_a_fused_tensor_consists_of_is_not_missing() -> None:
     parts = (Part("q", (4,), (0,), (4,), (0,), (4,)), Part("k", (2,), (0,), (2,), (4,), (2,)))
     fused = layout_of([TensorEntry("qk", "uint8", 1, (6,), (6,), (0,), parts)])
-    each = [TensorEntry(name, "uint8", 1, (rows,), (rows,), (0,)) for name, rows in {"q": 4, "k": 2, "v": 2}.items()]
+    rows = {"q": 4, "k": 2, "qk": 2, "v": 2}
+    each = [TensorEntry(name, "uint8", 1, (count,), (count,), (0,)) for name, count in rows.items()]
     source = layout_of(each)
     index = SourceIndex({layout_digest(source): source})
-    assert unregistered([global_names(fused)], index) == Unregistered(("v",), 1)
+    assert unregistered([global_names(fused)], index) == Unregistered(("qk", "v"), 2)
