@@ -145,10 +145,10 @@ mutants: $(READY) ## small changes to catalog, planner and transfer, or to MODUL
 	@$(BIN)/python -m tests.mutation.run $(MODULES)
 
 docs: $(READY) ## write again what docs/ holds that is generated from the code
-	@$(BIN)/python -m tensorhub_common.settings_page < docs/operations.md > docs/operations.md.new
+	@$(BIN)/python -m tools.docs.settings_page < docs/operations.md > docs/operations.md.new
 	@mv docs/operations.md.new docs/operations.md
-	@$(BIN)/python -m tensorhub_common.metrics_page < docs/metrics.md > docs/metrics.md.new
+	@$(BIN)/python -m tensorhub_common.telemetry.metrics_export < docs/metrics.md > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
-	@$(BIN)/python -m tensorhub_common.wire.asyncapi > docs/asyncapi.json.new
+	@$(BIN)/python -m tools.docs.asyncapi > docs/asyncapi.json.new
 	@mv docs/asyncapi.json.new docs/asyncapi.json
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m tools.docs.protocol_page

@@ -25,7 +25,7 @@ from benchmarks.ours import HOSTS
 from benchmarks.plan import PARTS, PartSpec, contenders
 from benchmarks.results import Part, Result, Small
 from benchmarks.rounds import TROUBLE, measure
-from tensorhub_common.settings import load
+from tensorhub_common.config.settings import load
 
 ROUNDS: Final = 9
 ROUNDS_QUICK: Final = 3

@@ -16,9 +16,9 @@ from tests.partition.namespaces import enter
 from benchmarks.hosts import Hosts
 from benchmarks.llama import ELEMENT_BYTES, shapes
 from benchmarks.pipeline import COUNTS, WAYS, Took, measure, middle
-from tensorhub_common.layout import TensorEntry, layout_of, pieces
-from tensorhub_simulator.cluster import calibration
-from tensorhub_simulator.cluster.calibration import Measured, Run
+from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
+from tensorhub_simulator.performance import calibration
+from tensorhub_simulator.performance.calibration import Measured, Run
 
 SETTINGS: Final = ((64, 320), (16, 320), (32, 160))
 """MiB of the model, and Mbit/s that each host sends."""

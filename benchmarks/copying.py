@@ -25,9 +25,17 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from tensorhub_agent.copying import PART_BYTES, CopyPool, Spans
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_common.layout import Layout, PieceTable, TensorEntry, layout_of, payload_bytes, pieces, segment_bytes
+from tensorhub_agent.compute.pool import PART_BYTES, CopyPool, Spans
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_common.layout.layout import (
+    Layout,
+    PieceTable,
+    TensorEntry,
+    layout_of,
+    payload_bytes,
+    pieces,
+    segment_bytes,
+)
 
 LAYERS: Final = 32
 MIB: Final = 1024 * 1024

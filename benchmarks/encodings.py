@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from tensorhub_agent.encodings.packing import pack, unpack
+from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
 
 MIB: Final = 1024 * 1024

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tensorhub.up.hub_file import HubFile
+from tensorhub._control.hub_file import HubFile
 
 READERS: Final = 4
 JOB: Final = "bench"

@@ -21,15 +21,15 @@ from typing import Final
 
 import numpy as np
 
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.main import SWITCH_S
-from tensorhub_agent.segments import SegmentStore, segment_prefix
-from tensorhub_agent.transport import LeaseOpened, SourceSession, Transport
-from tensorhub_agent.transport_local import LocalTransport
-from tensorhub_agent.transport_ucxx import UcxxTransport
-from tensorhub_agent.ucxx_serving import Book
-from tensorhub_common.regions import Form, Regions
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_agent.app.main import SWITCH_S
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
+from tensorhub_agent.transports.base import LeaseOpened, SourceSession, Transport
+from tensorhub_agent.transports.local.transport import LocalTransport
+from tensorhub_agent.transports.ucxx.server import Book
+from tensorhub_agent.transports.ucxx.transport import UcxxTransport
+from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.protocol.plans import LeaseGrant
 
 MIB: Final = 1024 * 1024
 UNIT_BYTES: Final = 4 * MIB

@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.partition.namespaces import Namespaces, enter, run
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 NET: Final = "10.79.0"
 PREFIX: Final = "BENCHMARK_HOSTS"

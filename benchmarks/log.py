@@ -1,9 +1,9 @@
 """How long a hub's log has become."""
 
 from benchmarks.fleet import JOB
-from tensorhub.up.hub_file import HubFile
+from tensorhub._control.hub_file import HubFile
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.jetstream.job_log import JobLog
 
 
 async def end_of_log(hub: HubFile) -> int:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks import perftest
-from tensorhub_common.settings import load
+from tensorhub_common.config.settings import load
 
 
 def facts(environment: Mapping[str, str]) -> dict[str, str]:

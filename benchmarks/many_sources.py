@@ -22,9 +22,9 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from tensorhub_agent.ranges import count_of
-from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_common.wire.transfer import Plan, Share, SourceId
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.protocol.plans import Plan, Share, SourceId
 
 UNITS_OF_EACH: Final = 16
 UNITS_LEAST: Final = 4_096

@@ -25,8 +25,8 @@ from benchmarks.fleet import READERS, Fleet
 from benchmarks.llama import MIB, shapes
 from benchmarks.memcpy import Memcpy
 from benchmarks.plan import RAY_QUIET
-from tensorhub.up.up import Up
-from tensorhub_common.settings import load
+from tensorhub.local.hub import Up
+from tensorhub_common.config.settings import load
 
 MODEL: Final = "mapped"
 WAIT_S: Final = 30.0

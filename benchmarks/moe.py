@@ -7,7 +7,8 @@ wide instead of 2048, which makes 10^12 parameters of it.
 from collections.abc import Iterator
 from typing import Final
 
-from tensorhub_common.layout import Layout, Shape, TensorEntry, layout_of
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.layout.parts import Shape
 
 LAYERS: Final = 61
 EXPERTS: Final = 256

@@ -10,8 +10,8 @@ from benchmarks.contender import Failed, Took
 from benchmarks.fleet import READERS, Fleet
 from benchmarks.llama import shapes
 from benchmarks.processor import used_s
-from tensorhub.up.hub_file import HubFile
-from tensorhub.up.up import Up
+from tensorhub._control.hub_file import HubFile
+from tensorhub.local.hub import Up
 
 MODEL: Final = "large"
 HOSTS: Final = {"local": 1, "ucxx": 1 + READERS}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.contender import Failed, Took
-from tensorhub_agent import ucxx_library
+from tensorhub_agent.transports.ucxx import library
 
 LISTEN: Final = "127.0.0.1"
 TIMED: Final = 2
@@ -120,6 +120,6 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return UCX's settings for it: our agents' own, which a user's come before, and never anything but TCP."""
-    ours = {f"UCX_{name}": value for name, value in ucxx_library.CONTEXT_DEFAULTS.items()}
+    ours = {f"UCX_{name}": value for name, value in library.CONTEXT_DEFAULTS.items()}
     users = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     return ours | {"UCX_TLS": "tcp"} | users

@@ -25,8 +25,8 @@ from benchmarks.fleet import Fleet
 from benchmarks.hosts import AGENT, PREFIX, Hosts, address
 from benchmarks.llama import shapes
 from benchmarks.ours import check_reads
-from tensorhub.up import nats_server
-from tensorhub.up.up import Commands, Up
+from tensorhub.local import nats_server
+from tensorhub.local.hub import Commands, Up
 
 MODEL: Final = "pipeline"
 COUNTS: Final = (1, 2, 4, 8)

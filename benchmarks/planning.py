@@ -35,31 +35,31 @@ import msgspec
 
 from benchmarks import moe
 from benchmarks.page import write
-from tensorhub_common import program as programs
-from tensorhub_common.bus.blobs import Blobs, digest_of
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Shard, Version, root_key
-from tensorhub_common.catalog.table import AgentState, ShardState
-from tensorhub_common.execution import Execution, Patterns
-from tensorhub_common.layout import Layout, encoded, layout_digest
-from tensorhub_common.program import Program
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.transfer import Demand, Plan, Turn
-from tensorhub_planner.again import Kept
-from tensorhub_planner.answering import Compiled
-from tensorhub_planner.busy import Reader
-from tensorhub_planner.compiling import SourceIndex, compile_program
-from tensorhub_planner.deciding import found_in
-from tensorhub_planner.entries import Entries
-from tensorhub_planner.fold import Fold
-from tensorhub_planner.layouts import Layouts
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.main import GC_YOUNG
-from tensorhub_planner.programs import Programs
-from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.resharding import ProgramQuestion, source_set
-from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import Found
+from tensorhub_common.catalog.transitions import AgentState, ShardState
+from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.layout.layout import Layout, encoded, layout_digest
+from tensorhub_common.programs import program as programs
+from tensorhub_common.programs.numbered_program import Execution, Patterns
+from tensorhub_common.programs.program import Program
+from tensorhub_common.protocol.plans import Demand, Plan, Turn
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_planner.app.main import GC_YOUNG
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.catalog_view.holders import Found
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.compiler.layout_reader import Entries
+from tensorhub_planner.context.layout_store import Layouts
+from tensorhub_planner.context.program_store import Programs
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Reader
+from tensorhub_planner.planning.decision import found_in
+from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.planning.request import Compiled
+from tensorhub_planner.planning.resharding import ProgramQuestion, source_set
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.source_set import SourceSet
 
 MODEL: Final = "policy"
 HOST_GPUS: Final = 8

@@ -30,15 +30,15 @@ import psutil
 from benchmarks.page import write
 from benchmarks.planning import CASES, HOST_GPUS, prepare
 from benchmarks.registry_load import nats, open_job
-from tensorhub_agent.op_read import REPLAN_S
-from tensorhub_common import subjects
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub_agent.core.operations.read import REPLAN_S
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import Busy, NoAnswer, NoResponder
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.commands import (
+from tensorhub_common.bus.errors import Busy, NoAnswer, NoResponder
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log import codec
+from tensorhub_common.protocol.log.commands import (
     Command,
     Drained,
     Filled,
@@ -51,7 +51,7 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal, Turn
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, PlanAnswer, Refusal, Turn
 
 JOB: Final = "planning"
 MODEL: Final = "policy"

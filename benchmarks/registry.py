@@ -19,14 +19,14 @@ import msgspec
 
 from benchmarks import page
 from benchmarks.registry_load import AGENTS_PER_JOB, ANSWER_S_MAX, LEASE_S, Fleet, Registry, nats, open_job, wait_status
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import StreamFailure
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.bus.snapshots import Snapshots
-from tensorhub_common.wire.codec import decode_event, encode
-from tensorhub_common.wire.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
+from tensorhub_common.bus.errors import StreamFailure
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import decode_event, encode
+from tensorhub_common.protocol.log.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
 
 JOBS: Final = 100
 SECONDS: Final = 20.0
@@ -139,9 +139,9 @@ async def restarts(bus: Bus, registry: Registry, count: int) -> dict[str, float]
     empty = await restart_s(bus, registry, "empty")
     await registry.kill()
     await open_job(bus, "history")
-    config = (await jetstream.api(bus, f"STREAM.INFO.{subjects.log_stream('history')}"))["config"]
+    config = (await api.api(bus, f"STREAM.INFO.{subjects.log_stream('history')}"))["config"]
     # With its usual limit such a log would be trimmed by now.
-    await jetstream.api(bus, f"STREAM.UPDATE.{config['name']}", {**config, "max_bytes": LOG_BYTES_MAX})
+    await api.api(bus, f"STREAM.UPDATE.{config['name']}", {**config, "max_bytes": LOG_BYTES_MAX})
     began = time.monotonic()
     await write_history(bus, "history", count)
     print(f"{count:,} commands were written in {time.monotonic() - began:.0f} s", file=sys.stderr)
@@ -158,7 +158,7 @@ async def restarts(bus: Bus, registry: Registry, count: int) -> dict[str, float]
     await registry.kill()
     with contextlib.suppress(StreamFailure):
         # A short history has none.
-        await jetstream.api(bus, f"STREAM.DELETE.{subjects.snapshot_stream('history')}")
+        await api.api(bus, f"STREAM.DELETE.{subjects.snapshot_stream('history')}")
     without = await restart_s(bus, registry, "history")
     return {
         "empty_s": empty,

@@ -18,16 +18,16 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from tensorhub.up.nats_server import find_program
-from tensorhub_common import subjects
-from tensorhub_common.bus import joblog
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub.local.nats_server import find_program
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.wire.asks import Status
-from tensorhub_common.wire.codec import decode_event, encode
-from tensorhub_common.wire.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
+from tensorhub_common.jetstream import job_log
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import decode_event, encode
+from tensorhub_common.protocol.log.commands import Command, Drained, Join, Ready, Register, Sender, Unpublish
+from tensorhub_common.protocol.queries import Status
 
 AGENTS_PER_JOB: Final = 10
 LEASE_S: Final = "2"
@@ -159,7 +159,7 @@ class Registry:
 async def open_job(bus: Bus, job: str) -> None:
     """Make a job's streams, as a registry does when it is asked to."""
     await Blobs(bus).open(job)
-    await joblog.open_job(bus, job)
+    await job_log.open_job(bus, job)
 
 
 async def wait_status(bus: Bus, job: str) -> Status:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from benchmarks import page
 from benchmarks.report import table
-from tensorhub_simulator.cluster import calibration, picture, showing
-from tensorhub_simulator.cluster.__main__ import SCENARIOS, WIDTH, simulate
+from tensorhub_simulator.performance import calibration, svg, tables
+from tensorhub_simulator.performance.__main__ import SCENARIOS, WIDTH, simulate
 
 PAGE: Final = page.DOCS / "simulate.md"
 
@@ -40,7 +40,7 @@ def calibration_words() -> str:
         "baseline's star",
         "error",
     )
-    return f"{showing.calibrated(found)}\n\n{table(heads, rows)}"
+    return f"{tables.calibrated(found)}\n\n{table(heads, rows)}"
 
 
 def scenario_words(processes: int) -> str:
@@ -48,10 +48,10 @@ def scenario_words(processes: int) -> str:
     parts = []
     for finding in simulate(list(SCENARIOS), alone=False, processes=processes):
         name = finding.cluster.name
-        picture.draw(finding, page.DOCS / f"simulate-{name}.svg")
+        svg.draw(finding, page.DOCS / f"simulate-{name}.svg")
         text = io.StringIO()
         console = Console(file=text, highlight=False, width=WIDTH)
-        for each in showing.tables(finding):
+        for each in tables.tables(finding):
             console.print(each)
         lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
         parts.append(

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tests.partition.namespaces import COMMAND_S, Namespaces, enter, run
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 NET: Final = "10.81.0"
 PREFIX: Final = "BENCHMARK_SITES"

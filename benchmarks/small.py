@@ -12,9 +12,9 @@ from benchmarks.log import end_of_log
 from benchmarks.ours import check_reads, stages
 from benchmarks.processor import used_s
 from benchmarks.results import Small
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub.up.hub_file import HubFile
-from tensorhub.up.up import Up
+from tensorhub._control.hub_file import HubFile
+from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub.local.hub import Up
 
 MODEL: Final = "small"
 SHAPES: Final = {f"layer.{n}.weight": (128, 512) for n in range(8)}

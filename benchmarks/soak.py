@@ -26,11 +26,11 @@ from benchmarks.growth import KIB, MIB, SAMPLES_MIN, Growth, first_settled, grow
 from benchmarks.llama import shapes
 from benchmarks.ours import HOSTS, check_reads
 from benchmarks.small import of_hub
-from tensorhub.up.up import Up
-from tensorhub_agent import ucxx_serving
-from tensorhub_common.bus.joblog import DUPLICATE_WINDOW_S
-from tensorhub_common.segment_names import segment_beginning
-from tensorhub_common.settings import load
+from tensorhub.local.hub import Up
+from tensorhub_agent.transports.ucxx import server
+from tensorhub_common.config.segment_names import segment_beginning
+from tensorhub_common.config.settings import load
+from tensorhub_common.jetstream.job_log import DUPLICATE_WINDOW_S
 
 MODEL: Final = "soak"
 AGENTS: Final = 2
@@ -38,7 +38,7 @@ WAIT_S: Final = 30.0
 
 WINDOWS_S: Final[Mapping[str, float]] = {
     "NATS's memory of message ids": DUPLICATE_WINDOW_S,
-    "connections that opened no other lease": ucxx_serving.IDLE_S,
+    "connections that opened no other lease": server.IDLE_S,
 }
 """For so long somebody keeps what a run brings, and grows."""
 

@@ -30,9 +30,9 @@ from benchmarks import page, report
 from benchmarks.fleet import JOB, Process
 from benchmarks.llama import shapes
 from benchmarks.sites import AGENT, FAR, NEAR, NEAR_AGENTS, PREFIX, Sites, address
-from tensorhub.up import nats_server
-from tensorhub.up.hub_file import AgentEntry
-from tensorhub.up.up import Commands, Up
+from tensorhub._control.hub_file import AgentEntry
+from tensorhub.local import nats_server
+from tensorhub.local.hub import Commands, Up
 
 MODEL: Final = "wan"
 MIB: Final = 1 << 20

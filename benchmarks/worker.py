@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, SamplingResult
 
 import tensorhub
-from tensorhub_common.span_cost import SPANS
+from tensorhub_common.observability.span_cost import SPANS
 
 WAIT_S = 60.0
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tensorhub_common import settings
-from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.config import settings
+from tensorhub_common.config.segment_names import segment_beginning
 
 MARK: Final = "HUB_TESTS_RUN"
 """The variable that says whose a process is. It begins otherwise than ours, which tests take out of environments."""

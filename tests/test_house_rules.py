@@ -25,7 +25,7 @@ def name_of(path: Path) -> str:
 def test_what_reading_foreign_bytes_raises_has_one_name() -> None:
     """Who names msgspec's own error alone forgets that texts may be no UTF-8, and lists too deep."""
     where = [name_of(path) for path in python_files(*INSTALLED) if "MsgspecError" in path.read_text()]
-    assert where == ["libs/common/tensorhub_common/malformed.py"]
+    assert where == ["libs/common/tensorhub_common/protocol/decoding.py"]
 
 
 SUPERVISED: Final = ("libs", "services")
@@ -47,22 +47,22 @@ SUPERVISED_FORMS: Final = re.compile(
 )
 
 UNSUPERVISED_BUT: Final = {
-    "libs/common/tensorhub_common/supervision.py": "it is what supervises",
-    "libs/common/tensorhub_common/span_keeper.py": "a thread of the whole process, which catches all that it does",
-    "libs/common/tensorhub_common/telemetry.py": "threads of the process's last moments, when no loop runs any more",
-    "libs/client/tensorhub/background.py": "the thread in which the SDK's event loop itself runs",
-    "libs/client/tensorhub/hub.py": "tasks that are awaited where they are made",
-    "libs/client/tensorhub/leaving.py": "the end of a hub that was dropped: no owner is left",
-    "libs/client/tensorhub/memory.py": "a timer for the kernel's unmap, begun by a finalizer",
-    "libs/client/tensorhub/threads.py": "a thread that is awaited where it is begun",
-    "libs/client/tensorhub/tracing.py": "a thread of the process's last moments",
-    "services/agent/tensorhub_agent/chores.py": "a thread tells the loop that a future is over, and nothing else",
-    "services/agent/tensorhub_agent/copy_job.py": "the same; who adds a callback there is looked at where that is done",
-    "services/agent/tensorhub_agent/service.py": "the timer that ends a process whose orderly end hangs",
-    "services/agent/tensorhub_agent/settled.py": "a task that is awaited by all who begin it, cancelled or not",
-    "services/agent/tensorhub_agent/ucxx_engine.py": "what UCX's thread tells the loop is caught there piece by piece",
-    "services/agent/tensorhub_agent/workers.py": "the end of a worker's process closes its connection, no more",
-    "services/agent/tensorhub_agent/ucxx_gatherer.py": "tasks that are awaited where they are made",
+    "libs/common/tensorhub_common/runtime/supervision.py": "it is what supervises",
+    "libs/common/tensorhub_common/telemetry/span_store.py": "a thread of the process; it catches all that it does",
+    "libs/common/tensorhub_common/telemetry/process.py": "threads of the process's last moments",
+    "libs/client/tensorhub/sync/loop_thread.py": "the thread in which the SDK's event loop itself runs",
+    "libs/client/tensorhub/aio/hub.py": "tasks that are awaited where they are made",
+    "libs/client/tensorhub/aio/lifetime.py": "the end of a hub that was dropped: no owner is left",
+    "libs/client/tensorhub/_tensors/segment_mapping.py": "a timer for the kernel's unmap, begun by a finalizer",
+    "libs/client/tensorhub/aio/threads.py": "a thread that is awaited where it is begun",
+    "libs/client/tensorhub/_agent/call_spans.py": "a thread of the process's last moments",
+    "services/agent/tensorhub_agent/compute/chores.py": "a thread tells the loop that a future is over",
+    "services/agent/tensorhub_agent/compute/copy_job.py": "the same; its callbacks are checked where they are added",
+    "services/agent/tensorhub_agent/app/service.py": "the timer that ends a process whose orderly end hangs",
+    "services/agent/tensorhub_agent/runtime/shield.py": "a task that is awaited by all who begin it, cancelled or not",
+    "services/agent/tensorhub_agent/transports/ucxx/engine.py": "what UCX's thread tells the loop is caught there",
+    "services/agent/tensorhub_agent/jobs/worker_server.py": "the end of a worker closes its connection, no more",
+    "services/agent/tensorhub_agent/transports/ucxx/gather_client.py": "tasks that are awaited there",
 }
 """Files that may, and why."""
 
@@ -76,7 +76,7 @@ def test_background_work_has_a_supervisor() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if UNSUPERVISED.search(SUPERVISED_FORMS.sub("", line)) and not line.lstrip().startswith("#")
     ]
-    assert found == [], "run it under a Supervisor (tensorhub_common/supervision.py)"
+    assert found == [], "run it under a Supervisor (tensorhub_common/runtime/supervision.py)"
     assert all((ROOT / name).is_file() for name in UNSUPERVISED_BUT)
 
 

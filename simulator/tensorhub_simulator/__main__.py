@@ -7,12 +7,12 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from tools.docs import simulator_page
 
-from tensorhub_simulator import page
-from tensorhub_simulator.bugs import BUGS, planted
-from tensorhub_simulator.reporting import tell_coverage, tell_failure, tell_totals
-from tensorhub_simulator.running import Totals, run
-from tensorhub_simulator.spreading import processes_here, spread
+from tensorhub_simulator.faultsim.mutants.planting import BUGS, planted
+from tensorhub_simulator.faultsim.runner.parallel import processes_here, spread
+from tensorhub_simulator.faultsim.runner.report import tell_coverage, tell_failure, tell_totals
+from tensorhub_simulator.faultsim.runner.run import Totals, run
 
 FINDING_SEEDS: Final = 500
 """A planted bug must be found by one of so many seeds."""
@@ -70,17 +70,19 @@ def _one(arguments: argparse.Namespace) -> int:
 def _all_bugs(arguments: argparse.Namespace) -> int:
     """Plant each bug, and look for the first seed that finds it."""
     table = Table("bug", "found by seed", "invariant", "seconds")
-    rows: list[page.Finding] = []
+    rows: list[simulator_page.Finding] = []
     for name in BUGS:
         began = time.monotonic()
         seeds = range(1, arguments.seeds + 1)
         failure = spread(seeds, bug=name, calm=False, processes=arguments.processes, title=name).failure
-        rows.append(page.Finding(name, failure.seed if failure else None, failure.invariant if failure else ""))
+        rows.append(
+            simulator_page.Finding(name, failure.seed if failure else None, failure.invariant if failure else "")
+        )
         found = "never" if failure is None else str(failure.seed)
         table.add_row(name, found, rows[-1].invariant, f"{time.monotonic() - began:.1f}")
     Console().print(table)
     if arguments.docs:
-        page.write(rows)
+        simulator_page.write(rows)
     return 1 if any(row.seed is None for row in rows) else 0
 
 

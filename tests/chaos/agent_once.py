@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 
 def _was_here_before() -> bool:

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterable
 from typing import Final
 
-from tensorhub_agent.main import main
-from tensorhub_agent.proof import Proof
-from tensorhub_common.wire.transfer import Range
-from tensorhub_simulator.bugs import planted
+from tensorhub_agent.app.main import main
+from tensorhub_agent.transfer.verification import Proof
+from tensorhub_common.protocol.plans import Range
+from tensorhub_simulator.faultsim.mutants.planting import planted
 
 TORN: Final = "a piece is torn"
 """What stands on stderr for each."""

@@ -33,14 +33,14 @@ from tests.chaos.verdict import LogVerdict
 from tests.chaos.whole_log import read_whole_log
 from tests.stopping import stop
 
-from tensorhub.up import hub_file
-from tensorhub.up.up import Up
-from tensorhub_common.bus import jetstream
+from tensorhub._control import hub_file
+from tensorhub.local.hub import Up
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import ask, log_stream
-from tensorhub_common.wire.asks import Status
+from tensorhub_common.jetstream import api
+from tensorhub_common.protocol.queries import Status
+from tensorhub_common.protocol.subjects import ask, log_stream
 
 JOB: Final = "cluster"
 SEED: Final = 11
@@ -208,7 +208,7 @@ class Cluster:
         deadline = time.monotonic() + WHOLE_S
         while True:
             try:
-                info = await jetstream.api(bus, f"STREAM.INFO.{log_stream(JOB)}", None, ASK_S)
+                info = await api.api(bus, f"STREAM.INFO.{log_stream(JOB)}", None, ASK_S)
                 found: dict[str, Any] = info["cluster"]
                 peers = found.get("replicas") or []
                 if found.get("leader") and len(peers) == NODES - 1 and all(peer["current"] for peer in peers):

@@ -35,13 +35,13 @@ from tests.stopping import stop
 
 import tensorhub
 from tensorhub import AsyncShard
+from tensorhub._control.hub_file import AgentEntry
 from tensorhub.arguments import INSTALLS
-from tensorhub.up.hub_file import AgentEntry
-from tensorhub.up.up import Up
-from tensorhub_agent.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
+from tensorhub.local.hub import Up
+from tensorhub_agent.storage.segments import MANIFEST_SUFFIX, SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.segment_names import segment_beginning
+from tensorhub_common.config.segment_names import segment_beginning
+from tensorhub_common.introspection.ping import ping
 
 JOB: Final = "crowd"
 ELEMENTS: Final = 16

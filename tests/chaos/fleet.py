@@ -21,7 +21,7 @@ from tests.chaos import reports
 from tests.chaos.nursery import Order
 from tests.chaos.worker import THINK_S_MAX, Config
 
-from tensorhub.up import tether
+from tensorhub.local import tether
 
 TRAINER: Final = "trainer"
 """The role of who publishes; the others are called "rollout"."""

@@ -34,8 +34,8 @@ from tests.chaos.whole_log import read_whole_log
 from tests.chaos.worker import Config
 from tests.leftovers import memory_of
 
-from tensorhub.up import hub_file
-from tensorhub.up.up import Up
+from tensorhub._control import hub_file
+from tensorhub.local.hub import Up
 from tensorhub_common.bus.connection import Bus, connect
 
 JOB: Final = "chaos"

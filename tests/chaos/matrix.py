@@ -33,8 +33,8 @@ from tests.chaos.two_holders import kill, wake
 from tests.chaos.whole_log import read_whole_log
 from tests.stopping import stop
 
-from tensorhub.up import hub_file
-from tensorhub.up.up import Up
+from tensorhub._control import hub_file
+from tensorhub.local.hub import Up
 from tensorhub_common.bus.connection import connect
 
 JOB: Final = "matrix"

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from tests.leftovers import memory_of
 
-from tensorhub_agent.segments import SEGMENT_SUFFIX
+from tensorhub_agent.storage.segments import SEGMENT_SUFFIX
 
 MARKS: Final = 64
 MARK_BYTES: Final = 8

@@ -16,7 +16,7 @@ import msgspec
 from tests.chaos import reports, worker
 from tests.partition.namespaces import enter
 
-from tensorhub.up.tether import PR_SET_PDEATHSIG
+from tensorhub.local.tether import PR_SET_PDEATHSIG
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):

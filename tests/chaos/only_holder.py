@@ -24,7 +24,7 @@ from tests.chaos.content import MIB, Content
 
 import tensorhub
 from tensorhub import AsyncShard, TensorHubError, VersionUnavailable
-from tensorhub.up.up import Commands, Up
+from tensorhub.local.hub import Commands, Up
 
 JOB: Final = "only-holder"
 MORTAL: Final = "agent-0"

@@ -27,7 +27,7 @@ from tests.stopping import stop
 
 import tensorhub
 from tensorhub import TensorHubError
-from tensorhub.up.up import Up
+from tensorhub.local.hub import Up
 
 JOB: Final = "outages"
 OUTAGES: Final = ("nats-stopped", "nats-killed", "planner-stopped", "registry-stopped", "source-stopped")

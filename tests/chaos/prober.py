@@ -10,11 +10,11 @@ from typing import Final, Self
 from uuid import uuid4
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import cmd
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Publish
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.subjects import cmd
 
 EVERY_S: Final = 0.05
 APPEND_S: Final = 30.0

@@ -26,7 +26,7 @@ from tests.chaos.content import MIB, Content
 
 import tensorhub
 from tensorhub import AsyncShard, TensorHubError
-from tensorhub.up.up import Up
+from tensorhub.local.hub import Up
 
 JOB: Final = "reads-told"
 MODEL: Final = "policy"

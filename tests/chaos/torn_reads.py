@@ -27,7 +27,7 @@ from tests.chaos.content import MIB
 from tests.chaos.fleet import Findings, Fleet
 from tests.chaos.worker import Config
 
-from tensorhub.up.up import Commands, Up
+from tensorhub.local.hub import Commands, Up
 
 JOB: Final = "torn"
 HOSTS: Final = 2

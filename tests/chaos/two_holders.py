@@ -24,10 +24,10 @@ from tests.leftovers import memory_of
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, ReadReport
-from tensorhub.up.up import Up
-from tensorhub_agent.segments import SEGMENT_SUFFIX
+from tensorhub.local.hub import Up
+from tensorhub_agent.storage.segments import SEGMENT_SUFFIX
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.pings import ping
+from tensorhub_common.introspection.ping import ping
 
 JOB: Final = "two-holders"
 MODEL: Final = "policy"

@@ -8,7 +8,7 @@ from typing import Final
 from tests.chaos.verdict import LogVerdict
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.jetstream.job_log import JobLog
 
 DECIDED_S: Final = 15.0
 """All that stands in the log is decided within this."""

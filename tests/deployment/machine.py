@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tensorhub.up.nats_server import find_program
+from tensorhub.local.nats_server import find_program
 
 NAME: Final = f"tensorhub-test-{os.getpid()}"
 BOOT_S_MAX: Final = 60.0

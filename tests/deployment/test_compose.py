@@ -58,4 +58,4 @@ def test_a_killed_agent_is_back_and_the_hub_is_healthy(compose: Compose) -> None
     compose("kill", "--signal", "SIGKILL", "agent-1")
     compose("up", "--detach", "--wait", *compose.services)
     for process in ("registry-0", "planner-0", "agent-0", "agent-1"):
-        compose("exec", "-T", "registry", "python3", "-m", "tensorhub_common.bus.pings", process)
+        compose("exec", "-T", "registry", "python3", "-m", "tensorhub_common.introspection.ping", process)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub.up.nats_server import find_program
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.permissions import Role, User
-from tensorhub_common.settings import VARIABLES, load
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub.local.nats_server import find_program
+from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.config.settings import VARIABLES, load
 
 ROOT = Path(__file__).parents[2]
 ENV_SAMPLES = sorted((ROOT / "systemd/env").glob("*.env"))

@@ -15,13 +15,13 @@ from typing import Final
 
 import pytest
 
-from tensorhub.up import tether
-from tensorhub.up.nats_server import find_program
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.permissions import Role, User
-from tensorhub_common.access.tls import TlsFiles
+from tensorhub.local import tether
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub.local.nats_server import find_program
+from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import open_job
+from tensorhub_common.jetstream.job_log import open_job
 
 ROOT = Path(__file__).parents[2]
 NODES: Final = 3

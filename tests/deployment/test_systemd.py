@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from tests.deployment.machine import ROOT, Machine, install_programs, missing, wait_until
 
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.permissions import Role, User
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.auth.permissions import Role, User
 
 PROGRAMS = "/opt/tensorhub"
 WORKER = ROOT / "tests/deployment/worker.py"

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-from tensorhub_agent.core import AgentCore
-from tensorhub_agent.effects import AnyCall, AnyEffect, CallPublish, Key
-from tensorhub_agent.main import main
-from tensorhub_common.supervision import Supervisor
+from tensorhub_agent.app.main import main
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.effects import AnyCall, AnyEffect, CallPublish, Key
+from tensorhub_common.runtime.supervision import Supervisor
 
 MODEL: Final = "fault"
 NOBODYS: Final = "fault-of-nobody"

@@ -14,9 +14,9 @@ from typing import Final
 
 import xxhash
 
-from tensorhub_agent.copying import CopyJob
-from tensorhub_agent.main import main
-from tensorhub_agent.ucxx_serving import Served
+from tensorhub_agent.app.main import main
+from tensorhub_agent.compute.pool import CopyJob
+from tensorhub_agent.transports.ucxx.server import Served
 
 HOLD: Final = "HOLD"
 HELD_DIR: Final = "HELD_DIR"

@@ -19,8 +19,8 @@ from tests.integration import programs
 from tests.integration.hubs import RunningHub, running_hub
 from tests.stopping import stop
 
-from tensorhub.up import tether
-from tensorhub.up.nats_server import Cluster, NatsServer
+from tensorhub.local import tether
+from tensorhub.local.nats_server import Cluster, NatsServer
 from tensorhub_common.bus.connection import Bus, connect
 
 READY_TIMEOUT_S: Final = 60.0

@@ -3,7 +3,7 @@
 import os
 from typing import Final
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 NEAR_HOSTS: Final = "TESTS_NEAR_HOSTS"
 """Names the variable that tells how many hosts, from the first one on, stand in the trainer's site."""

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 import tensorhub
 from tensorhub import mapping
-from tensorhub.hub_sync import Shard
+from tensorhub.sync.hub import Shard
 
 Orders = dict[str, Callable[..., Any]]
 

@@ -17,11 +17,11 @@ from tests.bounds import WAIT_S
 from tests.integration.agent_held import HELD_DIR, HOLD
 
 import tensorhub
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub.up.hub_file import HubFile
-from tensorhub.up.up import Commands, Up
-from tensorhub_common.access.keys import public_key_of, read_seed
-from tensorhub_common.access.permissions import inbox_of
+from tensorhub._control.hub_file import HubFile
+from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub.local.hub import Commands, Up
+from tensorhub_common.auth.keys import public_key_of, read_seed
+from tensorhub_common.auth.permissions import inbox_of
 
 _jobs: Final = count()
 

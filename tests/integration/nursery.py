@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from tensorhub.up.tether import PR_SET_PDEATHSIG
+from tensorhub.local.tether import PR_SET_PDEATHSIG
 
 ORDER_BYTES_MAX: Final = 128 * 1024
 ANSWER_BYTES_MAX: Final = 64

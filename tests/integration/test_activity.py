@@ -11,9 +11,9 @@ from tests.integration.hubs import RunningHub, new_job
 from tests.stopping import stop
 
 from tensorhub import TensorSpec
-from tensorhub_common.bus.activity import gather_activity
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.wire.asks import Activity
+from tensorhub_common.introspection.activity import gather_activity
+from tensorhub_common.protocol.queries import Activity
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

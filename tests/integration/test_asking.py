@@ -5,12 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from tensorhub import registry as asking
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub_common import subjects
+from tensorhub._control import registry_client as asking
+from tensorhub._control.registry_client import NatsAddress, Registry
 from tensorhub_common.bus.connection import Bus
 from tensorhub_common.bus.message import Message
-from tensorhub_common.wire.asks import Versions
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.queries import Versions
 
 
 async def test_a_question_that_nobody_answers_is_asked_again_within_its_bound(

@@ -14,13 +14,13 @@ from tests.integration.hubs import running_hub
 from tests.integration.programs import started
 from tests.stopping import stop
 
-from tensorhub.hub import AsyncHub
-from tensorhub.shard import AsyncShard
-from tensorhub.up.hub_file import HubFile
+from tensorhub._control.hub_file import HubFile
+from tensorhub.aio.hub import AsyncHub
+from tensorhub.aio.shard import AsyncShard
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import JobLog
 from tensorhub_common.errors import AgentUnavailable, ReplicaConflict
-from tensorhub_common.subjects import commands_of
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.subjects import commands_of
 
 JOB = "again"
 SILENCE_S = 0.5
@@ -109,7 +109,7 @@ async def test_a_registration_that_nobody_waited_for_is_taken_over_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent is stopped, the worker gives up, the agent wakes and registers: that is no other worker."""
-    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", SILENCE_S)
+    monkeypatch.setattr("tensorhub_common.protocol.call_deadlines.END_S_MIN", SILENCE_S)
     async with running_hub(tmp_path, agents=1) as hub, hub.connected(JOB, 1) as (mine,):
         agent = hub.file.agents[0].pid
         stop(agent)

@@ -19,8 +19,8 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, catalog_of, he
 from tests.stopping import stop
 
 import tensorhub
-from tensorhub_common.bus.activity import gather_activity
 from tensorhub_common.bus.connection import connect
+from tensorhub_common.introspection.activity import gather_activity
 
 MIB = 1024 * 1024
 

@@ -14,15 +14,15 @@ import torch
 from tests.bounds import WAIT_S
 from tests.integration.hubs import RunningHub, admin_key, catalog_of, new_job
 
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub_common.bus.answering import answer_or_raise
+from tensorhub._control.registry_client import NatsAddress, Registry
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.request_server import answer_or_raise
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import HUB, PREFIX, agent_ask, ask
-from tensorhub_common.wire.codec import decode_event
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import decode_event
+from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.subjects import HUB, PREFIX, agent_ask, ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -16,8 +16,8 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, running_cluste
 from tests.stopping import stop
 
 import tensorhub
-from tensorhub.cli import hub_checks
-from tensorhub_common.settings import load
+from tensorhub.cli.doctor import hub_checks
+from tensorhub_common.config.settings import load
 
 BOUND_S = 4.0
 SLACK_S = 20.0

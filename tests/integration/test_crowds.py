@@ -6,9 +6,9 @@ import pytest
 from tests.chaos import crowds
 
 from tensorhub.arguments import INSTALLS
-from tensorhub_agent.granting import LEASES_OF_ONE_MAX
-from tensorhub_agent.speech import SHARDS_MAX
-from tensorhub_common.wire.worker import REGISTERING_MAX
+from tensorhub_agent.core.command_sequencer import SHARDS_MAX
+from tensorhub_agent.leases.granting import LEASES_OF_ONE_MAX
+from tensorhub_common.protocol.worker import REGISTERING_MAX
 
 COUNT = REGISTERING_MAX + 36
 """More than come in at a time."""

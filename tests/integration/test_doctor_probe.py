@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tensorhub.cli.transport_facts import Broken, Carried, Ucx, Way
-from tensorhub.cli.transport_probes import Probe
+from tensorhub.cli.doctor.transport_probes import Probe
+from tensorhub.cli.doctor.transports import Broken, Carried, Ucx, Way
 
 pytest.importorskip("libucx", reason="pip install 'tensorhub[agent]'")
 

@@ -16,10 +16,10 @@ from tests.integration.hubs import RunningHub, new_job
 from tests.integration.transports import UCXX
 
 import tensorhub
-from tensorhub.up.up import Commands, Up
+from tensorhub.local.hub import Commands, Up
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.subjects import commands_of
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.subjects import commands_of
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,7 +15,7 @@ from tests.unit.agent.torch_bits import bits_in
 from tests.unit.agent.torch_fp8 import referred, weight
 
 from tensorhub import AsyncHub, AsyncShard, Part, TensorSpec, mapping
-from tensorhub_common.casts import fp8_scheme
+from tensorhub_common.layout.casts import fp8_scheme
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,11 +13,11 @@ from tests.integration.agent_faulty import MODEL, NOBODYS
 from tests.integration.hubs import RunningHub, running_hub
 
 from tensorhub import AsyncHub, TensorSpec, connect_async
-from tensorhub.up.up import Commands, Up
-from tensorhub_common.bus.activity import gather_activity
+from tensorhub.local.hub import Commands, Up
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
-from tensorhub_common.wire.asks import Activity
+from tensorhub_common.introspection.activity import gather_activity
+from tensorhub_common.protocol.queries import Activity
 
 AGENT = "agent-0"
 WAIT_S = 30.0

@@ -16,12 +16,12 @@ from tests.integration.programs import command
 from tests.leftovers import memory_of
 
 import tensorhub
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
+from tensorhub._control.registry_client import NatsAddress, Registry
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.failures import StreamFailure
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.errors import StreamFailure
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol import subjects
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
@@ -76,9 +76,9 @@ async def streams_of(hub: RunningHub, job: str) -> dict[str, int]:
     async with await connect(hub.file.nats, name="test", credentials=admin_key(hub.file)) as bus:
         for name in wanted:
             try:
-                found[name] = int((await jetstream.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
+                found[name] = int((await api.api(bus, f"STREAM.INFO.{name}"))["state"]["messages"])
             except StreamFailure as failure:
-                if failure.err_code != jetstream.STREAM_NOT_FOUND:
+                if failure.err_code != api.STREAM_NOT_FOUND:
                     raise
     return found
 

@@ -10,7 +10,7 @@ import torch
 from tests.integration.hubs import running_hub
 from tests.integration.transports import LOCAL, UCXX
 
-from tensorhub_agent.meter import SAMPLE_BYTES_MIN
+from tensorhub_agent.rates.link_rates import SAMPLE_BYTES_MIN
 
 READS = 4
 MEASURED = re.compile(r"; measured \S+ [KMGT]?i?B/s in (\d+) samples, the last \S+ s ago")

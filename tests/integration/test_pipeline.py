@@ -17,7 +17,7 @@ from tests.stopping import stop
 
 import tensorhub
 from tensorhub import AsyncShard, ReadReport
-from tensorhub.up.up import Up
+from tensorhub.local.hub import Up
 
 MODEL: Final = "policy"
 READERS: Final = 4

@@ -13,13 +13,13 @@ import pytest
 import torch
 from tests.integration.hubs import RunningHub, admin_key, catalog_of, running_hub
 
-from tensorhub_agent.serving import TICKET_S
+from tensorhub_agent.leases.table import TICKET_S
 from tensorhub_common.bus.connection import Bus, connect
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.subjects import agent_ask, beats
-from tensorhub_common.wire.asks import Beat, Status
-from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId
+from tensorhub_common.protocol.queries import Beat, Status
+from tensorhub_common.protocol.subjects import agent_ask, beats
 
 MODEL = "m"
 JOB = "successor"

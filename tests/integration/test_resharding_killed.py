@@ -15,7 +15,7 @@ from tests.integration.transports import BOTH
 
 from tensorhub import AsyncShard
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.pings import ping
+from tensorhub_common.introspection.ping import ping
 
 TENSORS, ROWS, COLUMNS = 4, 4099, 8191
 MIDDLES: Final = 2

@@ -25,7 +25,7 @@ from tests.integration.transports import HUB_OF, UCXX_AND_AT_LENGTH_LOCAL
 from tensorhub import AsyncShard, TensorSpec
 from tensorhub.specs import DTYPES
 from tensorhub_common.errors import LayoutMismatch, RoundTimeout, VersionUnavailable
-from tensorhub_common.regions import DIMS_MAX
+from tensorhub_common.programs.regions import DIMS_MAX
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

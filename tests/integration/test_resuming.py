@@ -159,7 +159,7 @@ async def test_shards_of_one_replica_are_told_what_all_of_them_lack(
                 )
                 for index, (client, names) in enumerate([(there, first), (here, second)])
             ]
-            # No two have a layout in common: a shard could take its pieces from the other replica's, and another one were told.
+            # No two have a layout in common, or a shard could take its pieces from the other replica, and not be told.
             for replica, first, second in [("whole", ["a", "b"], ["head"]), ("holed", ["a"], ["b"])]
         }
         for _ in range(2):

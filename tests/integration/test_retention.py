@@ -12,7 +12,7 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, runni
 from tests.integration.transports import UCXX_AND_SLOWLY_LOCAL
 
 import tensorhub
-from tensorhub_common.wire.asks import ReplicaInfo
+from tensorhub_common.protocol.queries import ReplicaInfo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

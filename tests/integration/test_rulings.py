@@ -12,8 +12,8 @@ from tests.integration.hubs import RunningHub, assert_same_bytes, new_job, runni
 from tests.integration.programs import command
 
 import tensorhub
-from tensorhub_common.wire.asks import AgentInfo, ReplicaInfo
-from tensorhub_common.wire.commands import DrainAgent
+from tensorhub_common.protocol.log.commands import DrainAgent
+from tensorhub_common.protocol.queries import AgentInfo, ReplicaInfo
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 

@@ -10,8 +10,8 @@ from tests.chaos.content import MIB
 from tests.chaos.two_holders import HOLDERS, Missed, Read, Stage, kill, two_holders
 from tests.integration.transports import UCXX, UCXX_AND_SLOWLY_LOCAL
 
-from tensorhub_agent.pace import LOCAL_BATCH_BYTES
-from tensorhub_common.layout import PIECE_BYTES_MAX
+from tensorhub_agent.rates.source_rate import LOCAL_BATCH_BYTES
+from tensorhub_common.layout.layout import PIECE_BYTES_MAX
 
 pytestmark = pytest.mark.long
 

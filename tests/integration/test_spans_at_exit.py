@@ -11,8 +11,8 @@ from tests.integration.otlp_receiver import receiving
 from tests.integration.programs import run_program
 
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.traces import gather
-from tensorhub_common.wire.traces import SpansAsk, TransfersAsk
+from tensorhub_common.introspection.span_query import gather
+from tensorhub_common.protocol.spans import SpansAsk, TransfersAsk
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 WAIT_S = 20.0

@@ -17,10 +17,10 @@ from tests.integration.hubs import RunningHub, held_hub, new_job, until_held
 from tests.integration.transports import NO_UCX
 
 import tensorhub
-from tensorhub.cli.picture import STILL_S
-from tensorhub_common.bus.activity import gather_activity
+from tensorhub.cli.hub_state import STILL_S
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.wire.asks import ReadUnderWay
+from tensorhub_common.introspection.activity import gather_activity
+from tensorhub_common.protocol.queries import ReadUnderWay
 
 NBYTES = 48 * 1024 * 1024
 

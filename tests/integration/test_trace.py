@@ -16,13 +16,13 @@ from tests.integration.programs import command
 
 from tensorhub import TensorSpec
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.bus.traces import gather
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.metrics import METRICS
-from tensorhub_common.metrics_page import prometheus_name
-from tensorhub_common.subjects import ask
-from tensorhub_common.wire.traces import Spans, SpansAsk, TransfersAsk
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.introspection.span_query import gather
+from tensorhub_common.observability.metrics import METRICS
+from tensorhub_common.protocol.spans import Spans, SpansAsk, TransfersAsk
+from tensorhub_common.protocol.subjects import ask
+from tensorhub_common.telemetry.metrics_export import prometheus_name
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

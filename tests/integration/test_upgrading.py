@@ -10,10 +10,10 @@ from tests.integration.hubs import RunningHub, admin_key, assert_same_bytes, new
 from tests.integration.programs import command
 
 import tensorhub
-from tensorhub_common.bus import pings
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.pings import answer_folders
-from tensorhub_common.levels import NEWEST
+from tensorhub_common.introspection import ping
+from tensorhub_common.introspection.ping import answer_folders
+from tensorhub_common.protocol.log.levels import NEWEST
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -64,7 +64,7 @@ async def test_nothing_is_raised_while_a_folder_does_not_know_it(
     async with hub.connected(job, agents=1) as (connected,):
         await connected.register("policy", {"w": torch.zeros(7)}, replica="trainer")
         async with await connect(hub.file.nats, name="planner-7", credentials=admin_key(hub.file)) as bus:
-            monkeypatch.setattr(pings, "NEWEST", 0)
+            monkeypatch.setattr(ping, "NEWEST", 0)
             await answer_folders(bus, "planner-7", "planner")
             monkeypatch.undo()
             for wanted in ((), ("--level", str(NEWEST))):

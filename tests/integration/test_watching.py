@@ -5,15 +5,15 @@ from collections.abc import Collection
 
 import pytest
 
-from tensorhub.watching import Watched, watch
-from tensorhub_common.bus import jetstream
+from tensorhub._control.watch import Watched, watch
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
-from tensorhub_common.bus.joblog import JobLog, open_job
-from tensorhub_common.subjects import event as subject_of
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.versions import VersionGone, VersionPublished
+from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.versions import VersionGone, VersionPublished
+from tensorhub_common.protocol.subjects import event as subject_of
 
 WAIT_S = 60.0
 
@@ -75,7 +75,7 @@ async def test_it_goes_on_after_what_was_seen(bus: Bus, job: str) -> None:
 async def test_a_log_that_no_longer_reaches_back_says_so(bus: Bus, job: str) -> None:
     """Nothing drops entries of a log by itself; an operator may."""
     log = await written(bus, job)
-    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 3})
+    await api.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 3})
     with pytest.raises(LogGap, match="after=None"):
         await first(bus, job, 1, after=1)
     assert [each.seq for each in await first(bus, job, 1, after=2)] == [4]

@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 
 PROGRAM: Final = str(Path(__file__).with_name("fields.py"))
-ERROR: Final = "asks.Error"
+ERROR: Final = "queries.Error"
 """May come for any answer, so whoever reads answers of a kind that it is given reads this beside each of them."""
+MOVED: Final = {
+    "lease_frames.Broken": "lease_messages.Broken",
+    "transport_facts.Broken": "transports.Broken",
+}
+"""Forms of the older release that stand in another module today, where their class's name alone does not tell which."""
 Kind = dict[str, Any]
 """A type, as `fields.py` describes it."""
 Form = dict[str, Any]
@@ -56,6 +61,7 @@ def differences(old: Forms, new: Forms) -> list[str]:
 def _names(old: Forms, new: Forms) -> dict[str, str]:
     """Return what each form of the older release is called today; one whose module moved keeps its class's name."""
     names = {name: name for name in old["forms"] if name in new["forms"]}
+    names |= {name: moved for name, moved in MOVED.items() if name in old["forms"] and moved in new["forms"]}
     for name in old["forms"].keys() - names.keys():
         moved = [each for each in new["forms"].keys() - old["forms"].keys() if _class(each) == _class(name)]
         if len(moved) == 1:

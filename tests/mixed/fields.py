@@ -1,7 +1,7 @@
 """A program of either release: describes every message and stored form, and what may stand in each of their fields.
 
-They are found: whatever the release's own code decodes, all structs of `tensorhub_common.wire`, and what is reachable
-from either by annotations.
+They are found: whatever the release's own code decodes, all structs of `tensorhub_common.protocol` (`wire` before), and
+what is reachable from either by annotations.
 
 Out: a JSON object with "forms", by "module.Class" (a dataclass of the catalog's state: "state.Class"), and "roots": the
 types that are read as a whole.
@@ -40,7 +40,7 @@ from msgspec.inspect import (
 )
 
 PACKAGES = ("tensorhub_common", "tensorhub_agent", "tensorhub_planner", "tensorhub_registry", "tensorhub")
-WIRE = "tensorhub_common.wire"
+WIRE = ("tensorhub_common.wire.", "tensorhub_common.protocol.")
 ONE_RELEASE = ("tensorhub.demo",)
 """What programs of one release, which end together, say to each other."""
 BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
@@ -79,7 +79,7 @@ def decoded(source: str) -> list[str]:
 def roots_of(name: str, path: Path) -> list[Any]:
     """Return the types that are read as a whole in a module, and the structs of a module of the wire."""
     said = decoded(path.read_text())
-    is_wire = name.startswith(f"{WIRE}.")
+    is_wire = name.startswith(WIRE)
     if not said and not is_wire:
         return []
     module = importlib.import_module(name)

@@ -5,15 +5,29 @@ written, the snapshot at the end, and why it stopped, if it did.
 """
 
 import base64
+import importlib
 import json
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from tensorhub_common.catalog.snapshot import decode, encode
-from tensorhub_registry.outcomes import JobFold
-from tensorhub_registry.steps import Decided
+
+
+def of_either(name: str, *modules: str) -> Any:
+    """Return what is called so in the first of these modules that this release has."""
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError:
+            continue
+    raise SystemExit(f"this release has none of {modules}")
+
+
+JobFold = of_either("JobFold", "tensorhub_registry.core.job_fold", "tensorhub_registry.outcomes")
+Decided = of_either("Decided", "tensorhub_registry.core.job_fold", "tensorhub_registry.steps")
 
 
 class Entry(msgspec.Struct, frozen=True):

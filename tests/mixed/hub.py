@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from tests.mixed.actor import digest, values
 
-from tensorhub.up.up import Up
-from tensorhub_common.access.keyring import Keyring
+from tensorhub.local.hub import Up
+from tensorhub.local.keyring import Keyring
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.pings import ping
+from tensorhub_common.introspection.ping import ping
 
 OLD: Final = "old"
 NEW: Final = "new"
@@ -33,8 +33,8 @@ LOOK_S: Final = 0.05
 _KEYS: Final = """
 import json, sys
 from pathlib import Path
-from tensorhub_common.access.keyring import Keyring
-from tensorhub_common.access.permissions import Role, User
+from tensorhub.local.keyring import Keyring
+from tensorhub_common.auth.permissions import Role, User
 Keyring(Path(sys.argv[1])).make([User(Role(role), name) for role, name in json.loads(sys.argv[2])])
 """
 
@@ -172,7 +172,7 @@ async def mixed_hub(directory: Path, pythons: dict[str, str], first: str) -> Asy
 
 
 def _commands(python: str) -> Any:
-    from tensorhub.up.up import Commands  # noqa: PLC0415 (beside its use)
+    from tensorhub.local.hub import Commands  # noqa: PLC0415 (beside its use)
 
     def module(name: str) -> tuple[str, ...]:
         return (python, "-P", "-m", name)

@@ -25,9 +25,9 @@ from tests.mixed.differences import differences, forms_of
 from tests.mixed.hub import NEW, OLD, Mixed, Tally, Traffic, Wrong, mixed_hub
 from tests.mixed.release import BEFORE, KEPT, NoRelease, commit_of, environment, python_of, wheel_of
 
-from tensorhub.registry import NatsAddress, Registry
+from tensorhub._control.registry_client import NatsAddress, Registry
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.levels import NEWEST
+from tensorhub_common.protocol.log.levels import NEWEST
 
 PARTS: Final = ("planner-0", "registry-1", "registry-0", "agent-0", "agent-1", "agent-2")
 CONTROL: Final = PARTS[:3]

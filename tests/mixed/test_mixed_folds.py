@@ -16,12 +16,12 @@ from tests.mixed.release import NoRelease, python_of
 from tests.property.catalog_chance import Chance
 from tests.unit.common.catalog_world import JOB, World
 
-from tensorhub_common import subjects
-from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.codec import decode_event, encode
-from tensorhub_common.wire.commands import Lead, Sender, Unreadable
-from tensorhub_common.wire.events.event import kind_of, model_of
-from tensorhub_registry.agreement import agrees
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import decode_event, encode
+from tensorhub_common.protocol.log.commands import Lead, Sender, Unreadable
+from tensorhub_common.protocol.log.events import kind_of, model_of
+from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_registry.core.release_agreement import agrees
 
 PROGRAM: Final = str(Path(__file__).with_name("folding.py"))
 STEPS: Final = 250

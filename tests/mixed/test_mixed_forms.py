@@ -10,7 +10,7 @@ from tests.mixed.differences import Forms, Kind, differences, forms_of
 from tests.mixed.fields import decoded
 from tests.mixed.release import NoRelease, python_of
 
-from tensorhub_common import levels
+from tensorhub_common.protocol.log import levels
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +42,17 @@ def without(roots: list[Kind], form: str) -> list[Kind]:
 def test_what_breaks_a_release_is_named(old: Forms, new: Forms) -> None:
     broken = copy.deepcopy(new)
     forms = broken["forms"]
-    del forms["transfer.LeaseGrant"]["fields"]["ticket_s"]
+    del forms["plans.LeaseGrant"]["fields"]["ticket_s"]
     del forms["parts.Part"]["fields"]["cast"]
     forms["commands.Want"]["fields"]["why"] = {**TEXT, "required": True}
-    forms["asks.Beat"]["tag"] = "beat"
+    forms["queries.Beat"]["tag"] = "beat"
     forms["shards.Sibling"]["fields"] = dict(reversed(forms["shards.Sibling"]["fields"].items()))
     forms["program.Program"]["fields"]["unread_count"]["required"] = True
     del forms["worker.Loaded"]
     broken["roots"] = without(broken["roots"], "worker.Loaded")
     # What is new, and what has a default, breaks nothing.
-    forms["transfer.LeaseGrant"]["fields"]["later"] = {**TEXT, "required": False}
-    forms["transfer.Later"] = {**forms["transfer.LeaseGrant"], "tag": "later"}
+    forms["plans.LeaseGrant"]["fields"]["later"] = {**TEXT, "required": False}
+    forms["plans.Later"] = {**forms["plans.LeaseGrant"], "tag": "later"}
     told = differences(old, broken)
     for sentence in (
         "asks.Beat has another tag or form: neither release reads it of the other",
@@ -73,7 +73,7 @@ NUMBER: Final = {"type": "float"}
 TEXT: Final = {"type": "str"}
 COUNT: Final = {"type": "int"}
 NONE: Final = {"type": "none"}
-KIND: Final = {"form": "transfer.LeaseRefusal"}
+KIND: Final = {"form": "plans.LeaseRefusal"}
 NEITHER: Final = "neither reads the other's"
 NOT_HERE: Final = "this release does not read what the older one writes"
 NOT_THERE: Final = "the older release does not read all that this one may write"
@@ -98,7 +98,7 @@ NOT_THERE: Final = "the older release does not read all that this one may write"
         ({"values": ["a"]}, {"values": ["a", "b"]}, NOT_THERE),
         ({"values": ["a"]}, TEXT, NOT_THERE),
         (COUNT, {**COUNT, "bounds": {"ge": 0}}, NOT_HERE),
-        (KIND, {"form": "transfer.LeaseAsk"}, NEITHER),
+        (KIND, {"form": "plans.LeaseAsk"}, NEITHER),
         (KIND, TEXT, NEITHER),
     ],
 )
@@ -106,11 +106,11 @@ def test_a_field_of_another_type_is_named(new: Forms, was: Kind, become: Kind, w
     """A reader may take more than the writer writes, and not less."""
     before, now = copy.deepcopy(new), copy.deepcopy(new)
     for forms, kind in ((before, was), (now, become)):
-        forms["forms"]["transfer.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **kind}
+        forms["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **kind}
     told = differences(before, now)
     if why:
         (sentence,) = told
-        assert sentence.startswith("transfer.LeaseGrant.ticket_s was ")
+        assert sentence.startswith("plans.LeaseGrant.ticket_s was ")
         assert sentence.endswith(f": {why}")
     else:
         assert told == []
@@ -119,11 +119,11 @@ def test_a_field_of_another_type_is_named(new: Forms, was: Kind, become: Kind, w
 def test_a_kind_of_message_that_is_new_breaks_no_field(new: Forms) -> None:
     """Beside kinds that were there before. Whether it may be sent yet is what a level says."""
     before, now = copy.deepcopy(new), copy.deepcopy(new)
-    now["forms"]["transfer.Later"] = {**now["forms"]["transfer.LeaseRefusal"], "tag": "later"}
-    later = {"form": "transfer.Later"}
+    now["forms"]["plans.Later"] = {**now["forms"]["plans.LeaseRefusal"], "tag": "later"}
+    later = {"form": "plans.Later"}
     for was, become, is_read in ((KIND, [KIND, later], True), (NUMBER, [NUMBER, later], False)):
-        before["forms"]["transfer.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **was}
-        now["forms"]["transfer.LeaseGrant"]["fields"]["ticket_s"] = {
+        before["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {"required": True, "default": "", **was}
+        now["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"] = {
             "required": True,
             "default": "",
             "any_of": become,
@@ -185,12 +185,12 @@ def read(data):
         "program.Program",
         "layout.Layout",
         "parts.Part",
-        "fold_cells.Fold",
+        "amax_cells.Fold",
         "regions.Blocks",
     }
-    assert new["forms"].keys() >= {"state.Replica", "snapshots.Record", "manifest.Manifest", "hub_file.NatsEntry"}
+    assert new["forms"].keys() >= {"state.Replica", "snapshot_store.Record", "manifest.Manifest", "hub_file.NatsEntry"}
     assert new["forms"]["parts.Part"]["array"]
-    assert new["forms"]["transfer.LeaseGrant"]["fields"]["ticket_s"]["type"] == "float"
+    assert new["forms"]["plans.LeaseGrant"]["fields"]["ticket_s"]["type"] == "float"
 
 
 def test_what_is_new_in_the_log_is_switched_by_a_level(old: Forms, new: Forms) -> None:

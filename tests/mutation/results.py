@@ -33,7 +33,7 @@ class Survivor:
     """A mutant that no test noticed."""
 
     where: str
-    """The function, with its module, as in `tensorhub_common.catalog.rounds.want`."""
+    """The function, with its module, as in `tensorhub_common.catalog.handlers.rounds.want`."""
     line: str
     mutant: str
     """The line before and after; several lines are joined."""

@@ -36,6 +36,7 @@ BESIDE = (
     "services/agent/tensorhub_agent",
     "services/planner/tensorhub_planner",
     "tests",
+    "tools",
 )
 """What stands side by side in .mutants."""
 

@@ -4,7 +4,7 @@ import os
 
 from tests.partition.namespaces import LINKS, enter
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 FAR_HOST = "host-1"
 

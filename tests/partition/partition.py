@@ -26,8 +26,8 @@ from tests.chaos.content import MIB
 from tests.chaos.fleet import TRAINER, Findings, Fleet
 from tests.partition.namespaces import LINKS, Net, enter, why_not
 
-from tensorhub.up import nats_server
-from tensorhub.up.up import Commands, Up
+from tensorhub.local import nats_server
+from tensorhub.local.hub import Commands, Up
 
 JOB: Final = "partition"
 NEAR: Final = "rollout-near"

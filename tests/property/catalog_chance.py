@@ -9,8 +9,8 @@ from typing import Any
 from tests.unit.common.catalog_world import MODEL, REGISTRY, World, root
 
 from tensorhub_common.catalog.state import Shard
-from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
-from tensorhub_common.wire.commands import (
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
+from tensorhub_common.protocol.log.commands import (
     VERSION_MAX,
     AnyCommand,
     Drained,

@@ -14,8 +14,8 @@ from tests.property.catalog_watcher import Watcher
 from tests.unit.common.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.state import Catalog, Model, Replica, Shard
-from tensorhub_common.catalog.table import AgentState, RoundState, ShardState
-from tensorhub_common.wire.commands import (
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState
+from tensorhub_common.protocol.log.commands import (
     AnyCommand,
     Delete,
     DeleteJob,
@@ -33,8 +33,8 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.versions import VersionExposed
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.versions import VersionExposed
 
 ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL = (
     pytest.param(False, id="once-all-was-seen"),

@@ -6,14 +6,14 @@ Always true: what it knows is what the catalog knows, so an event is never missi
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.catalog.table import VersionState
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.hub import JobDeleted
-from tensorhub_common.wire.events.publications import PublishFailed, PublishJoined, PublishWithdrawn
-from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundFailed, RoundJoined, RoundSettled, RoundStarted
-from tensorhub_common.wire.events.shards import ShardDraining, ShardReleased
-from tensorhub_common.wire.events.versions import (
+from tensorhub_common.catalog.transitions import VersionState
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.hub import JobDeleted
+from tensorhub_common.protocol.log.publications import PublishFailed, PublishJoined, PublishWithdrawn
+from tensorhub_common.protocol.log.replicas import ReplicaLost, ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundFailed, RoundJoined, RoundSettled, RoundStarted
+from tensorhub_common.protocol.log.shards import ShardDraining, ShardReleased
+from tensorhub_common.protocol.log.versions import (
     ModelDeleted,
     VersionAvailable,
     VersionGone,

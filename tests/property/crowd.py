@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from tensorhub_agent import doors
-from tensorhub_agent.ranges import mark
-from tensorhub_agent.serving import HOLD_S_MAX
-from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share, SourceId
+from tensorhub_agent.leases.table import HOLD_S_MAX
+from tensorhub_agent.primitives.ranges import mark
+from tensorhub_agent.transfer import admission
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share, SourceId
 
 ROWS_OF_EACH: Final = 2
 COLUMNS, READ = 16, slice(4, 12)
@@ -158,7 +158,7 @@ class Crowd:
             self.after(self.rng.random() * CLOSE_S_MAX, lambda number=number: self.closed(number))  # type: ignore[misc]
         inside_now = sum(each.inside for each in self.sessions.values())
         self.inside_most = max(self.inside_most, inside_now)
-        assert inside_now <= doors.INSIDE_MAX
+        assert inside_now <= admission.INSIDE_MAX
 
     # The planner, which knows who is lost some time after.
 

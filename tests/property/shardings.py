@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of, placements, segment_bytes
-from tensorhub_common.regions import Regions
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, placements, segment_bytes
+from tensorhub_common.layout.parts import Part, Shape
+from tensorhub_common.programs.regions import Regions
 
 DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "complex128": 16}
 

@@ -11,10 +11,11 @@ from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, liv
 from tests.property.catalog_watcher import Watcher
 from tests.unit.common.catalog_world import JOB, MODEL, World, recoded
 
-from tensorhub_common.catalog import availability, filling, membership, rounds, ruling
+from tensorhub_common.catalog import availability
 from tensorhub_common.catalog.apply import apply
+from tensorhub_common.catalog.handlers import admin, filling, membership, rounds
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.catalog.table import (
+from tensorhub_common.catalog.transitions import (
     AGENT_MOVES,
     ROUND_MOVES,
     SHARD_MOVES,
@@ -23,11 +24,11 @@ from tensorhub_common.catalog.table import (
     ShardState,
     move,
 )
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.commands import VERSION_MAX, Unreadable
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.protocol.log.commands import VERSION_MAX, Unreadable
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.versions import VersionPublished
 
 STEPS = 60
 SEEDED_RUNS = 150
@@ -73,7 +74,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         made.add((repr(state), repr(what)))
         return move(table, state, what)
 
-    for module in (availability, filling, membership, rounds, ruling):
+    for module in (availability, filling, membership, rounds, admin):
         monkeypatch.setattr(module, "move", recording)
     monkeypatch.setattr(availability, "VERSIONS_KEPT_MAX", 2)
     return made

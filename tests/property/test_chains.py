@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.wire.transfer import Demand, Plan, SourceId, Turn
-from tensorhub_planner.deciding import Question
-from tensorhub_planner.limits import Limits, Rates
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.sources import Found, Holder, Holders, Seat
-from tensorhub_planner.topology import Place, Topology
+from tensorhub_common.protocol.plans import Demand, Plan, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.decision import Question
+from tensorhub_planner.primitives.limits import Limits, Rates
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.topology import Place, Topology
 
 KEY = root_key(1, 0, "layout")
 SIZES = Sizes([4 * 1024 * 1024] * 64)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.crowd import READ, STALL_S, STOPPED_S, Crowd
 
-from tensorhub_agent import doors
-from tensorhub_agent.doors import INSIDE_MAX
-from tensorhub_agent.transfer import Phase
+from tensorhub_agent.transfer import admission
+from tensorhub_agent.transfer.admission import INSIDE_MAX
+from tensorhub_agent.transfer.transfer import Phase
 
 RANKS = 2_048
 
@@ -50,6 +50,6 @@ def test_whoever_is_stopped_keeps_nobody_else_waiting() -> None:
 @settings(max_examples=examples(0.4))
 def test_every_byte_comes_whoever_is_killed_or_stopped(seed: int, ranks: int, inside: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(doors, "INSIDE_MAX", inside)
-        patched.setattr(doors, "OPENING_MAX", max(1, inside // 2))
+        patched.setattr(admission, "INSIDE_MAX", inside)
+        patched.setattr(admission, "OPENING_MAX", max(1, inside // 2))
         read(Crowd(Random(seed), ranks, kills=0.2, stops=0.1))

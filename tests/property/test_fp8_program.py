@@ -13,30 +13,22 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.unit.agent.torch_fp8 import referred, weight
 
-from tensorhub_agent.amax_table import AmaxTable
-from tensorhub_agent.block_boxes import amax_bytes
-from tensorhub_agent.box_copying import copy_boxes
-from tensorhub_agent.boxes import as_received, as_sent, parts
-from tensorhub_agent.casting.floats import Bits
-from tensorhub_agent.copying import CopyPool
-from tensorhub_common.casts import CASTABLE, FP8_SOURCES
-from tensorhub_common.derived import DERIVED, Derived
+from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.compute.casting.floats import Bits
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.compute.strided_copy import copy_boxes
+from tensorhub_agent.primitives.block_forms import amax_bytes
+from tensorhub_agent.primitives.forms import as_received, as_sent, parts
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import (
-    Layout,
-    Part,
-    Shape,
-    TensorEntry,
-    layout_digest,
-    layout_of,
-    placements,
-    segment_bytes,
-)
-from tensorhub_common.program import decoded, encoded
-from tensorhub_common.regions import Form, Regions
-from tensorhub_planner import spans
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_common.layout.casts import CASTABLE, FP8_SOURCES
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, placements, segment_bytes
+from tensorhub_common.layout.parts import Part, Shape
+from tensorhub_common.layout.quantized import DERIVED, Derived
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import decoded, encoded
+from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_planner.compiler import overlaps
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 SCHEMES: Final = ("fp8-block-128", "fp8-block-128-nemo", "fp8-channel")
 UNIT_BYTES: Final = (128 * 128, 3 * 128 * 128, 4 << 20)
@@ -226,8 +218,8 @@ def test_any_sharding_becomes_values_and_scales(data: st.DataObject, seed: int, 
     reader = layout_of(entries)
     unit_bytes, part_bytes = data.draw(st.sampled_from(UNIT_BYTES)), data.draw(st.sampled_from(PART_BYTES))
     with (
-        mock.patch.object(spans, "PIECE_BYTES_MAX", unit_bytes),
-        mock.patch("tensorhub_agent.box_copying.PART_BYTES_MAX", part_bytes),
+        mock.patch.object(overlaps, "PIECE_BYTES_MAX", unit_bytes),
+        mock.patch("tensorhub_agent.compute.strided_copy.PART_BYTES_MAX", part_bytes),
     ):
         found = fill(reader, sources, set(sources), by_wire=by_wire)
     assert found == bytes_of(reader, tensor)

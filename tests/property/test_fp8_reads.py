@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
 
-from tensorhub_simulator.bugs import planted
-from tensorhub_simulator.memory import Violation
-from tensorhub_simulator.quantised import quantised_cuttings
-from tensorhub_simulator.running import scaled_down
-from tensorhub_simulator.setting import draw
-from tensorhub_simulator.world import World
+from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.models.quantised import quantised_cuttings
+from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.mutants.planting import planted
+from tensorhub_simulator.faultsim.runner.run import scaled_down
+from tensorhub_simulator.faultsim.world import World
 
 RIGHT: Final = frozenset(
     {"AgentUnavailable", "DrainTimeout", "NotPublished", "RegistryUnavailable", "ReplicaConflict", "RetentionFull"}

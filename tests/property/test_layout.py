@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub_common import layout as layouts
-from tensorhub_common.layout import (
+from tensorhub_common.layout import layout as layouts
+from tensorhub_common.layout.layout import (
     ALIGNMENT_BYTES,
     Layout,
     TensorEntry,

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.wire.asks import Beat, Served, Serving
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundFailed
-from tensorhub_common.wire.events.shards import ShardFilled
-from tensorhub_common.wire.transfer import Plan, Share
-from tensorhub_planner.busy import Lane, Reader
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundFailed
+from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.plans import Plan, Share
+from tensorhub_common.protocol.queries import Beat, Served, Serving
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Lane, Reader
+from tensorhub_planner.primitives.limits import Limits
 
 JOB = "run-7"
 READERS = tuple(Reader(JOB, "policy", replica, 0) for replica in "xy")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tensorhub_agent.encodings.choice import (
+from tensorhub_agent.rates.encoding_choice import (
     LOOK_AFTER_MAX,
     PACK_GAIN,
     PACK_RATE,
@@ -21,7 +21,7 @@ from tensorhub_agent.encodings.choice import (
     Line,
     takes_patches,
 )
-from tensorhub_agent.pace import BATCHES_MIN
+from tensorhub_agent.rates.source_rate import BATCHES_MIN
 
 MB: Final = 1_000_000
 BATCH: Final = 8 * MB

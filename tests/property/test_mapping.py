@@ -11,7 +11,7 @@ from tests.property.vllm_loading import Array, Shape, Worker, checkpoint
 
 from tensorhub import mapping
 from tensorhub.mapping import Mapping
-from tensorhub_common.layout import TensorEntry, layout_of, shared_mismatch
+from tensorhub_common.layout.layout import TensorEntry, layout_of, shared_mismatch
 
 Ranks = dict[str, Any]
 Worked = tuple[Shape, Ranks]

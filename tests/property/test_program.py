@@ -12,11 +12,11 @@ from tests.examples_of import examples
 from tests.property.shardings import Cutting, Model, carry_out, cuttings, fused, memory, models
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, layout_digest, layout_of, placements, segment_bytes
-from tensorhub_common.program import decoded, encoded
-from tensorhub_planner import spans
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_common.layout.layout import Layout, layout_digest, layout_of, placements, segment_bytes
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import decoded, encoded
+from tensorhub_planner.compiler import overlaps
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 SMALL_UNIT_BYTES: Final = 24
 """So that small boxes are cut in every way in which huge ones are."""
@@ -71,7 +71,7 @@ def test_any_sharding_becomes_any_other(data: st.DataObject, seed: int) -> None:
     reader = data.draw(st.sampled_from(data.draw(cuttings(model))))
     if data.draw(st.booleans()):
         reader = fused(reader, chance)
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", data.draw(st.sampled_from([SMALL_UNIT_BYTES, 4 << 20]))):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", data.draw(st.sampled_from([SMALL_UNIT_BYTES, 4 << 20]))):
         check(model, reader, by_digest(*replicas), chance)
 
 

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.property.shardings import Model, cuttings, fused, models
 
-from tensorhub_simulator.bugs import planted
-from tensorhub_simulator.memory import Violation
-from tensorhub_simulator.running import scaled_down
-from tensorhub_simulator.setting import draw
-from tensorhub_simulator.tensors import Cutting, Cuttings, unlike_cuttings
-from tensorhub_simulator.world import World
+from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.models.layouts import Cutting, Cuttings, unlike_cuttings
+from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.mutants.planting import planted
+from tensorhub_simulator.faultsim.runner.run import scaled_down
+from tensorhub_simulator.faultsim.world import World
 
 RIGHT: Final = frozenset(
     {"AgentUnavailable", "DrainTimeout", "NotPublished", "RegistryUnavailable", "ReplicaConflict", "RetentionFull"}

@@ -14,16 +14,17 @@ from hypothesis import strategies as st
 from tests.unit.common.catalog_world import MODEL, World
 
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
-from tensorhub_common.regions import DIMS_MAX
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_planner import cutting
-from tensorhub_planner.answering import Answering
-from tensorhub_planner.fold import Fold
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_simulator.planner import Known, at_once
-from tensorhub_simulator.tensors import Layouts
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.layout.parts import Part, Shape
+from tensorhub_common.programs.regions import DIMS_MAX
+from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.compiler import tiling
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.request import Answering
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_simulator.faultsim.models.layouts import Layouts
+from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
 SHAPES: Final[dict[str, Shape]] = {
     "embedding": (8, 6),
@@ -222,7 +223,7 @@ def test_boxes_of_more_dimensions_than_anybody_carries_are_refused_by_the_tensor
 
 
 def test_a_tensor_that_would_be_cut_too_often_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "CELLS_MAX", 3)
+    monkeypatch.setattr(tiling, "CELLS_MAX", 3)
     columns = [layout_of([box("embedding", (0, at), (8, at + 1))]) for at in range(6)]
     reader = layout_of([whole("embedding")])
     assert "tensor 'embedding' would be cut into more than 3 boxes" in refused(columns, reader=reader)

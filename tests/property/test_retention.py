@@ -11,7 +11,7 @@ from tests.property.catalog_rulings import ONCE_ALL_WAS_SEEN_AND_SLOWLY_ALL, liv
 from tests.unit.common.catalog_world import World
 
 from tensorhub_common.catalog import retention
-from tensorhub_common.wire.events.event import kind_of
+from tensorhub_common.protocol.log.events import kind_of
 
 STEPS = 60
 SEEDED_RUNS = 120

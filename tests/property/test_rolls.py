@@ -7,9 +7,9 @@ from tests.property.catalog_chance import Chance
 from tests.unit.common.catalog_world import World
 
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.transfer import Demand
-from tensorhub_planner.fold import still_true
-from tensorhub_planner.sources import Found, Rolls, find
+from tensorhub_common.protocol.plans import Demand
+from tensorhub_planner.catalog_view.catalog_replica import still_true
+from tensorhub_planner.catalog_view.holders import Found, Rolls, find
 
 LIVES = 8
 STEPS = 300

@@ -9,13 +9,13 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from tests.examples_of import examples
 
-from tensorhub_simulator.cluster import baselines
-from tensorhub_simulator.cluster.bound import Bound
-from tensorhub_simulator.cluster.fabric import build
-from tensorhub_simulator.cluster.result import Result
-from tensorhub_simulator.cluster.running import run
-from tensorhub_simulator.cluster.spec import Cluster, Generation, Link, Model, Replicas, Site, Spot, check
-from tensorhub_simulator.cluster.world import World
+from tensorhub_simulator.performance import baselines
+from tensorhub_simulator.performance.config import Cluster, Generation, Link, Model, Replicas, Site, Spot, check
+from tensorhub_simulator.performance.lower_bound import Bound
+from tensorhub_simulator.performance.model.cluster import World
+from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.model.topology import build
+from tensorhub_simulator.performance.results import Result
 
 ROUNDING: Final = 1e-6
 SITES: Final = ("here", "there", "yonder")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.property.transfer_chance import World
 
-from tensorhub_agent.asking import PLANS_MAX
-from tensorhub_agent.transfer import Phase
-from tensorhub_simulator.running import scaled_down
+from tensorhub_agent.transfer.plan_requests import PLANS_MAX
+from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_simulator.faultsim.runner.run import scaled_down
 
 
 @given(st.integers(0, 2**32))

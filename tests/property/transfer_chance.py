@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from tensorhub_agent import doors
-from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.todo import Todo
-from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_common.digests import piece_digest, root_digest
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share, SourceId
+from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.transfer import admission
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share, SourceId
 
 STALL_S: Final = 5.0
 CLOSE_S_MAX: Final = 0.5
@@ -209,7 +209,7 @@ class World:
             self.post(number, batch, ranges)
         self.confirm_and_close(todo)
         inside = sum(not session.closed and session.inside for session in self.sessions.values())
-        assert inside <= doors.INSIDE_MAX
+        assert inside <= admission.INSIDE_MAX
         flying = [source.flying_bytes for source in self.transfer.sources.values() if source.flying]
         assert sum(flying) <= self.window_bytes + (2 * len(flying) + 1) * (LOCAL_BATCH_BYTES + max(self.sizes))
 

@@ -1,6 +1,6 @@
 """Places of spans by small numbers, as tests name them."""
 
-from tensorhub_common.tracecontext import SpanRecord, TraceContext
+from tensorhub_common.observability.trace_context import SpanRecord, TraceContext
 
 
 def place_at(trace: int, span: int) -> TraceContext:

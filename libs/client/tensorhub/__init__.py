@@ -12,12 +12,13 @@ Importing it brings in no torch: a control host has none, and `versions`, `repli
 from importlib.metadata import PackageNotFoundError, version
 
 from tensorhub import mapping
-from tensorhub.hub import AsyncHub, connect_async
-from tensorhub.hub_sync import Hub, Shard, connect
-from tensorhub.shard import AsyncShard
+from tensorhub._control.watch import Watched
+from tensorhub.aio.hub import AsyncHub, connect_async
+from tensorhub.aio.shard import AsyncShard
 from tensorhub.specs import TensorSpec
-from tensorhub.watching import Watched
-from tensorhub_common.bus.failures import LogGap, LogMissing
+from tensorhub.sync.hub import Hub, Shard, connect
+from tensorhub_common.bus.errors import LogGap, LogMissing
+from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -39,10 +40,9 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.layout import Part
-from tensorhub_common.settings import InvalidSetting
-from tensorhub_common.wire.asks import ReplicaInfo, ShardInfo, VersionInfo
-from tensorhub_common.wire.worker import ReadReport, SourceReport
+from tensorhub_common.layout.parts import Part
+from tensorhub_common.protocol.queries import ReplicaInfo, ShardInfo, VersionInfo
+from tensorhub_common.protocol.worker import ReadReport, SourceReport
 
 try:
     __version__ = version("tensorhub")

@@ -11,8 +11,8 @@ from contextlib import suppress
 from numbers import Real
 from typing import Final, Literal, SupportsIndex, cast
 
+from tensorhub.aio.resuming import Resume
 from tensorhub.mapping import Mapping
-from tensorhub.resuming import Resume
 from tensorhub_common.catalog.state import RETAINED_MAX
 from tensorhub_common.errors import (
     InvalidName,
@@ -22,8 +22,8 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.names import check_name
-from tensorhub_common.wire.commands import SHARDS_MAX, VERSION_MAX
+from tensorhub_common.protocol.log.commands import SHARDS_MAX, VERSION_MAX
+from tensorhub_common.protocol.names import check_name
 
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600.0
 """No call waits longer than a week."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, SupportsIndex
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Part, Shape, TensorEntry
+from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.parts import Part, Shape
 
 DTYPES: Final[dict[str, int]] = {
     "bool": 1,

@@ -1,5 +1,5 @@
 """`python -m tensorhub_agent`."""
 
-from tensorhub_agent.main import main
+from tensorhub_agent.app.main import main
 
 main()

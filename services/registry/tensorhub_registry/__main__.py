@@ -1,6 +1,6 @@
 """`python -m tensorhub_registry` is `tensorhub-registry`."""
 
-from tensorhub_registry.main import main
+from tensorhub_registry.app.main import main
 
 if __name__ == "__main__":
     main()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.joblog import JobLog, open_job
-from tensorhub_common.subjects import cmd
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol.subjects import cmd
 
 
 @pytest.fixture

@@ -9,12 +9,19 @@ import zstandard
 from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.bus import blobs, jetstream
-from tensorhub_common.bus.blobs import CHUNK_BYTES_MAX, CHUNK_INFLATED_BYTES, LENGTH, Blobs, chunks_of, digest_of
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import BlobMissing, BlobTooLarge
+from tensorhub_common.bus.errors import BlobMissing, BlobTooLarge
 from tensorhub_common.errors import IntegrityError, InvalidName
-from tensorhub_common.subjects import blob, blob_stream
+from tensorhub_common.jetstream import api, blob_store
+from tensorhub_common.jetstream.blob_store import (
+    CHUNK_BYTES_MAX,
+    CHUNK_INFLATED_BYTES,
+    LENGTH,
+    Blobs,
+    chunks_of,
+    digest_of,
+)
+from tensorhub_common.protocol.subjects import blob, blob_stream
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ async def store(bus: Bus, job: str) -> Blobs:
 
 
 async def messages(bus: Bus, job: str) -> int:
-    info = await jetstream.api(bus, f"STREAM.INFO.{blob_stream(job)}")
+    info = await api.api(bus, f"STREAM.INFO.{blob_stream(job)}")
     return int(info["state"]["last_seq"])
 
 
@@ -93,7 +100,7 @@ async def test_what_is_not_there_is_told(store: Blobs, bus: Bus, job: str, monke
         await store.get(job, "0" * 64)
     with pytest.raises(InvalidName):
         await store.get(job, "../../x")
-    monkeypatch.setattr(jetstream, "RETRY_WAIT_S", 0.01)
+    monkeypatch.setattr(api, "RETRY_WAIT_S", 0.01)
     with pytest.raises(BlobMissing, match="must open the job"):
         await store.get("nobody-opened-it", "0" * 64)
 
@@ -106,27 +113,29 @@ async def test_what_one_node_does_not_have_yet_is_asked_for_again(
     """Of a cluster any node may answer a look-up, also one that slept and lacks it for seconds; one server is right."""
     digest = await store.put(job, b"weights" * 100_000)
     looks: list[int] = []
-    real = jetstream.last_of
+    real = api.last_of
 
-    async def behind(*asked: Any) -> jetstream.Stored | None:
+    async def behind(*asked: Any) -> api.Stored | None:
         looks.append(1)
-        return None if len(looks) < blobs.LOOKS_MAX or len(looks) == blobs.LOOKS_MAX + 1 else await real(*asked)
+        return (
+            None if len(looks) < blob_store.LOOKS_MAX or len(looks) == blob_store.LOOKS_MAX + 1 else await real(*asked)
+        )
 
-    monkeypatch.setattr(jetstream, "last_of", behind)
-    monkeypatch.setattr(jetstream, "is_clustered", lambda _: is_cluster)
+    monkeypatch.setattr(api, "last_of", behind)
+    monkeypatch.setattr(api, "is_clustered", lambda _: is_cluster)
     if not is_cluster:
         with pytest.raises(BlobMissing):
             await Blobs(bus).get(job, digest)
         assert len(looks) == 1
         return
     assert await Blobs(bus).get(job, digest) == b"weights" * 100_000
-    assert len(looks) == blobs.LOOKS_MAX + 2, "one chunk is asked for to the end, the other twice"
+    assert len(looks) == blob_store.LOOKS_MAX + 2, "one chunk is asked for to the end, the other twice"
 
 
 async def test_a_missing_part_is_told(store: Blobs, bus: Bus, job: str) -> None:
     data = random.Random(3).randbytes(2_000_000)
     digest = await store.put(job, data)
-    await jetstream.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
+    await api.api(bus, f"STREAM.PURGE.{blob_stream(job)}", {"filter": blob(job, digest, 2)})
     with pytest.raises(BlobMissing, match="only a part"):
         await Blobs(bus).get(job, digest)
 
@@ -149,13 +158,13 @@ async def test_what_somebody_else_put_there_is_refused(
 ) -> None:
     """Whatever stands under a digest, it is that digest's bytes or an error, and nothing inflates without bound."""
     digest = digest_of(b"the right bytes")
-    await jetstream.store(bus, blob(job, digest, 0), chunk, {LENGTH: length})
+    await api.store(bus, blob(job, digest, 0), chunk, {LENGTH: length})
     with pytest.raises(IntegrityError, match=digest):
         await store.get(job, digest)
 
 
 async def test_too_large_is_refused(store: Blobs, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "BLOB_BYTES_MAX", 100)
+    monkeypatch.setattr(blob_store, "BLOB_BYTES_MAX", 100)
     await store.put(job, b"x" * 100)
     with pytest.raises(BlobTooLarge):
         await store.put(job, b"x" * 101)
@@ -163,7 +172,7 @@ async def test_too_large_is_refused(store: Blobs, job: str, monkeypatch: pytest.
 
 def test_an_incompressible_chunk_stays_within_the_limit() -> None:
     data = random.Random(4).randbytes(CHUNK_INFLATED_BYTES)
-    assert len(zstandard.ZstdCompressor(level=blobs.ZSTD_LEVEL).compress(data)) <= CHUNK_BYTES_MAX
+    assert len(zstandard.ZstdCompressor(level=blob_store.ZSTD_LEVEL).compress(data)) <= CHUNK_BYTES_MAX
 
 
 async def test_the_cache_is_bounded_and_drops_the_oldest(bus: Bus, store: Blobs, job: str) -> None:

@@ -6,8 +6,8 @@ from tests.bounds import WAIT_S
 
 from tensorhub_common.bus.client import parse_headers
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.joblog import open_job
-from tensorhub_common.subjects import cmd
+from tensorhub_common.jetstream.job_log import open_job
+from tensorhub_common.protocol.subjects import cmd
 
 
 async def _raw(url: str, *lines: bytes) -> None:

@@ -15,19 +15,19 @@ from tests.integration.conftest import USERS, RunningNats
 from tests.integration.registry.test_storing import publication
 from tests.integration.security.test_tls import certificate
 
-from tensorhub.up.nats_server import Cluster
-from tensorhub_common import subjects
-from tensorhub_common.access.tls import TlsFiles
-from tensorhub_common.bus import jetstream
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub.local.nats_server import Cluster
+from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
-from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError
-from tensorhub_common.supervision import Supervisor
-from tensorhub_registry.steps import Acknowledged, Publication
-from tensorhub_registry.storing import Storing
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.protocol import subjects
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_registry.core.steps import Acknowledged, Publication
+from tensorhub_registry.jobs.log_writer import Storing
 
 NODES = 3
 MOVED_S_MAX = 6.0
@@ -115,7 +115,7 @@ async def opened_on(count: int, bus: Bus, job: str) -> None:
 
 
 async def cluster_of(bus: Bus, job: str) -> dict[str, Any]:
-    info: dict[str, Any] = (await jetstream.api(bus, f"STREAM.INFO.{subjects.log_stream(job)}", None, 1.0))["cluster"]
+    info: dict[str, Any] = (await api.api(bus, f"STREAM.INFO.{subjects.log_stream(job)}", None, 1.0))["cluster"]
     return info
 
 
@@ -241,7 +241,7 @@ class Delaying:
         return getattr(self._bus, name)
 
     async def request(self, subject: str, body: bytes, timeout_s: float, headers: Mapping[str, str]) -> bytes:
-        if jetstream.EXPECTED_LAST_ID in headers:
+        if api.EXPECTED_LAST_ID in headers:
             while not await self._log.last_seq():  # noqa: ASYNC110 (another's entry tells nobody)
                 await asyncio.sleep(0.01)
             await self._log.append(subjects.cmd(self._log.job, "publish"), b"", "between")

@@ -14,10 +14,10 @@ from tests.integration.conftest import RunningNats
 from tensorhub_common.bus import connection, server_check
 from tensorhub_common.bus.address import shown
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.errors import Busy, MessageTooLarge, NoAnswer, NoBus, NoResponder
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.pings import answer_pings, ping
 from tensorhub_common.errors import RegistryUnavailable, TensorHubError, VersionUnavailable
+from tensorhub_common.introspection.ping import answer_pings, ping
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

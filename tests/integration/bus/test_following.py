@@ -11,13 +11,13 @@ from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.bus import following, jetstream
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogShorter, StreamFailure
-from tensorhub_common.bus.joblog import JobLog, open_job
+from tensorhub_common.bus.errors import LogGap, LogShorter, StreamFailure
 from tensorhub_common.bus.message import Message
-from tensorhub_common.subjects import cmd, commands_of, event, events_of
+from tensorhub_common.jetstream import api, log_reader
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol.subjects import cmd, commands_of, event, events_of
 
 
 async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterator[Entry]:
@@ -29,7 +29,7 @@ async def _until(entries: AsyncGenerator[Entry, None], last: int) -> AsyncIterat
 
 async def test_old_and_new_entries_come_in_order(log: JobLog) -> None:
     """More than one batch, so that several pulls are needed."""
-    number = following.BATCH + 10
+    number = log_reader.BATCH + 10
     await asyncio.gather(*(log.append(cmd(log.job, "publish"), b"", f"m{index}") for index in range(number)))
     async with following_of(log) as entries:
         assert [each.seq for each in await take(entries, number)] == list(range(1, number + 1))
@@ -63,7 +63,7 @@ async def test_a_filter_lets_its_subjects_through(log: JobLog) -> None:
 
 async def test_what_was_purged_is_a_gap_and_not_silently_skipped(log: JobLog, bus: Bus) -> None:
     await fill(log, 5)
-    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 4})
+    await api.api(bus, f"STREAM.PURGE.{log.stream}", {"seq": 4})
     for start in (1, 3):
         with pytest.raises(LogGap, match=f"no entry {start}"):
             await anext(log.follow(start))
@@ -75,7 +75,7 @@ async def test_a_hole_in_the_middle_is_a_gap(log: JobLog, bus: Bus) -> None:
     await fill(log, 2)
     await log.append(event(log.job, "m", "version", "published"), b"", "e")
     await fill(log, 1, "late")
-    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {"filter": events_of(log.job)})
+    await api.api(bus, f"STREAM.PURGE.{log.stream}", {"filter": events_of(log.job)})
     async with following_of(log) as entries:
         assert [each.seq for each in await take(entries, 2)] == [1, 2]
         with pytest.raises(LogGap, match="no entry 3"):
@@ -84,7 +84,7 @@ async def test_a_hole_in_the_middle_is_a_gap(log: JobLog, bus: Bus) -> None:
 
 async def test_a_log_that_is_purged_to_the_end_goes_on_from_there(log: JobLog, bus: Bus) -> None:
     last = await fill(log, 3)
-    await jetstream.api(bus, f"STREAM.PURGE.{log.stream}", {})
+    await api.api(bus, f"STREAM.PURGE.{log.stream}", {})
     with pytest.raises(LogGap):
         await anext(log.follow(last))
     async with following_of(log, last + 1) as entries:
@@ -103,7 +103,7 @@ async def test_a_leader_that_slept_is_asked_again(log: JobLog, monkeypatch: pyte
     """Of a log on three nodes, one that was replaced and has not noticed yet knows an end that was passed."""
     await fill(log, 5)
     asked = 0
-    real = jetstream.api
+    real = api.api
 
     async def old_word(bus: Bus, verb: str, *rest: Any) -> dict[str, Any]:
         nonlocal asked
@@ -115,8 +115,8 @@ async def test_a_leader_that_slept_is_asked_again(log: JobLog, monkeypatch: pyte
                 answer["state"]["last_seq"] = 2
         return answer
 
-    monkeypatch.setattr(jetstream, "api", old_word)
-    monkeypatch.setattr(following, "LOOKS_MAX", 4)
+    monkeypatch.setattr(api, "api", old_word)
+    monkeypatch.setattr(log_reader, "LOOKS_MAX", 4)
     async with following_of(log, 5) as entries:
         if lies == 3:
             assert [each.seq for each in await take(entries, 1)] == [5]
@@ -132,7 +132,7 @@ async def test_a_log_that_was_made_anew_is_told(own_nats_server: RunningNats, ow
     await fill(log, 3)
     async with following_of(log) as entries:
         await take(entries, 3)
-        await jetstream.api(own_bus, f"STREAM.DELETE.{log.stream}")
+        await api.api(own_bus, f"STREAM.DELETE.{log.stream}")
         await open_job(own_bus, job)
         await fill(log, 5, "other")
         own_nats_server.kill()
@@ -145,7 +145,7 @@ async def test_a_log_that_was_deleted_is_told(log: JobLog, bus: Bus) -> None:
     await fill(log, 3)
     async with following_of(log) as entries:
         await take(entries, 3)
-        await jetstream.api(bus, f"STREAM.DELETE.{log.stream}")
+        await api.api(bus, f"STREAM.DELETE.{log.stream}")
         with pytest.raises(LogShorter, match="deleted"):
             await take(entries, 1)
 
@@ -186,16 +186,16 @@ async def test_it_resumes_when_its_consumer_is_gone(log: JobLog, bus: Bus) -> No
     await fill(log, 2)
     async with following_of(log) as entries:
         await take(entries, 2)
-        listed = await jetstream.api(bus, f"CONSUMER.NAMES.{log.stream}", {})
+        listed = await api.api(bus, f"CONSUMER.NAMES.{log.stream}", {})
         for name in listed["consumers"]:
-            await jetstream.api(bus, f"CONSUMER.DELETE.{log.stream}.{name}")
+            await api.api(bus, f"CONSUMER.DELETE.{log.stream}.{name}")
         await fill(log, 2, "late")
         assert [each.seq for each in await take(entries, 2)] == [3, 4]
 
 
 async def test_it_resumes_when_a_message_was_lost_on_the_way(log: JobLog) -> None:
     await fill(log, 10)
-    reader = following.Following(log._bus, log.job, 1, ())
+    reader = log_reader.Following(log._bus, log.job, 1, ())
     entries = reader.entries()
     await take(entries, 2)
     async with asyncio.timeout(WAIT_S):
@@ -210,10 +210,10 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
     log: JobLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often it is tried; `told` is told each time."""
-    monkeypatch.setattr(following, "OPEN_WAIT_S", 0.0)
+    monkeypatch.setattr(log_reader, "OPEN_WAIT_S", 0.0)
     last = await fill(log, 1)
     told: list[Exception | None] = []
-    reader = following.Following(log._bus, log.job, 1, (), told=told.append)
+    reader = log_reader.Following(log._bus, log.job, 1, (), told=told.append)
     begin, failures = reader._begin, [StreamFailure("JetStream refused", 1) for _ in range(20)]
 
     async def refused() -> None:
@@ -233,8 +233,8 @@ async def test_a_stream_that_is_refused_is_told_once_and_so_is_its_end(
 
 async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """It wakes nobody, and more is pulled all the same."""
-    monkeypatch.setattr(following, "BATCH", 8)
-    reader = following.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
+    monkeypatch.setattr(log_reader, "BATCH", 8)
+    reader = log_reader.Following(log._bus, log.job, 1, (), lambda body: body.startswith(b"wanted"))
     entries = reader.entries()
     first = asyncio.create_task(anext(entries))
     async with asyncio.timeout(WAIT_S):
@@ -258,7 +258,9 @@ async def test_what_is_not_wanted_passes_by(log: JobLog, monkeypatch: pytest.Mon
 
 async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
     """What passes by shows the gap, too."""
-    reader = following.Following(log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted"))
+    reader = log_reader.Following(
+        log._bus, log.job, 1, (commands_of(log.job),), lambda body: body.startswith(b"wanted")
+    )
     heard, hear = 0, reader._on_message
 
     def lossy(message: Message) -> None:
@@ -281,9 +283,9 @@ async def test_what_was_wanted_and_lost_is_read_again(log: JobLog) -> None:
 
 
 async def test_a_pull_that_expires_is_renewed(log: JobLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PULL_EXPIRES_S", 0.2)
-    monkeypatch.setattr(following, "HEARTBEAT_S", 0.1)
-    reader = following.Following(log._bus, log.job, 1, ())
+    monkeypatch.setattr(log_reader, "PULL_EXPIRES_S", 0.2)
+    monkeypatch.setattr(log_reader, "HEARTBEAT_S", 0.1)
+    reader = log_reader.Following(log._bus, log.job, 1, ())
     entries = reader.entries()
     waiting = asyncio.create_task(anext(entries))
     async with asyncio.timeout(WAIT_S):

@@ -9,9 +9,8 @@ from tests.bounds import WAIT_S
 from tests.integration.bus.conftest import fill, following_of, take
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.bus import jetstream, joblog
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import (
+from tensorhub_common.bus.errors import (
     LogFull,
     LogMissing,
     MessageTooLarge,
@@ -20,8 +19,9 @@ from tensorhub_common.bus.failures import (
     StreamMismatch,
     WrongLastSequence,
 )
-from tensorhub_common.bus.joblog import JobLog, jobs, open_job
-from tensorhub_common.subjects import cmd, event, log_stream
+from tensorhub_common.jetstream import api, job_log
+from tensorhub_common.jetstream.job_log import JobLog, jobs, open_job
+from tensorhub_common.protocol.subjects import cmd, event, log_stream
 
 
 async def tried(work: Awaitable[int]) -> int | Exception:
@@ -41,16 +41,16 @@ class TestOpening:
 
     async def test_an_operator_may_change_limits_and_nothing_that_the_log_rests_on(self, bus: Bus, job: str) -> None:
         await open_job(bus, job)
-        config = joblog._config(job, 1)
-        await jetstream.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"max_bytes": 5_000_000})
+        config = job_log._config(job, 1)
+        await api.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"max_bytes": 5_000_000})
         await open_job(bus, job)
-        await jetstream.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"discard": "old"})
+        await api.api(bus, f"STREAM.UPDATE.{log_stream(job)}", config | {"discard": "old"})
         with pytest.raises(StreamMismatch, match="discard is 'old'"):
             await open_job(bus, job)
 
     async def test_jobs_lists_logs_only(self, bus: Bus, job: str) -> None:
         other = f"OTHER_{job}"
-        await jetstream.api(bus, f"STREAM.CREATE.{other}", {"name": other, "subjects": [f"x.{job}.cmd.>"]})
+        await api.api(bus, f"STREAM.CREATE.{other}", {"name": other, "subjects": [f"x.{job}.cmd.>"]})
         assert other not in await jobs(bus)
         assert job not in await jobs(bus)
 
@@ -67,25 +67,25 @@ class TestOpening:
         with pytest.raises(LogMissing):
             await anext(log.follow())
 
-    @pytest.mark.parametrize("lies", [jetstream.MISSING_LOOKS_MAX - 1, jetstream.MISSING_LOOKS_MAX])
+    @pytest.mark.parametrize("lies", [api.MISSING_LOOKS_MAX - 1, api.MISSING_LOOKS_MAX])
     async def test_in_a_cluster_one_node_that_does_not_know_a_log_is_no_fact(
         self, log: JobLog, monkeypatch: pytest.MonkeyPatch, lies: int
     ) -> None:
         """It may have become the leader a moment ago, and not have come to the log's making yet: it is asked again."""
         await fill(log, 1)
-        left, real = lies, jetstream.api
+        left, real = lies, api.api
 
         async def forgetful(bus: Bus, verb: str, *rest: Any) -> dict[str, Any]:
             nonlocal left
             if verb.startswith(("STREAM.INFO", "CONSUMER.CREATE")) and left:
                 left -= 1
-                raise StreamFailure("stream not found", jetstream.STREAM_NOT_FOUND)
+                raise StreamFailure("stream not found", api.STREAM_NOT_FOUND)
             return await real(bus, verb, *rest)
 
-        monkeypatch.setattr(jetstream, "api", forgetful)
-        monkeypatch.setattr(jetstream, "is_clustered", lambda _bus: True)
-        monkeypatch.setattr(jetstream, "MISSING_WAIT_S", 0.0)
-        if lies < jetstream.MISSING_LOOKS_MAX:
+        monkeypatch.setattr(api, "api", forgetful)
+        monkeypatch.setattr(api, "is_clustered", lambda _bus: True)
+        monkeypatch.setattr(api, "MISSING_WAIT_S", 0.0)
+        if lies < api.MISSING_LOOKS_MAX:
             assert await log.last_seq() == 1
         else:
             with pytest.raises(LogMissing):
@@ -93,7 +93,7 @@ class TestOpening:
         # One more: the first one is said to who makes the consumer.
         left = lies + 1
         entries = log.follow()
-        if lies < jetstream.MISSING_LOOKS_MAX:
+        if lies < api.MISSING_LOOKS_MAX:
             assert (await anext(entries)).seq == 1
         else:
             with pytest.raises(LogMissing):
@@ -139,8 +139,8 @@ class TestAppending:
             await log.append(subject, b"", "e1", expected_last_event_seq=0)
 
     async def test_a_full_log_refuses_and_says_so(self, log: JobLog, bus: Bus) -> None:
-        config = joblog._config(log.job, 1) | {"max_bytes": 10_000}
-        await jetstream.api(bus, f"STREAM.UPDATE.{log.stream}", config)
+        config = job_log._config(log.job, 1) | {"max_bytes": 10_000}
+        await api.api(bus, f"STREAM.UPDATE.{log.stream}", config)
         results = [await tried(log.append(cmd(log.job, "publish"), b"x" * 1000, f"m{index}")) for index in range(20)]
         written = [each for each in results if isinstance(each, int)]
         assert written == list(range(1, len(written) + 1))

@@ -8,11 +8,12 @@ import pytest
 from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.bus import jetstream, lease
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import NoAnswer
-from tensorhub_common.bus.lease import LeaderLease
+from tensorhub_common.bus.errors import NoAnswer
 from tensorhub_common.errors import InvalidName
+from tensorhub_common.jetstream import api
+from tensorhub_registry.app import leader_lease
+from tensorhub_registry.app.leader_lease import LeaderLease
 
 TTL_S = 1.0
 
@@ -101,9 +102,9 @@ async def test_a_renewal_whose_acknowledgement_was_lost_costs_nothing(
 ) -> None:
     """The entry stands there, so the holder finds it to be its own and goes on with the same term."""
     lost = 0
-    store = jetstream.store
+    store = api.store
 
-    async def lossy(*args: object) -> jetstream.Ack:
+    async def lossy(*args: object) -> api.Ack:
         nonlocal lost
         ack = await store(*args)  # type: ignore[arg-type]
         if lost < 3:
@@ -115,7 +116,7 @@ async def test_a_renewal_whose_acknowledgement_was_lost_costs_nothing(
         await hold(one)
         term, changes = one.term, list[bool]()
         one._on_change = changes.append
-        monkeypatch.setattr(jetstream, "store", lossy)
+        monkeypatch.setattr(api, "store", lossy)
         async with asyncio.timeout(WAIT_S):
             while lost < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -127,14 +128,14 @@ async def test_a_renewal_whose_acknowledgement_was_lost_costs_nothing(
 async def test_an_acquisition_whose_acknowledgement_was_lost_is_found(
     bus: Bus, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = jetstream.store
+    store = api.store
 
-    async def lossy(*args: object) -> jetstream.Ack:
-        monkeypatch.setattr(jetstream, "store", store)
+    async def lossy(*args: object) -> api.Ack:
+        monkeypatch.setattr(api, "store", store)
         await store(*args)  # type: ignore[arg-type]
         raise NoAnswer("lost on the way")
 
-    monkeypatch.setattr(jetstream, "store", lossy)
+    monkeypatch.setattr(api, "store", lossy)
     async with LeaderLease(bus, job, "one", 60) as one:
         await hold(one, 2.0)
         assert one.term > 0
@@ -185,7 +186,7 @@ async def test_close_is_bounded_without_a_server(own_nats_server: RunningNats, o
     own_nats_server.kill()
     began = time.monotonic()
     await one.close()
-    assert time.monotonic() - began < lease.CLOSE_TIMEOUT_S + BUSY_S
+    assert time.monotonic() - began < leader_lease.CLOSE_TIMEOUT_S + BUSY_S
 
 
 async def test_what_can_not_be_a_lease_is_refused(bus: Bus) -> None:

@@ -1,4 +1,4 @@
-"""`python -m tensorhub_common.bus.pings`, which health checks run."""
+"""`python -m tensorhub_common.introspection.ping`, which health checks run."""
 
 import asyncio
 import os
@@ -8,14 +8,14 @@ import pytest
 from tests.integration.conftest import RunningNats
 
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.introspection.ping import answer_pings
 
 
 async def ping(*processes: str, **environ: str) -> tuple[int | None, str]:
     """Run it and return its exit code and what it wrote."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TENSORHUB_")}
     started = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tensorhub_common.bus.pings", *processes),
+        *(sys.executable, "-m", "tensorhub_common.introspection.ping", *processes),
         env=inherited | environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -13,7 +13,7 @@ from tests.bounds import WAIT_S
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 from tests.leftovers import memory_of
 
-from tensorhub.up.hub_dir import HubDir
+from tensorhub.local.directory import HubDir
 
 SHORT = """
 import sys

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from tests.bounds import WAIT_S
 
-from tensorhub_common import subjects
-from tensorhub_common.bus import joblog
-from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoAnswer
-from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.asks import Error
-from tensorhub_common.wire.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal, SourceId
+from tensorhub_common.bus.errors import NoAnswer
+from tensorhub_common.jetstream import job_log
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log import codec
+from tensorhub_common.protocol.log.commands import Command, Filled, Granted, Join, Ready, Register, Sender, Want
+from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal, SourceId
+from tensorhub_common.protocol.queries import Error
 
 MODEL = "policy"
 ANSWER_S: Final = 10.0
@@ -37,12 +37,12 @@ class Job:
         self.bus = bus
         self.name = name
         self.last_seq = 0
-        self.log = joblog.JobLog(bus, name)
+        self.log = job_log.JobLog(bus, name)
         self._blobs = Blobs(bus)
         self._n = count(1)
 
     async def open(self) -> None:
-        await joblog.open_job(self.bus, self.name)
+        await job_log.open_job(self.bus, self.name)
         await self._blobs.open(self.name)
 
     async def say(self, agent: str, command: Command) -> int:

@@ -10,11 +10,11 @@ from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import Job, source
 from tests.integration.planner.test_service import planning
 
-from tensorhub_common import subjects
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.wire.asks import Beat, Serving
-from tensorhub_common.wire.transfer import Plan
-from tensorhub_planner.service import Planner
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.plans import Plan
+from tensorhub_common.protocol.queries import Beat, Serving
+from tensorhub_planner.app.service import Planner
 
 HOLDERS = ("trainer", "second")
 

@@ -10,13 +10,13 @@ from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import MODEL, ROOT, Job
 from tests.integration.planner.test_service import planning
 
-from tensorhub_common import subjects
-from tensorhub_common.bus.failures import NoAnswer
-from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
-from tensorhub_common.wire.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
-from tensorhub_common.wire.transfer import PLAN_ASK_S, Demand, Plan, Refusal, Turn
-from tensorhub_planner import programs
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_common.bus.errors import NoAnswer
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, payload_bytes
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.commands import Drained, Filled, Granted, Join, Ready, Register, Unpublish, Want
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, Plan, Refusal, Turn
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.context import program_store
 
 TRAINERS, ENGINES, TENSORS = 8, 12, 300
 ROWS = 96
@@ -110,7 +110,7 @@ async def test_each_program_is_compiled_once_and_the_next_version_is_read_as_the
         compiled[digest] += 1
         return compile_program(digest, destination, index)
 
-    monkeypatch.setattr(programs, "compile_program", counting)
+    monkeypatch.setattr(program_store, "compile_program", counting)
     await register(world, "trainers", TRAINERS, 0)
     await register(world, "engines", ENGINES, 1)
     await publish(world, FIRST)

@@ -13,9 +13,9 @@ import pytest
 from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import Job
 
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.pings import ping
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream import api
 
 END_S_MAX = 20.0
 START_S_MAX = 60.0
@@ -122,7 +122,7 @@ async def test_a_log_that_was_deleted_stops_that_job_alone(
     process = start(own_nats_server.url)
     await process.says('"ready"')
     await world.ask(world.demand("trainer"))
-    await jetstream.api(own_bus, f"STREAM.DELETE.{world.log.stream}")
+    await api.api(own_bus, f"STREAM.DELETE.{world.log.stream}")
     await process.says("log was deleted")
     await other.ask(other.demand("trainer"))
     assert "Traceback" not in process.stderr
@@ -138,5 +138,5 @@ async def test_wrong_usage(start: Start, nats: str | None) -> None:
 
 def test_it_is_light() -> None:
     """A host that only plans needs neither torch nor numpy nor anything of CUDA."""
-    code = "import sys, tensorhub_planner.main; print(sorted({'torch','numpy','cupy','ucxx'} & sys.modules.keys()))"
+    code = "import sys, tensorhub_planner.app.main; print(sorted({'torch','numpy','cupy','ucxx'} & sys.modules.keys()))"
     assert subprocess.run((sys.executable, "-c", code), capture_output=True, check=True, text=True).stdout == "[]\n"

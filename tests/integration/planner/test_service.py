@@ -12,20 +12,20 @@ from tests.bounds import BUSY_S, WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.planner.conftest import LAYOUT, MODEL, Job, source
 
-from tensorhub_common.bus.blobs import Blobs
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.pings import ping
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.layout import TensorEntry, layout_of
-from tensorhub_common.subjects import ask, hub_ask
-from tensorhub_common.wire.asks import Error, Health
-from tensorhub_common.wire.commands import Register, Unpublish
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.transfer import Demand, Plan, PlanAnswer, Refusal
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.service import Planner
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.layout.layout import TensorEntry, layout_of
+from tensorhub_common.protocol.log.commands import Register, Unpublish
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.queries import Error, Health
+from tensorhub_common.protocol.subjects import ask, hub_ask
+from tensorhub_planner.app.service import Planner
+from tensorhub_planner.primitives.limits import Limits
 
 
 @asynccontextmanager
@@ -225,7 +225,7 @@ async def test_a_job_whose_fold_fails_is_set_aside_and_the_others_are_planned(
             raise KeyError("a fault of ours")
         return apply(catalog, seq, *rest)
 
-    monkeypatch.setattr("tensorhub_planner.fold.apply", apply_or_fail)
+    monkeypatch.setattr("tensorhub_planner.catalog_view.catalog_replica.apply", apply_or_fail)
     for job in (well, broken):
         await job.open()
         await job.register("trainer")

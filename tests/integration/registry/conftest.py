@@ -18,16 +18,16 @@ from tests.bounds import BUSY_S
 from tests.stopping import stop
 from tests.unit.registry.modelled_log import decided
 
-from tensorhub_common import subjects
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.wire.asks import Error, JobOpened, Status
-from tensorhub_common.wire.codec import decode_event, encode
-from tensorhub_common.wire.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
-from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import decode_event, encode
+from tensorhub_common.protocol.log.commands import Command, Drained, Join, Publish, Ready, Register, Sender, Unpublish
+from tensorhub_common.protocol.queries import Error, JobOpened, Status
 
 WAIT_S_MAX = 60.0
 LOOK_S = 0.02

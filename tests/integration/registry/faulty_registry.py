@@ -1,8 +1,8 @@
 """A registry whose core for all jobs' agents fails at its first tick: `python -m …faulty_registry`."""
 
 from tensorhub_common.machine import Tick
-from tensorhub_registry import liveness
-from tensorhub_registry.main import main
+from tensorhub_registry.app.main import main
+from tensorhub_registry.core import liveness
 
 if __name__ == "__main__":
     works = liveness.Liveness.handle

@@ -10,12 +10,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from tensorhub_common.bus.failures import StreamFailure
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.bus.snapshots import Packed
+from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.errors import TensorHubError
-from tensorhub_registry import snapshotting, trimming
-from tensorhub_registry.main import main
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.snapshot_store import Packed
+from tensorhub_registry.app.main import main
+from tensorhub_registry.core import snapshot_policy
+from tensorhub_registry.jobs import snapshot_maker
 
 ENTRIES = 60
 KEEP = 20
@@ -54,12 +55,12 @@ def untrimmed_until(there: Path) -> None:
 
 
 if __name__ == "__main__":
-    trimming.SNAPSHOT_ENTRIES_MAX = ENTRIES  # type: ignore[misc]  # The process is this test's own.
-    trimming.LOG_KEEP_S_MIN = 0.0  # type: ignore[misc]
-    trimming.LOG_KEEP_ENTRIES_MIN = KEEP  # type: ignore[misc]
-    snapshotting.AGAIN_S = 0.1  # type: ignore[misc]
+    snapshot_policy.SNAPSHOT_ENTRIES_MAX = ENTRIES  # type: ignore[misc]  # The process is this test's own.
+    snapshot_policy.LOG_KEEP_S_MIN = 0.0  # type: ignore[misc]
+    snapshot_policy.LOG_KEEP_ENTRIES_MIN = KEEP  # type: ignore[misc]
+    snapshot_maker.AGAIN_S = 0.1  # type: ignore[misc]
     if HELD_UNTIL in os.environ:
-        snapshotting.Packed = HeldPacking(Path(os.environ[HELD_UNTIL]))  # type: ignore[attr-defined, assignment]
+        snapshot_maker.Packed = HeldPacking(Path(os.environ[HELD_UNTIL]))  # type: ignore[attr-defined, assignment]
     if UNTRIMMED_UNTIL in os.environ:
         untrimmed_until(Path(os.environ[UNTRIMMED_UNTIL]))
     main()

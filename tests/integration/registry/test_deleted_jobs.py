@@ -8,15 +8,15 @@ import pytest
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, StreamFailure
-from tensorhub_common.bus.joblog import open_job as open_log
-from tensorhub_common.bus.snapshots import Snapshots
-from tensorhub_common.wire.asks import Error, JobForgotten, JobOpened
-from tensorhub_common.wire.commands import DeleteJob, Publish
-from tensorhub_common.wire.events.hub import CommandRejected, JobDeleted
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, StreamFailure
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import open_job as open_log
+from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.commands import DeleteJob, Publish
+from tensorhub_common.protocol.log.hub import CommandRejected, JobDeleted
+from tensorhub_common.protocol.queries import Error, JobForgotten, JobOpened
 
 WISH = Publish(model="policy", replica="nobody")
 KILLED_WITHIN_S = 0.06
@@ -40,9 +40,9 @@ async def ask(bus: Bus, job: str, what: str) -> JobOpened | JobForgotten | Error
 
 async def is_there(bus: Bus, stream: str) -> bool:
     try:
-        await jetstream.api(bus, f"STREAM.INFO.{stream}")
+        await api.api(bus, f"STREAM.INFO.{stream}")
     except StreamFailure as failure:
-        if failure.err_code == jetstream.STREAM_NOT_FOUND:
+        if failure.err_code == api.STREAM_NOT_FOUND:
             return False
         raise
     return True

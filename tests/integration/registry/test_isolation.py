@@ -14,34 +14,39 @@ from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, until
 
-from tensorhub.cli import hub_checks
-from tensorhub_common import errors, restoring, subjects
-from tensorhub_common.bus import jetstream, pings
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub.cli.doctor import hub_checks
+from tensorhub_common import errors
 from tensorhub_common.bus.client import NO_HEADERS
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import NoAnswer, NoBus, NoResponder, SnapshotBroken
-from tensorhub_common.bus.joblog import JobLog, jobs
-from tensorhub_common.bus.joblog import open_job as open_log
-from tensorhub_common.bus.lease import LeaderLease
-from tensorhub_common.bus.snapshots import Snapshots
-from tensorhub_common.catalog import membership
+from tensorhub_common.bus.errors import NoAnswer, NoBus, NoResponder, SnapshotBroken
+from tensorhub_common.catalog.handlers import membership
+from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.settings import load
-from tensorhub_common.supervision import fault_counts
-from tensorhub_common.wire.asks import Error, Health, JobHealth, Status
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import DeleteJob, Join, Lead, Publish, Sender
-from tensorhub_common.wire.events.hub import AgentForgotten, AgentLost, JobDeleted
-from tensorhub_registry import aside, deleting, folders, forgetting, service, trimming
-from tensorhub_registry import job as driven
-from tensorhub_registry.claiming import Claiming
-from tensorhub_registry.deleting import Clearing
-from tensorhub_registry.outcomes import JobFold
-from tensorhub_registry.service import Registry
-from tensorhub_registry.snapshotting import Snapshotting
-from tensorhub_registry.storing import Storing
+from tensorhub_common.introspection import ping
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import JobLog, jobs
+from tensorhub_common.jetstream.job_log import open_job as open_log
+from tensorhub_common.jetstream.snapshot_store import Snapshots
+from tensorhub_common.log_follower import restore, set_aside
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import DeleteJob, Join, Lead, Publish, Sender
+from tensorhub_common.protocol.log.hub import AgentForgotten, AgentLost, JobDeleted
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.queries import Error, Health, JobHealth, Status
+from tensorhub_common.runtime.supervision import fault_counts
+from tensorhub_registry.app import release_survey, service
+from tensorhub_registry.app.leader_lease import LeaderLease
+from tensorhub_registry.app.service import Registry
+from tensorhub_registry.core import agent_forgetting, snapshot_policy
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.jobs import deletion
+from tensorhub_registry.jobs import job as driven
+from tensorhub_registry.jobs.deletion import Clearing
+from tensorhub_registry.jobs.log_writer import Storing
+from tensorhub_registry.jobs.snapshot_maker import Snapshotting
+from tensorhub_registry.jobs.term_claim import Claiming
 
 WISH = Publish(model="policy", replica="nobody")
 JOBS = 100
@@ -60,8 +65,8 @@ class SilentStreams:
         """From now on nobody answers about this job's streams, and nothing comes from them."""
         self.leaderless.add(job)
         stream = subjects.log_stream(job)
-        for consumer in (await jetstream.api(self._bus, f"CONSUMER.NAMES.{stream}", {}))["consumers"]:
-            await jetstream.api(self._bus, f"CONSUMER.DELETE.{stream}.{consumer}")
+        for consumer in (await api.api(self._bus, f"CONSUMER.NAMES.{stream}", {}))["consumers"]:
+            await api.api(self._bus, f"CONSUMER.DELETE.{stream}.{consumer}")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
@@ -205,8 +210,8 @@ async def _has_agents(registry: Registry, job: str) -> bool:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what was set aside tried again at once, and less often by no means."""
-    monkeypatch.setattr(aside, "AGAIN_S_MIN", 0.1)
-    monkeypatch.setattr(aside, "AGAIN_S_MAX", 0.2)
+    monkeypatch.setattr(set_aside, "AGAIN_S_MIN", 0.1)
+    monkeypatch.setattr(set_aside, "AGAIN_S_MAX", 0.2)
 
 
 FAULTS: list[tuple[type, str]] = [
@@ -270,7 +275,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
 ) -> None:
     """Its try is held up: it has no fault yet, and has not got on either."""
     await made(own_bus, ["ailing"])
-    newest, is_tried, may_go_on = restoring.newest, asyncio.Event(), asyncio.Event()
+    newest, is_tried, may_go_on = restore.newest, asyncio.Event(), asyncio.Event()
 
     async def held(bus: Bus, job: str, seq: int) -> Any:
         is_tried.set()
@@ -281,7 +286,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
         Sabotage(patch, JobFold, "handle")
         async with registry_in(own_nats_server.url):
             await until(partial(_is_told, own_bus), "it is said that the job is set aside")
-            patch.setattr(restoring, "newest", held)
+            patch.setattr(restore, "newest", held)
             async with asyncio.timeout(WAIT_S):
                 await is_tried.wait()
             assert await _is_told(own_bus)
@@ -364,7 +369,7 @@ async def test_two_deleted_jobs_are_forgotten_while_others_look_for_theirs(
             deleted = await job.outcome(await job.say(DeleteJob()))
             assert isinstance(deleted[0], JobDeleted)
             await job.close()
-        monkeypatch.setattr(deleting, "TOMBSTONES_MAX", 0)
+        monkeypatch.setattr(deletion, "TOMBSTONES_MAX", 0)
         ask = subjects.ask("unknown", "status")
         answers = await asyncio.gather(*(own_bus.request(ask, b"", 10.0) for _ in range(2)))
         assert {msgspec.json.decode(each, type=Error).error for each in answers} == {"VersionUnavailable"}
@@ -382,7 +387,7 @@ async def test_an_index_of_snapshots_that_can_not_be_read_is_written_anew(
 ) -> None:
     """The log still reaches back to its beginning, so the job folds on, and a snapshot is kept again."""
     await made(own_bus, ["ailing"])
-    monkeypatch.setattr(trimming, "SNAPSHOT_ENTRIES_MAX", 4)
+    monkeypatch.setattr(snapshot_policy, "SNAPSHOT_ENTRIES_MAX", 4)
     snapshots = Snapshots(own_bus, "ailing")
     await snapshots._open()
     await snapshots._store_index(b"no index")
@@ -405,7 +410,7 @@ async def test_a_silent_agent_is_lost_and_by_and_by_forgotten(
 ) -> None:
     """Nothing else is said in the job meanwhile: its leader forgets what was lost long ago, and so the list ends."""
     monkeypatch.setattr(membership, "SPOT_KEPT_S", 0.2)
-    monkeypatch.setattr(forgetting, "MARGIN_S", 0.1)
+    monkeypatch.setattr(agent_forgetting, "MARGIN_S", 0.1)
     monkeypatch.setattr(driven, "LOOK_S", 0.1)
     async with registry_in(own_nats_server.url) as running:
         job = await open_job(own_bus, "ailing")
@@ -461,7 +466,7 @@ async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
 
     Given away once, it is kept should the other not have it for long, so that the two never pass it round.
     """
-    monkeypatch.setattr(folders, "LOOK_S", 0.1)
+    monkeypatch.setattr(release_survey, "LOOK_S", 0.1)
     monkeypatch.setattr(service, "GIVE_WAY_LOOK_S", 0.1)
     async with registry_in(own_nats_server.url) as running:
         registry = running.registry
@@ -474,8 +479,8 @@ async def test_the_lease_goes_to_a_newer_registry_that_can_lead_a_raised_job(
             newer = LeaderLease(bus, service.LEASE_KEY, "registry-9", 2)
             await newer.start()
             with monkeypatch.context() as patch:
-                patch.setattr(pings, "NEWEST", NEWEST + 1)
-                await pings.answer_folders(bus, "registry-9", "registry")
+                patch.setattr(ping, "NEWEST", NEWEST + 1)
+                await ping.answer_folders(bus, "registry-9", "registry")
             assert await newer.wait(held=True, timeout_s=20.0)
             assert not await _is_leading(registry)
             await newer.close()
@@ -492,14 +497,14 @@ async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
     own_nats_server: RunningNats, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows a lower level, and goes on with its jobs when it is woken; one that is gone counts no more."""
-    found = folders.Folders(own_bus, None)
+    found = release_survey.Folders(own_bus, None)
     async with await connect(own_nats_server.url, name="planner-7") as bus:
         with monkeypatch.context() as patch:
-            patch.setattr(pings, "NEWEST", 0)
-            service_of = await pings.answer_folders(bus, "planner-7", "planner")
-        await pings.answer_pings(bus, "planner-7", "planner")
+            patch.setattr(ping, "NEWEST", 0)
+            service_of = await ping.answer_folders(bus, "planner-7", "planner")
+        await ping.answer_pings(bus, "planner-7", "planner")
         assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
-        await pings.answer_folders(own_bus, "registry-0", "registry")
+        await ping.answer_folders(own_bus, "registry-0", "registry")
         await service_of.close()
         assert [pong.id for pong in await found.behind(NEWEST)] == ["planner-7"]
         assert await found.level_for_new_jobs() == 0
@@ -511,7 +516,7 @@ async def test_a_process_that_is_stopped_counts_when_a_job_is_to_be_raised(
 async def test_no_job_is_raised_where_no_process_says_what_it_knows(own_bus: Bus) -> None:
     """The registry itself answers, so its question has been lost."""
     with pytest.raises(RegistryUnavailable, match="call again"):
-        await folders.Folders(own_bus, None).behind(NEWEST)
+        await release_survey.Folders(own_bus, None).behind(NEWEST)
 
 
 # --------------------------------------------------------------------------------------------- the process

@@ -10,15 +10,16 @@ from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, until
 
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream, lease
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import StreamFailure
-from tensorhub_common.bus.lease import LeaderLease
+from tensorhub_common.bus.errors import StreamFailure
 from tensorhub_common.bus.message import Message
-from tensorhub_common.bus.pings import ping
-from tensorhub_common.wire.asks import Status
-from tensorhub_common.wire.events.hub import RegistryLeads
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream import api
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.hub import RegistryLeads
+from tensorhub_common.protocol.queries import Status
+from tensorhub_registry.app import leader_lease
+from tensorhub_registry.app.leader_lease import LeaderLease
 
 ASLEEP_S = 3.0
 """Longer than the lease of a second, and time enough for the other one to have it."""
@@ -36,11 +37,11 @@ async def test_the_bucket_of_leases_is_deleted_under_a_running_hub(
     watched = await open_job(own_bus, job)
     await watched.outcome(await watched.say(commands(2)[0]))
     for time, said in enumerate(commands(TIMES_MAX + 2)[1 : TIMES_MAX + 1], start=1):
-        await jetstream.api(own_bus, f"STREAM.DELETE.KV_{lease.BUCKET}")
+        await api.api(own_bus, f"STREAM.DELETE.KV_{leader_lease.BUCKET}")
 
         async def is_back() -> bool:
             try:
-                await jetstream.api(own_bus, f"STREAM.INFO.KV_{lease.BUCKET}")
+                await api.api(own_bus, f"STREAM.INFO.KV_{leader_lease.BUCKET}")
             except StreamFailure:
                 return False
             return True
@@ -112,8 +113,8 @@ async def test_a_lease_that_runs_out_during_a_long_wait_is_told_at_once(
     async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, on_change=changes.put_nowait):
         async with asyncio.timeout(WAIT_S):
             assert await changes.get()
-        monkeypatch.setattr(jetstream, "ensure_stream", never)
-        await jetstream.api(own_bus, f"STREAM.DELETE.KV_{job}")
+        monkeypatch.setattr(api, "ensure_stream", never)
+        await api.api(own_bus, f"STREAM.DELETE.KV_{job}")
         async with asyncio.timeout(WAIT_S):
             assert not await changes.get()
 
@@ -126,7 +127,7 @@ async def test_a_lease_that_nobody_can_have_here_is_told_once_with_what_to_do(
     def told() -> list[str]:
         return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
 
-    with caplog.at_level(logging.DEBUG, "tensorhub_common.bus.lease"):
+    with caplog.at_level(logging.DEBUG, "tensorhub_registry.app.leader_lease"):
         async with LeaderLease(own_bus, "leader", "one", 1, bucket=job, replicas=3) as wanted:
             await until(lambda: asyncio.sleep(0, len(caplog.records) >= 3), "it is tried three times")
             assert not wanted.held

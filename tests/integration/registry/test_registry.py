@@ -8,16 +8,16 @@ from tests.bounds import WAIT_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, RunningRegistry, WatchedJob
 
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogFull
+from tensorhub_common.bus.errors import LogFull
 from tensorhub_common.bus.message import Message
-from tensorhub_common.wire.asks import Beat, Error, Outcome, Replicas, Status, Story, Versions
-from tensorhub_common.wire.commands import Join, Publish, Ready, Register, Sender
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected, RegistryLeads
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.jetstream import api
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import Join, Publish, Ready, Register, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, CommandRejected, RegistryLeads
+from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.protocol.queries import Beat, Error, Outcome, Replicas, Status, Story, Versions
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
@@ -158,13 +158,13 @@ async def test_a_silent_agent_is_lost_and_a_beating_one_is_not(watched: WatchedJ
 async def test_a_full_log_is_waited_for(watched: WatchedJob, registry: RunningRegistry) -> None:
     """An odd number of entries leaves no room for the last outcome; the registry says so, and goes on once there is."""
     stream = subjects.log_stream(watched.name)
-    config = (await jetstream.api(watched.bus, f"STREAM.INFO.{stream}"))["config"]
+    config = (await api.api(watched.bus, f"STREAM.INFO.{stream}"))["config"]
     await watched.outcome(await watched.say(WISH))
-    await jetstream.api(watched.bus, f"STREAM.UPDATE.{stream}", {**config, "max_msgs": 31})
+    await api.api(watched.bus, f"STREAM.UPDATE.{stream}", {**config, "max_msgs": 31})
     with pytest.raises(LogFull):
         await say_many(watched, 40)
     await registry.wait_says(f"the log of job {watched.name} takes nothing from this registry")
-    await jetstream.api(watched.bus, f"STREAM.UPDATE.{stream}", config)
+    await api.api(watched.bus, f"STREAM.UPDATE.{stream}", config)
     await watched.say(WISH)
     await watched.wait_settled()
     await registry.wait_says(f"the log of job {watched.name} takes what this registry says again after ")
@@ -181,7 +181,7 @@ async def test_a_job_whose_log_was_deleted_can_be_opened_anew(
     """As long as the log is not the one that was read, the job is set aside; without a log it is forgotten."""
     await watched.outcome(await watched.say(WISH))
     await watched.close()
-    await jetstream.api(watched.bus, f"STREAM.DELETE.{subjects.log_stream(watched.name)}")
+    await api.api(watched.bus, f"STREAM.DELETE.{subjects.log_stream(watched.name)}")
     await registry.wait_says("the job is set aside")
     again = await open_job(watched.bus, watched.name)
     await again.outcome(await again.say(WISH))

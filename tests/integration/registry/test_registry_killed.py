@@ -12,12 +12,12 @@ from tests.bounds import BUSY_S
 from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, commands, leader_of, pair_on, say_all, until
 
-from tensorhub_common import subjects
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import NoBus
-from tensorhub_common.wire.asks import Beat
-from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events.hub import AgentLost
+from tensorhub_common.bus.errors import NoBus
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.queries import Beat
 
 KILLS_MIN = 3
 

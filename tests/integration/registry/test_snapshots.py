@@ -15,15 +15,16 @@ from tests.integration.conftest import RunningNats
 from tests.integration.registry.conftest import MakeRegistry, OpenJob, WatchedJob, commands, say_all, until
 from tests.integration.registry.hasty_registry import ENTRIES, HELD_UNTIL, KEEP, UNTRIMMED_UNTIL
 
-from tensorhub_common import restoring, subjects
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogFull, LogGap
-from tensorhub_common.bus.following import BATCH
-from tensorhub_common.bus.snapshots import Index, Snapshots
+from tensorhub_common.bus.errors import LogFull, LogGap
 from tensorhub_common.catalog.snapshot import Snapshot
-from tensorhub_common.wire.asks import Error, Outcome, OutcomeAsk
-from tensorhub_common.wire.commands import Publish
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.log_reader import BATCH
+from tensorhub_common.jetstream.snapshot_store import Index, Snapshots
+from tensorhub_common.log_follower import restore
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.queries import Error, Outcome, OutcomeAsk
 
 HASTY = "tests.integration.registry.hasty_registry"
 BEHIND = ENTRIES - KEEP
@@ -48,8 +49,8 @@ async def wait_trimmed(watched: WatchedJob, beyond: int) -> int:
 async def limit(bus: Bus, watched: WatchedJob, nbytes: int) -> None:
     """Give the job's log no more room than this."""
     stream = watched.log.stream
-    config = (await jetstream.api(bus, f"STREAM.INFO.{stream}"))["config"]
-    await jetstream.api(bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": nbytes})
+    config = (await api.api(bus, f"STREAM.INFO.{stream}"))["config"]
+    await api.api(bus, f"STREAM.UPDATE.{stream}", {**config, "max_bytes": nbytes})
 
 
 async def index_of(bus: Bus, watched: WatchedJob) -> Index:
@@ -64,7 +65,7 @@ async def asked(bus: Bus, job: str, seq: int) -> Outcome | Error:
 
 
 async def restored(bus: Bus, job: str, beyond: int = 0) -> Snapshot:
-    snapshot, _ = await restoring.newest(bus, job, beyond)
+    snapshot, _ = await restore.newest(bus, job, beyond)
     assert snapshot is not None
     return snapshot
 
@@ -282,7 +283,7 @@ async def test_a_broken_snapshot_is_passed_over(
     await registry.kill()
     index = await index_of(own_bus, watched)
     assert index.older is not None
-    await jetstream.store(own_bus, subjects.snapshot(job, index.newer.digest, 0), b"something else")
+    await api.store(own_bus, subjects.snapshot(job, index.newer.digest, 0), b"something else")
     assert (await restored(own_bus, job)).seq == index.older.seq
     await registry.start()
     await watched.outcome(await watched.say(WISH))
@@ -290,7 +291,7 @@ async def test_a_broken_snapshot_is_passed_over(
     await registry.kill()
     index = await index_of(own_bus, watched)
     purge = {"filter": subjects.snapshots_of(job).replace(">", "*.*")}
-    await jetstream.api(own_bus, f"STREAM.PURGE.{subjects.snapshot_stream(job)}", purge)
+    await api.api(own_bus, f"STREAM.PURGE.{subjects.snapshot_stream(job)}", purge)
     with pytest.raises(LogGap, match=r"no snapshot leads there: .*part 0 of 1 is missing"):
         await restored(own_bus, job)
     await registry.start()
@@ -309,10 +310,10 @@ async def test_snapshots_of_a_log_that_was_made_anew_are_none_of_its_own(
     await wait_trimmed(watched, BEHIND)
     await registry.kill()
     await watched.close()
-    await jetstream.api(own_bus, f"STREAM.DELETE.{watched.log.stream}")
+    await api.api(own_bus, f"STREAM.DELETE.{watched.log.stream}")
     await registry.start()
     anew = await open_job(own_bus, job)
-    assert (await restoring.newest(own_bus, job, 0))[0] is None
+    assert (await restore.newest(own_bus, job, 0))[0] is None
     await say_all(anew, commands(200), 0.0)
     await anew.wait_settled()
     await wait_trimmed(anew, BEHIND)

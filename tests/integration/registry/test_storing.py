@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import WrongLastSequence
-from tensorhub_common.bus.joblog import JobLog, open_job
-from tensorhub_common.subjects import cmd
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_registry.reading import subject_of
-from tensorhub_registry.steps import Acknowledged, Outgoing, Publication
-from tensorhub_registry.storing import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, Storing
+from tensorhub_common.bus.errors import WrongLastSequence
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_registry.core.log_entries import subject_of
+from tensorhub_registry.core.steps import Acknowledged, Outgoing, Publication
+from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, CHAIN_EVENTS_MIN, Storing
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_a_cluster_is_sent_no_chain(bus: Bus, log: JobLog) -> None:
     assert await storing.store(said) == Acknowledged(1, 1)
     assert storing.chain_max == 1
     assert await standing(log) == [said.events[0].body]
-    assert not [headers for headers in clustered.sent if jetstream.EXPECTED_LAST_ID in headers]
+    assert not [headers for headers in clustered.sent if api.EXPECTED_LAST_ID in headers]
 
 
 async def test_of_a_chain_against_another_last_event_nothing_stands(bus: Bus, log: JobLog) -> None:

@@ -10,11 +10,11 @@ import pytest_asyncio
 from tests.integration.conftest import RunningNats
 from tests.integration.hubs import RunningHub, running_hub
 
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.permissions import Role, User
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.joblog import open_job
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import open_job
 
 MINE: Final = "mine"
 THEIRS: Final = "theirs"

@@ -16,18 +16,18 @@ from tests.integration.hubs import RunningHub, admin_key, new_job
 from tests.integration.security.conftest import log_of
 
 import tensorhub
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub_common import subjects
-from tensorhub_common.bus import jetstream
+from tensorhub._control.registry_client import NatsAddress, Registry
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import Busy, NoAnswer
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.errors import Busy, NoAnswer
 from tensorhub_common.bus.message import Message
-from tensorhub_common.framed import Framed, PeerGone
-from tensorhub_common.framed import connect as connect_socket
-from tensorhub_common.wire.codec import read_event
-from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import read_event
+from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, ReleaseCall
+from tensorhub_common.runtime.framed_socket import Framed, PeerGone
+from tensorhub_common.runtime.framed_socket import connect as connect_socket
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -120,7 +120,7 @@ async def test_what_jetstream_relays_is_nobodys_word(hub: RunningHub) -> None:
         by = {"lane": "agent-0/m/trainer/0", "incarnation": incarnation, "n": 1_000_000}
         release = {"verb": "release", "model": "m", "replica": "trainer", "shard": 0, "by": by}
         chunk = subjects.blob(job, "0" * 64, 0)
-        await jetstream.store(thief, chunk, json.dumps(release).encode())
+        await api.store(thief, chunk, json.dumps(release).encode())
         last = await JobLog(thief, job).last_seq()
         question = json.dumps({"last_by_subj": chunk}).encode()
         lookup = f"$JS.API.DIRECT.GET.{subjects.blob_stream(job)}"
@@ -149,7 +149,7 @@ async def test_what_jetstream_answers_on_an_events_subject_stops_nothing(hub: Ru
         watching = asyncio.create_task(_versions_seen(here, 20))
         consumer = {"name": "strange", "ack_policy": "none", "mem_storage": True, "num_replicas": 1}
         create = f"CONSUMER.CREATE.{stream}.strange"
-        await jetstream.api(client, create, {"stream_name": stream, "config": consumer})
+        await api.api(client, create, {"stream_name": stream, "config": consumer})
         questions = (
             (subjects.cmd(job, "publish"), b"{}"),
             ("$JS.API.INFO", b""),

@@ -12,18 +12,18 @@ from tests.bounds import BUSY_S
 from tests.integration.conftest import RunningNats
 from tests.integration.security.conftest import MINE, THEIRS, Guarded, LogIn
 
-from tensorhub_common import subjects
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.keys import make_key
-from tensorhub_common.access.permissions import Role, User
-from tensorhub_common.bus import jetstream
-from tensorhub_common.bus.blobs import Blobs
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.auth.keys import make_key
+from tensorhub_common.auth.permissions import Role, User
 from tensorhub_common.bus.connection import Bus, connect
-from tensorhub_common.bus.failures import NoResponder, NotPermitted, StreamFailure
-from tensorhub_common.bus.joblog import JobLog, open_job
-from tensorhub_common.bus.lease import LeaderLease
+from tensorhub_common.bus.errors import NoResponder, NotPermitted, StreamFailure
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable
+from tensorhub_common.jetstream import api as jetstream_api
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.protocol import subjects
+from tensorhub_registry.app.leader_lease import LeaderLease
 
 AT_ONCE_S: Final = 1.5
 """Far below every time-out of the bus: whoever is refused hears it from the server."""
@@ -41,7 +41,7 @@ def says(subject: str) -> Act:
 
 
 def api(verb: str) -> Act:
-    return lambda bus: jetstream.api(bus, verb, {}, BOUND_S)
+    return lambda bus: jetstream_api.api(bus, verb, {}, BOUND_S)
 
 
 def hears(subject: str) -> Act:
@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[User, Act]] = {
     "a client reads another job's log": (CLIENT, follows(THEIRS)),
     "a client looks up another job's entry": (
         CLIENT,
-        lambda bus: jetstream.number(bus, subjects.log_stream(THEIRS), 1, BOUND_S),
+        lambda bus: jetstream_api.number(bus, subjects.log_stream(THEIRS), 1, BOUND_S),
     ),
     "a client hears another job's events": (CLIENT, hears(subjects.events_of(THEIRS))),
     "a client lists the jobs": (CLIENT, api("STREAM.NAMES")),
@@ -130,7 +130,7 @@ async def test_what_is_allowed_goes_through(log_in: LogIn) -> None:
     with pytest.raises(NoResponder):
         await client.request(subjects.ask(MINE, "status"))
     with pytest.raises(StreamFailure, match="not found"):
-        await jetstream.api(registry, "STREAM.PURGE.TENSORHUB_nobodys")
+        await jetstream_api.api(registry, "STREAM.PURGE.TENSORHUB_nobodys")
 
 
 async def test_nobody_reads_anothers_answers(log_in: LogIn) -> None:

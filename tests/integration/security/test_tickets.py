@@ -13,19 +13,19 @@ from tests.integration.hubs import RunningHub, new_job
 from tests.integration.security.conftest import log_of
 from tests.unit.agent.lease_book import Book, Lost
 
-from tensorhub.shard import AsyncShard
-from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.local_session import LocalSession
-from tensorhub_agent.serving import TICKET_S
-from tensorhub_agent.transport import TransportLost
-from tensorhub_agent.transport_local import LocalTransport
-from tensorhub_agent.transport_ucxx import UcxxTransport
-from tensorhub_agent.ucxx_frames import Want, encode
-from tensorhub_agent.ucxx_serving import Book as ServingBook
+from tensorhub.aio.shard import AsyncShard
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.leases.table import TICKET_S
+from tensorhub_agent.transports.base import TransportLost
+from tensorhub_agent.transports.local.session import LocalSession
+from tensorhub_agent.transports.local.transport import LocalTransport
+from tensorhub_agent.transports.ucxx.protocol.frames import Want, encode
+from tensorhub_agent.transports.ucxx.server import Book as ServingBook
+from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.subjects import agent_ask
-from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId, Transport
+from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, SourceId, Transport
+from tensorhub_common.protocol.subjects import agent_ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

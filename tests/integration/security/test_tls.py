@@ -9,9 +9,9 @@ from typing import Any, Final
 import pytest
 from tests.integration.conftest import RunningNats
 
-from tensorhub_common.access.keyring import OF_EVERY_HUB, Keyring
-from tensorhub_common.access.permissions import Role, User
-from tensorhub_common.access.tls import TlsFiles
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.connection import connect
 from tensorhub_common.bus.message import Message
 from tensorhub_common.errors import RegistryUnavailable
@@ -140,7 +140,7 @@ async def test_a_nats_that_is_open_to_the_network(tmp_path: Path, monkeypatch: p
     nobody = tmp_path / "users.conf"
     nobody.write_text("")
     for listen, is_fine in (("127.0.0.1", True), ("0.0.0.0", False)):  # noqa: S104 (it is what must be refused)
-        monkeypatch.setattr("tensorhub.up.nats_server.LISTEN", listen)
+        monkeypatch.setattr("tensorhub.local.nats_server.LISTEN", listen)
         running = RunningNats(tmp_path / listen, nobody)
         running.start()
         url = running.url.replace("0.0.0.0", "127.0.0.1")  # noqa: S104

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.pings import answer_pings
+from tensorhub_common.introspection.ping import answer_pings
 
 
 def tell_environment(process: str) -> None:

@@ -13,8 +13,8 @@ import pytest
 from tests.bounds import BUSY_S
 from tests.integration.up.conftest import is_alive, wait_until
 
-from tensorhub.up import children as children_module
-from tensorhub.up.children import Child, ChildDied, Children, ChildSpec, tail
+from tensorhub.local import children as children_module
+from tensorhub.local.children import Child, ChildDied, Children, ChildSpec, tail
 
 SLEEP = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -240,7 +240,7 @@ def test_the_tail_of_a_log(tmp_path: Path) -> None:
 PARENT = f"""
 import asyncio, sys
 from pathlib import Path
-from tensorhub.up.children import Children, ChildSpec
+from tensorhub.local.children import Children, ChildSpec
 
 async def main():
     children = Children()

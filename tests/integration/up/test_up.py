@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 from tests.integration.up.conftest import children_of, is_alive, wait_until
 
-from tensorhub.up import hub_dir, hub_file
-from tensorhub.up.children import ChildDied
-from tensorhub.up.hub_dir import HubDir, HubDirInUse, HubDirUnusable, OtherNodes
-from tensorhub.up.hub_file import HubFile
-from tensorhub.up.up import Commands, Up
-from tensorhub_common.access.keys import make_key
+from tensorhub._control import hub_file
+from tensorhub._control.hub_file import HubFile
+from tensorhub.local import directory as local_directory
+from tensorhub.local.children import ChildDied
+from tensorhub.local.directory import HubDir, HubDirInUse, HubDirUnusable, OtherNodes
+from tensorhub.local.hub import Commands, Up
+from tensorhub_common.auth.keys import make_key
 from tensorhub_common.bus.connection import connect
-from tensorhub_common.bus.joblog import JobLog, open_job
-from tensorhub_common.bus.pings import ping
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.subjects import cmd
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.jetstream.job_log import JobLog, open_job
+from tensorhub_common.protocol.subjects import cmd
 
 ELECTION_S_MAX = 15.0
 """The nodes of a cluster take so long, at most, to agree who answers for JetStream."""
@@ -234,7 +235,7 @@ async def test_a_folder_that_can_not_be_made_is_told(tmp_path: Path) -> None:
 
 async def test_a_service_that_never_says_it_is_ready_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children_of(os.getpid())
-    monkeypatch.setattr("tensorhub.up.up.READY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tensorhub.local.hub.READY_TIMEOUT_S", 1.0)
     silent = Commands(stubs().registry, stubs().planner, (sys.executable, "-c", "import time; time.sleep(600)"))
     with pytest.raises(TensorHubError, match=r"agent-0 did not say within 1 s "):
         await Up(tmp_path, commands=silent).start()
@@ -260,7 +261,7 @@ def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: 
     for directory in (shallow, deep):
         directory.open()
         path = directory.socket("agent-255")
-        assert len(os.fsencode(path)) <= hub_dir.SOCKET_PATH_BYTES_MAX
+        assert len(os.fsencode(path)) <= local_directory.SOCKET_PATH_BYTES_MAX
         assert path.parent.is_dir()
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert path.is_relative_to(directory.path) == (directory is shallow)
@@ -271,7 +272,7 @@ def test_sockets_move_to_a_short_path_where_the_directory_is_too_deep(tmp_path: 
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from tensorhub.up.up import Commands, Up
+from tensorhub.local.hub import Commands, Up
 
 def run(role):
     return (sys.executable, sys.argv[2], role, *sys.argv[3:])

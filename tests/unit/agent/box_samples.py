@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.unit.agent.lease_book import GIVE_UP_S
 
-from tensorhub_agent import box_copying
-from tensorhub_agent.boxes import packed_strides
-from tensorhub_agent.transport import SourceSession
-from tensorhub_common.regions import Form, Regions
+from tensorhub_agent.compute import strided_copy
+from tensorhub_agent.primitives.forms import packed_strides
+from tensorhub_agent.transports.base import SourceSession
+from tensorhub_common.programs.regions import Form, Regions
 
 
 @st.composite
@@ -121,7 +121,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.entered = threading.Event(), threading.Semaphore(0)
         self.inside = self.writes = 0
-        lock, copy = threading.Lock(), box_copying._Arrays.copy
+        lock, copy = threading.Lock(), strided_copy._Arrays.copy
 
         def slow(arrays: Any, *args: Any) -> None:
             with lock:
@@ -133,7 +133,7 @@ class Gate:
                 self.inside -= 1
                 self.writes += 1
 
-        monkeypatch.setattr(box_copying._Arrays, "copy", slow)
+        monkeypatch.setattr(strided_copy._Arrays, "copy", slow)
 
     async def until_entered(self) -> None:
         assert await asyncio.to_thread(self.entered.acquire, timeout=GIVE_UP_S)

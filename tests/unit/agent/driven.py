@@ -1,10 +1,10 @@
 """A transfer and its time, driven by hand."""
 
-from tensorhub_agent.todo import Todo
-from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_common.digests import piece_digest, root_digest
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId, Transport
+from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId, Transport
 
 PIECES = 6
 PIECE_BYTES = 10

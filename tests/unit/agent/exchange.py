@@ -3,16 +3,16 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from tensorhub_agent.ceding import Ceded
-from tensorhub_agent.effects import Key
-from tensorhub_agent.lease_frames import Cede, Have, Promise, Retract, Stock
-from tensorhub_agent.ranges import count_of
-from tensorhub_agent.serving import LeaseTable
-from tensorhub_agent.transfer import Phase, Transfer
-from tensorhub_common.digests import piece_digest, root_digest
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Range, Share, SourceId, Turn
-from tensorhub_planner.crossing import divide
-from tensorhub_planner.ranges import Ranges, Sizes, common, normal
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.primitives.lease_messages import Cede, Have, Promise, Retract, Stock
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.transfer.ceding import Ceded
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Plan, Range, Share, SourceId, Turn
+from tensorhub_planner.planning.wan_fanout import divide
+from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, normal
 
 STEP_S = 0.05
 RENEW_S = 1.0

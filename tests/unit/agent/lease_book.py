@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import LeaseOpened, Refused
+from tensorhub_agent.storage.segments import Segment
+from tensorhub_agent.transports.base import LeaseOpened, Refused
 
 GIVE_UP_S: Final = 60.0
 

@@ -12,15 +12,15 @@ import pytest
 import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book
 
-from tensorhub_agent import transport_local
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.lease_frames import Frame, Hello, Welcome
-from tensorhub_agent.local_frames import FRAME_BYTES_MAX, from_reader, send
-from tensorhub_agent.local_session import OpenLease
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_agent.transport_local import LocalTransport
-from tensorhub_common.framed import Framed, PeerGone, connect
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.primitives.lease_messages import Frame, Hello, Welcome
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_agent.transports.local import transport
+from tensorhub_agent.transports.local.framing import FRAME_BYTES_MAX, from_reader, send
+from tensorhub_agent.transports.local.session import OpenLease
+from tensorhub_agent.transports.local.transport import LocalTransport
+from tensorhub_common.protocol.plans import LeaseGrant
+from tensorhub_common.runtime.framed_socket import Framed, PeerGone, connect
 
 MIB = 1024 * 1024
 
@@ -83,8 +83,8 @@ async def local_hub(folder: Path) -> AsyncIterator[Hub]:
     pool = CopyPool(2)
     hub = Hub(folder, pool)
     with pytest.MonkeyPatch.context() as patient:
-        patient.setattr(transport_local, "HELLO_S", GIVE_UP_S)
-        patient.setattr(transport_local, "OPEN_S", GIVE_UP_S)
+        patient.setattr(transport, "HELLO_S", GIVE_UP_S)
+        patient.setattr(transport, "OPEN_S", GIVE_UP_S)
         await hub.source.start()
         await hub.reader.start()
         yield hub

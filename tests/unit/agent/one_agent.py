@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import TypeVar, cast
 
-from tensorhub_agent.core import AgentCore
-from tensorhub_agent.effects import (
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import (
     Answer,
     AnyCall,
     AnyEffect,
@@ -35,16 +36,15 @@ from tensorhub_agent.effects import (
     SourceClosed,
     SourceOpened,
 )
-from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.memory import Memory, Place
+from tensorhub_agent.core.shard_state import Memory, Place
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import piece_digest
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.digests import piece_digest
-from tensorhub_common.wire.commands import AnyCommand, Wish
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Plan, Share, SourceId
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import AnyCommand, Wish
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Plan, Share, SourceId
 
 MODEL = "policy"
 NBYTES = (4, 4, 4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.address import own_address
+from tensorhub_agent.app.address import own_address
 from tensorhub_common.errors import AgentUnavailable
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from tensorhub_agent.alarm import Alarm
-from tensorhub_common.supervision import Supervisor
+from tensorhub_agent.runtime.timer import Alarm
+from tensorhub_common.runtime.supervision import Supervisor
 
 RING_S = 60.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

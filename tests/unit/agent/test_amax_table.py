@@ -3,9 +3,9 @@
 import numpy as np
 from tests.unit.planner.cut_blocks import SHAPE, reader, sources
 
-from tensorhub_agent.amax_table import AmaxTable
-from tensorhub_common.execution import Execution
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 LAYOUTS = sources(70, 200, 300, 390)
 EXECUTION = Execution(compile_program("reader", reader(), SourceIndex(LAYOUTS, set(LAYOUTS))))

@@ -1,9 +1,9 @@
 """When the planner is asked, and what its silence and its refusals lead to."""
 
-from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, Asking
-from tensorhub_agent.trust import Trust
+from tensorhub_agent.transfer.exclusions import Trust
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_AGAIN_S_MAX, PLAN_S_MAX, Asking
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.transfer import Refusal, SourceId
+from tensorhub_common.protocol.plans import Refusal, SourceId
 
 LOST_S = 1.0
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")

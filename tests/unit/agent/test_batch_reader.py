@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorhub_agent.copying import Spans
-from tensorhub_agent.encodings import reading
-from tensorhub_agent.encodings.choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, Line
-from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE
-from tensorhub_agent.encodings.packing import pack, unpack
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.encodings.codec_tasks import Overwrites
+from tensorhub_agent.encodings.compression import pack, unpack
 from tensorhub_agent.encodings.patch import apply, make
-from tensorhub_agent.encodings.patching import Overwrites
-from tensorhub_agent.encodings.reading import BatchReader, Where
-from tensorhub_agent.transport import TransportLost, silent
-from tensorhub_common.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
+from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE
+from tensorhub_agent.rates.encoding_choice import LOOK_AFTER_MIN, SLOW_BATCHES_MIN, Line
+from tensorhub_agent.sources import batch_reader
+from tensorhub_agent.sources.batch_reader import BatchReader, Where
+from tensorhub_agent.transports.base import TransportLost, silent
+from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
 ROWS = 8
 LAYOUT = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (5000,), (5000,), (0,)) for n in range(ROWS)])
@@ -329,7 +329,7 @@ async def test_patches_that_are_being_made_are_waited_for() -> None:
 
 
 async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "PATCHES_S", 0.0)
+    monkeypatch.setattr(batch_reader, "PATCHES_S", 0.0)
     it = scene()
     it.reader.sizes = SIZE.pack(COMING) * ROWS
 
@@ -345,7 +345,7 @@ async def test_what_is_not_made_within_the_bound_is_read_as_it_is(monkeypatch: p
 
 async def test_who_has_waited_in_vain_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publisher that is busy with other readers makes nothing, and each batch of a long read would wait again."""
-    monkeypatch.setattr(reading, "PATCHES_S", 0.0)
+    monkeypatch.setattr(batch_reader, "PATCHES_S", 0.0)
     it = scene()
     half = ROWS // 2
     told = it.reader.sizes

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorhub_agent.block_boxes import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
-from tensorhub_agent.boxes import BadForm, as_received, as_sent, check, check_amax, normal, packed_strides
-from tensorhub_agent.converting import CastUnknown, converter
-from tensorhub_agent.gather_frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
-from tensorhub_agent.ucxx_boxes import lots_of
-from tensorhub_common.derived import BLOCK_BYTES_MAX, DERIVED
-from tensorhub_common.regions import DIMS_MAX, Blocks, Form, Regions, Sizes
+from tensorhub_agent.compute.conversion import CastUnknown, converter
+from tensorhub_agent.primitives.block_forms import PART_AMAX_BYTES_MAX, amax_bytes, block_parts
+from tensorhub_agent.primitives.forms import BadForm, as_received, as_sent, check, check_amax, normal, packed_strides
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import AMAX_BYTES_MAX, COMPUTED_BYTES_MAX
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import lots_of
+from tensorhub_common.layout.quantized import BLOCK_BYTES_MAX, DERIVED
+from tensorhub_common.programs.regions import DIMS_MAX, Blocks, Form, Regions, Sizes
 
 VALUES, SCALES = "bfloat16>fp8-block-128:values", "bfloat16>fp8-block-128:scales"
 

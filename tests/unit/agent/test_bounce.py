@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tensorhub_agent import bounce
-from tensorhub_agent.bounce import Bounce, SlotStore
-from tensorhub_agent.gather_frames import SLOT_BYTES
+from tensorhub_agent.transports.ucxx import bounce_buffers
+from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import SLOT_BYTES
 
 
 async def test_who_finds_no_slot_waits_in_turn_and_gets_the_same_memory() -> None:
@@ -38,7 +38,7 @@ async def test_users_have_bounds_of_their_own() -> None:
 
 
 async def test_whatever_ends_the_use_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounce, "KEPT_SLOTS_MAX", 1)
+    monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1)
     store = SlotStore()
     user = Bounce(store, 2)
     with pytest.raises(RuntimeError):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 from tests.unit.agent.box_samples import Gate, answer, dense, forms, regions, rows, source_of, widen
 
-from tensorhub_agent import box_copying, converting
-from tensorhub_agent.box_copying import PART_BYTES_MAX, copy_boxes
-from tensorhub_agent.converting import CastUnknown
-from tensorhub_agent.copy_job import CopyStopped
-from tensorhub_agent.copying import CopyPool, Spans, memmove
-from tensorhub_common.regions import Form, Regions
+from tensorhub_agent.compute import conversion, strided_copy
+from tensorhub_agent.compute.conversion import CastUnknown
+from tensorhub_agent.compute.copy_job import CopyStopped
+from tensorhub_agent.compute.pool import CopyPool, Spans, memmove
+from tensorhub_agent.compute.strided_copy import PART_BYTES_MAX, copy_boxes
+from tensorhub_common.programs.regions import Form, Regions
 
 MIB = 1024 * 1024
 
@@ -55,12 +55,12 @@ def test_random_boxes_are_numpys(drawn: tuple[Regions, int, int]) -> None:
 @given(forms(100_000))
 @settings(max_examples=examples(0.4))
 def test_a_box_is_the_same_however_it_is_cut(form: Form) -> None:
-    whole, box_copying.PART_BYTES_MAX = PART_BYTES_MAX, 700  # type: ignore[misc]
+    whole, strided_copy.PART_BYTES_MAX = PART_BYTES_MAX, 700  # type: ignore[misc]
     try:
         source, boxes = source_of(form.origin_span_bytes), Regions([0], [0], [form])
         assert brought(form.span_bytes, source, boxes) == answer(b"\xaa" * form.span_bytes, source, boxes)
     finally:
-        box_copying.PART_BYTES_MAX = whole  # type: ignore[misc]
+        strided_copy.PART_BYTES_MAX = whole  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_thousands_of_tiny_boxes_cost_few_calls(
         calls.append(nbytes)
         memmove(to, origin, nbytes)
 
-    monkeypatch.setattr(box_copying, "memmove", counted)
+    monkeypatch.setattr(strided_copy, "memmove", counted)
     known = {size: Form((), (), (), size, size) for size in set(sizes)}
     step = max(sizes) + 3
     order = list(range(len(sizes)))
@@ -187,7 +187,7 @@ async def test_a_cast_is_looked_up_by_its_name(pool: CopyPool, monkeypatch: pyte
     source, destination = source_of(300 * 500 * 2), bytearray(form.span_bytes)
     with pytest.raises(CastUnknown, match=r"uint16>uint32.*not in this version"):
         copy_boxes(pool, memoryview(destination), source, Regions([0], [0], [form]))
-    monkeypatch.setitem(converting.CONVERTERS, "uint16>uint32", widen)
+    monkeypatch.setitem(conversion.CONVERTERS, "uint16>uint32", widen)
     await bring(pool, destination, source, Regions([0], [0], [form]))
     found = np.ndarray((300, 500), "<u4", destination, 0, (2400, 4))
     assert np.array_equal(found, np.frombuffer(source, "<u2").reshape(300, 500))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.agent.box_samples import forms, places, rows
 
-from tensorhub_agent.boxes import (
+from tensorhub_agent.primitives.forms import (
     BadForm,
     as_received,
     as_sent,
@@ -19,7 +19,7 @@ from tensorhub_agent.boxes import (
     run,
     run_bytes,
 )
-from tensorhub_common.regions import DIMS_MAX, Form, Regions
+from tensorhub_common.programs.regions import DIMS_MAX, Form, Regions
 
 SQUARE = Form((2, 3), (12, 4), (24, 4), 4, 4)
 

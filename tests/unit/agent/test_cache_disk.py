@@ -14,15 +14,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from tensorhub_agent.cache_disk import DiskStore
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.effects import Keep, Key, Save
-from tensorhub_agent.manifest import Adopted, Manifest, adopt, manifest_path, save
-from tensorhub_agent.segments import Segment, SegmentStore
-from tensorhub_agent.shelf import Shelf, ShelfPlace
-from tensorhub_common.digests import root_digest
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.core.effects import Keep, Key, Save
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage.disk_segments import DiskStore
+from tensorhub_agent.storage.manifest import Adopted, Manifest, adopt, manifest_path, save
+from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
-from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of, placements
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, placements
 
 MIB = 1024 * 1024
 KEY = Key("policy", "_cache-12-40", 0)
@@ -148,7 +148,7 @@ async def test_who_is_told_that_a_copy_is_kept_finds_it_again(
         assert goes_on.wait(10)
         save(store, manifest)
 
-    monkeypatch.setattr("tensorhub_agent.manifest.save", slow)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
     shelf.keep(effect)
     keeping = asyncio.create_task(shelf.written(KEY))
     for _ in range(100):
@@ -170,7 +170,7 @@ async def test_a_manifest_that_was_kept_is_not_written_once_more_when_it_counts(
     shelf.keep(effect)
     assert await shelf.written(KEY) is None
     written: list[Manifest] = []
-    monkeypatch.setattr("tensorhub_agent.manifest.save", lambda _, manifest: written.append(manifest))
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", lambda _, manifest: written.append(manifest))
     counts = Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests)
     shelf.save(counts)
     await shelf.files.idle()
@@ -201,14 +201,14 @@ async def test_why_a_manifest_is_not_written_is_told(
         shelf.keep(effect)
         return await shelf.written(KEY)
 
-    monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     assert await kept() == "the disk is full"
-    monkeypatch.setattr("tensorhub_agent.manifest.save", odd)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", odd)
     shelf.save(Save(key=KEY, state="filling", partial=True))
     await asyncio.sleep(0)
     # The first write is under way, and the second one begins where it ends.
     assert "was not written" in (await kept() or "")
-    monkeypatch.setattr("tensorhub_agent.manifest.save", save)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
     assert await kept() is None
     shelf.free(KEY)
     await shelf.files.idle()
@@ -225,10 +225,10 @@ async def test_a_manifest_that_could_not_be_kept_is_tried_again_when_it_counts(
     def full(*_: object) -> None:
         raise MemoryExhausted("the disk is full")
 
-    monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     shelf.keep(effect)
     assert await shelf.written(KEY) == "the disk is full"
-    monkeypatch.setattr("tensorhub_agent.manifest.save", save)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", save)
     shelf.save(Save(key=KEY, state="ready", partial=False, version=12, root=effect.root, digests=effect.digests))
     await shelf.files.idle()
     [again] = await found(tmp_path, store, pool)
@@ -308,7 +308,7 @@ async def test_a_file_that_the_disk_cannot_read_is_gone(
     def broken(*_: object) -> int:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("tensorhub_agent.cache_disk.os.preadv", broken)
+    monkeypatch.setattr("tensorhub_agent.storage.disk_segments.os.preadv", broken)
     assert await found(tmp_path, store, pool) == []
 
 
@@ -357,7 +357,7 @@ def test_without_a_limit_and_a_folder_there_is_no_disk(tmp_path: Path) -> None:
 
 
 def test_too_many_tensors_for_the_format_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorhub_agent.cache_disk.HEAD_BYTES_MAX", 4096)
+    monkeypatch.setattr("tensorhub_agent.storage.disk_segments.HEAD_BYTES_MAX", 4096)
     many = layout_of(entry(f"layer-{number:05}", "float32", 4, 1) for number in range(100))
     with pytest.raises(LayoutMismatch, match="safetensors"):
         disk(tmp_path).head_of(many)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.cache_room import CacheRoom, Where, candidates, no_room
+from tensorhub_agent.storage.cache_room import CacheRoom, Where, candidates, no_room
 
 NOTHING = CacheRoom(0, 0)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tensorhub_agent import callers
-from tensorhub_agent.callers import Callers, Waiting
-from tensorhub_agent.effects import CallRead, Key
-from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.read_counts import ReadCounts
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.worker import Progress
+from tensorhub_agent.core.effects import CallRead, Key
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.jobs import pending_calls
+from tensorhub_agent.jobs.pending_calls import Callers, Waiting
+from tensorhub_agent.jobs.read_counts import ReadCounts
+from tensorhub_common.protocol.worker import Progress
+from tensorhub_common.runtime.supervision import Supervisor
 
 KEY = Key("policy", "engine", 0)
 TOTAL = 100
@@ -40,7 +40,7 @@ class Read(ReadOperation):
 
 async def test_progress_is_told_when_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read that waits is told of once, however often it is looked at."""
-    monkeypatch.setattr(callers, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(pending_calls, "PROGRESS_S", 0.0)
     told: list[Any] = []
     core = SimpleNamespace(operation=None, place=SimpleNamespace(nbytes=(TOTAL,)))
     shards: Any = {KEY: core}

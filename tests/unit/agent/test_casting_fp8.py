@@ -11,11 +11,11 @@ from tests.examples_of import examples
 from tests.unit.agent.torch_bits import bits_in, is_nan, tensor_of
 from tests.unit.agent.torch_fp8 import referred, weight
 
-from tensorhub_agent.casting import fp8
-from tensorhub_agent.casting.floats import Bits, bits_of
-from tensorhub_agent.casting.fp8 import Floats, fill_scales, fill_values, fold_amax, quantise
-from tensorhub_common.casts import FP8_SCHEMES, FP8_SOURCES, Fp8Scheme
+from tensorhub_agent.compute.casting import fp8
+from tensorhub_agent.compute.casting.floats import Bits, bits_of
+from tensorhub_agent.compute.casting.fp8 import Floats, fill_scales, fill_values, fold_amax, quantise
 from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout.casts import FP8_SCHEMES, FP8_SOURCES, Fp8Scheme
 
 SHAPES = [(1, 1), (128, 128), (127, 129), (300, 517), (1, 1000), (1000, 1), (2, 3, 200, 140), (3, 1, 130), (40, 70_000)]
 

@@ -5,16 +5,16 @@ import pytest
 from tests.unit.agent.exchange import LOST_AFTER_S, PIECE_BYTES, Site
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
-from tensorhub_agent import ceding
-from tensorhub_agent.ceding import Ceded, cede
-from tensorhub_agent.effects import Available, Show
-from tensorhub_agent.lease_frames import HAVE_RANGES_MAX, Cede, Have, frames_of
-from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.patience import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.transfer import Transfer
-from tensorhub_common.wire.events.hub import AgentLost
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, Share, SourceId, Turn
+from tensorhub_agent.core.effects import Available, Show
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.primitives.lease_messages import HAVE_RANGES_MAX, Cede, Have, frames_of
+from tensorhub_agent.transfer import ceding
+from tensorhub_agent.transfer.ceding import Ceded, cede
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.timeouts import CROSSER_SILENT_S, FAR_BPS_MIN, FAR_SILENT_S, WAITING_SILENT_S
+from tensorhub_agent.transfer.transfer import Transfer
+from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, Share, SourceId, Turn
 
 FAST_BPS = 8.0 * PIECE_BYTES
 PIECES = 256

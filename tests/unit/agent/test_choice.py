@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.encodings.choice import (
+from tensorhub_agent.rates.encoding_choice import (
     PACK_RATE,
     PATCH_RATE,
     RATE_GUESSED,

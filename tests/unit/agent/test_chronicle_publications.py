@@ -4,10 +4,10 @@ import pytest
 from tests.unit.agent.told_agent import BEGAN, NS, VERSION, WORKER, ToldAgent, check_tree, names, one
 from tests.unit.span_places import place_at
 
-from tensorhub_agent.chronicle import WISHES_MAX
-from tensorhub_common.tracecontext import TRACEPARENT, TraceContext
-from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events.publications import PublishWished
+from tensorhub_agent.observability.recorder import WISHES_MAX
+from tensorhub_common.observability.trace_context import TRACEPARENT, TraceContext
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.log.publications import PublishWished
 
 CLIENT = place_at(0xDDDD, 0xD1)
 

@@ -5,8 +5,7 @@ from tests.unit.agent.told_agent import NS, VERSION, ToldAgent, check_tree, name
 from tests.unit.agent.told_reads import ENGINE, decided, published, read_whole
 from tests.unit.span_places import place_of
 
-from tensorhub_agent.chronicle import SOURCES_NOTED_MAX
-from tensorhub_agent.effects import (
+from tensorhub_agent.core.effects import (
     Answer,
     AskPlan,
     BatchDone,
@@ -18,9 +17,10 @@ from tensorhub_agent.effects import (
     SourceClosed,
     SourceLost,
 )
-from tensorhub_agent.reports import report_of_failure
-from tensorhub_common.wire.transfer import Plan, Refusal, Share, SourceId
-from tensorhub_common.wire.worker import Encoded
+from tensorhub_agent.core.operations.read_report import report_of_failure
+from tensorhub_agent.observability.recorder import SOURCES_NOTED_MAX
+from tensorhub_common.protocol.plans import Plan, Refusal, Share, SourceId
+from tensorhub_common.protocol.worker import Encoded
 
 
 def test_a_read_stands_in_the_trace_of_its_version() -> None:

@@ -5,9 +5,9 @@ from tests.unit.agent.told_agent import VERSION, WORKER, ToldAgent, check_tree, 
 from tests.unit.agent.told_reads import ENGINE, decided, read_whole, reader
 from tests.unit.span_places import place_at, place_of
 
-from tensorhub_agent.notes import ReadNote
-from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.wire.events.rounds import RoundDecided
+from tensorhub_agent.observability.records import ReadNote
+from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext
+from tensorhub_common.protocol.log.rounds import RoundDecided
 
 
 @pytest.mark.parametrize("garbage", ["", "nonsense", "00-0-0-00", "ff-" + "a" * 32 + "-" + "b" * 16 + "-01", "é" * 60])

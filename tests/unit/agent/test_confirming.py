@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 
-from tensorhub_agent import confirming
-from tensorhub_agent.confirming import Confirmations
-from tensorhub_agent.lease_frames import Holds
+from tensorhub_agent.primitives.lease_messages import Holds
+from tensorhub_agent.transports import lease_session
+from tensorhub_agent.transports.lease_session import Confirmations
 
 
 async def asked(confirmations: Confirmations) -> tuple[int, "asyncio.Task[bool]"]:
@@ -58,7 +58,7 @@ async def test_at_the_end_of_the_session_whoever_waits_is_told_no_and_who_was_an
 
 
 async def test_silence_is_an_error_in_words_and_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirming, "CONFIRM_S", 0.001)
+    monkeypatch.setattr(lease_session, "CONFIRM_S", 0.001)
     confirmations = Confirmations()
     ask = partial(confirmations.answer, confirmations.ask())
     with pytest.raises(TimeoutError, match=r"has not said within 0\.001 s whether the lease holds"):

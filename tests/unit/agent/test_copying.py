@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorhub_agent import copying
-from tensorhub_agent.copy_job import CopyStopped
-from tensorhub_agent.copying import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, Spans
-from tensorhub_common.layout import TensorEntry, layout_of, pieces, segment_bytes
+from tensorhub_agent.compute import pool as compute_pool
+from tensorhub_agent.compute.copy_job import CopyStopped
+from tensorhub_agent.compute.pool import PART_BYTES, CopyJob, CopyPool, CopyPoolFull, Spans
+from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
 GIVE_UP_S = 60.0
@@ -49,8 +49,8 @@ class Gate:
         self.entered = threading.Semaphore(0)
         self.writes = 0
         self._lock = threading.Lock()
-        self._memmove: Callable[..., Any] = copying.memmove
-        monkeypatch.setattr(copying, "memmove", self)
+        self._memmove: Callable[..., Any] = compute_pool.memmove
+        monkeypatch.setattr(compute_pool, "memmove", self)
 
     def __call__(self, to: int, origin: int, nbytes: int) -> None:
         with self._lock:
@@ -142,7 +142,7 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
     pool: CopyPool, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
     """A copy that went wrong is found, though the source is as it should be."""
-    memmove = copying.memmove
+    memmove = compute_pool.memmove
     spans = packed(sizes)
     source, destination = bytes_of(5, sum(sizes)), bytearray(sum(sizes))
 
@@ -150,7 +150,7 @@ async def test_the_digest_is_of_what_stands_in_the_destination(
         memmove(to, origin, nbytes)
         destination[500] = source[500] ^ 1
 
-    monkeypatch.setattr(copying, "memmove", wrong)
+    monkeypatch.setattr(compute_pool, "memmove", wrong)
     found = await pool.copy_and_digest(memoryview(destination), source, spans).result()
     assert found != digests_of(source, spans)
     assert found == digests_of(memoryview(destination), spans)
@@ -228,7 +228,7 @@ async def test_what_goes_wrong_in_a_thread_is_raised_once_all_have_ended(
     def fails(_to: int, _origin: int, _nbytes: int) -> None:
         raise RuntimeError("no copy today")
 
-    monkeypatch.setattr(copying, "memmove", fails)
+    monkeypatch.setattr(compute_pool, "memmove", fails)
     with pytest.raises(RuntimeError, match="no copy today"):
         await pool.copy_and_digest(memoryview(bytearray(64 * MIB)), bytes_of(9, 64), packed([8] * 8)).result()
     monkeypatch.undo()
@@ -278,7 +278,7 @@ async def test_an_ended_job_lets_go_of_its_memory(pool: CopyPool) -> None:
 
 
 async def test_there_is_a_bound_on_jobs(pool: CopyPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "JOBS_MAX", 1)
+    monkeypatch.setattr(compute_pool, "JOBS_MAX", 1)
     gate = Gate(monkeypatch)
     source = bytes_of(13, 64)
     job = pool.copy_and_digest(memoryview(bytearray(64)), source, packed([64]))

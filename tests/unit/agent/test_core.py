@@ -2,11 +2,11 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent, digests_of
 
-from tensorhub_agent.core import UNSAID_MAX
-from tensorhub_agent.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Raise, Rejoin
-from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Expire, Join, Sender
+from tensorhub_agent.core.agent import UNSAID_MAX
+from tensorhub_agent.core.effects import Answer, CallRegister, CallUnpublish, Fenced, Free, Raise, Rejoin
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.log.commands import Expire, Join, Sender
 
 ROOT = root_digest(digests_of("a"))
 

@@ -2,7 +2,7 @@
 
 import random
 
-from tensorhub_agent.deadlines import Deadlines
+from tensorhub_agent.primitives.deadlines import Deadlines
 
 
 def test_the_last_word_on_a_name_counts() -> None:

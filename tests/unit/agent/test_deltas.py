@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.encodings.deltas import COMING, NO_PATCH, SIZE, Delta, DeltaBook, Offer
+from tensorhub_agent.leases.delta_store import COMING, NO_PATCH, SIZE, Delta, DeltaBook, Offer
 
 SHARD = ("job", "shard")
 NBYTES = (100, 100, 100)

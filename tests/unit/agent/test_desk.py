@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.unit.agent.one_agent import SESSION, OneAgent
 
-from tensorhub_agent.desk import Session
+from tensorhub_agent.jobs.worker_session import Session
 
 
 def test_handles_of_released_shards_take_up_no_room_and_none_is_given_twice() -> None:

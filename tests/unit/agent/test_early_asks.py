@@ -3,8 +3,8 @@
 import msgspec
 from tests.unit.agent.one_agent import MODEL, OneAgent
 
-from tensorhub_agent.early_asks import is_published, may_be_decided
-from tensorhub_common.wire.transfer import LeaseAsk, SourceId, Turn
+from tensorhub_agent.core.early_asks import is_published, may_be_decided
+from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Turn
 
 
 def question(replica: str) -> LeaseAsk:

@@ -2,12 +2,12 @@
 
 from tests.unit.planner.cut_blocks import reader, sources
 
-from tensorhub_agent.folding import Folding
-from tensorhub_agent.ranges import count_of
-from tensorhub_common.execution import Execution
-from tensorhub_common.folds import Folds
-from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.transfer.fold_progress import Folding
+from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 LAYOUTS = sources(70, 200, 300, 390)
 EXECUTION = Execution(compile_program("reader", reader(), SourceIndex(LAYOUTS, set(LAYOUTS))))

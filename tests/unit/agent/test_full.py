@@ -12,23 +12,23 @@ from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent
 from tests.unit.agent.test_cache import retaining, wanted
 from tests.unit.agent.test_manifest import LAYOUT, PREFIX, left_ready, manifest_of, names, next_run
 
-from tensorhub_agent.cache_disk import DiskStore
-from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.core import AgentCore
-from tensorhub_agent.effects import CallRegister, CopyMade, Free, Key, MakeCopy, Raise, Save, Say
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.manifest import Manifest, Room, adopt, load, manifest_path, save
-from tensorhub_agent.memory import Held, Place
-from tensorhub_agent.segments import Segment, SegmentStore
-from tensorhub_agent.shelf import Shelf, Shelves
-from tensorhub_agent.speech import SHARDS_MAX
-from tensorhub_agent.troubles import TROUBLES
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.command_sequencer import SHARDS_MAX
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import CallRegister, CopyMade, Free, Key, MakeCopy, Raise, Save, Say
+from tensorhub_agent.core.shard_state import Held, Place
+from tensorhub_agent.runtime.troubles import TROUBLES
+from tensorhub_agent.storage.disk_segments import DiskStore
+from tensorhub_agent.storage.manifest import Manifest, Room, adopt, load, manifest_path, save
+from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_agent.storage.shard_store import Shelf, Shelves
 from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
-from tensorhub_common.layout import layout_digest, segment_bytes
-from tensorhub_common.supervision import Fault
-from tensorhub_common.wire.commands import Join, Release
-from tensorhub_common.wire.events.replicas import CopyMember, CopyPlaced
-from tensorhub_common.wire.events.shards import ShardReleased
+from tensorhub_common.layout.layout import layout_digest, segment_bytes
+from tensorhub_common.protocol.log.commands import Join, Release
+from tensorhub_common.protocol.log.replicas import CopyMember, CopyPlaced
+from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.runtime.supervision import Fault
 
 GIB = 1 << 30
 
@@ -187,15 +187,15 @@ async def test_what_cannot_be_opened_now_is_set_aside(
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.segments.os.open", full)
+        patched.setattr("tensorhub_agent.storage.segments.os.open", full)
         adopted, aside = await adopt(next_run(store), pool)
     assert (adopted, [each.manifest for each in aside]) == ([], [manifest])
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.segments._map", full)
+        patched.setattr("tensorhub_agent.storage.segments._map", full)
         adopted, aside = await adopt(next_run(store), pool)
     assert (adopted, [each.manifest for each in aside]) == ([], [manifest])
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.manifest.Path.open", full)
+        patched.setattr("tensorhub_agent.storage.manifest.Path.open", full)
         assert await adopt(next_run(store), pool) == ([], [])
     assert names(tmp_path) == before
     adopted, _ = await adopt(next_run(store), pool)
@@ -207,7 +207,7 @@ async def test_a_machine_without_memory_to_spare_takes_back_what_it_has(
 ) -> None:
     store = SegmentStore(tmp_path, PREFIX, GIB)
     await left_ready(store, pool)
-    monkeypatch.setattr("tensorhub_agent.segments._memory_spare", lambda _fd: -GIB)
+    monkeypatch.setattr("tensorhub_agent.storage.segments._memory_spare", lambda _fd: -GIB)
     adopted, _ = await adopt(next_run(store), pool)
     assert [each.whole for each in adopted] == [True]
 
@@ -241,7 +241,7 @@ async def test_a_job_of_which_all_was_set_aside_is_joined_while_there_is_room(
     def full(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("tensorhub_agent.segments.os.open", full)
+    monkeypatch.setattr("tensorhub_agent.storage.segments.os.open", full)
     shelves = Shelves(next_run(store))
     adopted = await shelves.adopt(pool, jobs_max=2)
     assert list(adopted.values()) == [[], []]
@@ -267,16 +267,16 @@ async def test_a_disk_that_removes_nothing_costs_neither_job_nor_agent(
     disk.close()
     with monkeypatch.context() as patched:
         if aside:
-            patched.setattr("tensorhub_agent.segments.os.open", broken)
+            patched.setattr("tensorhub_agent.storage.segments.os.open", broken)
         shelves = Shelves(SegmentStore(shm, PREFIX, GIB), DiskStore(tmp_path, PREFIX, GIB))
         await shelves.adopt(pool, jobs_max=2)
     shelf = shelves.of(manifest.job)
     [key] = shelf.aside if aside else shelf.places
     escaped: list[Fault] = []
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_common.supervision._process.last_resort", escaped.append)
+        patched.setattr("tensorhub_common.runtime.supervision._process.last_resort", escaped.append)
         # The same fault is logged once in a while, whichever test it was of.
-        patched.setattr("tensorhub_common.supervision._process._logged", {})
+        patched.setattr("tensorhub_common.runtime.supervision._process._logged", {})
         patched.setattr(Path, "unlink", broken)
         shelf.free(key)
         await shelves.files.idle()
@@ -335,7 +335,7 @@ async def test_a_manifest_without_room_costs_nothing_and_is_told(
 
     filling = Save(key=key, state="filling", partial=True, version=None, root=None, digests=b"", swap=False)
     with monkeypatch.context() as patched:
-        patched.setattr("tensorhub_agent.manifest.os.replace", full)
+        patched.setattr("tensorhub_agent.storage.manifest.os.replace", full)
         shelf.save(filling)
         (trouble,) = TROUBLES.told()
         assert (trouble.kind, "make room in" in trouble.why) == ("no-room-for-manifests", True)
@@ -366,7 +366,7 @@ async def test_a_disk_that_takes_its_time_holds_up_nothing(tmp_path: Path, monke
         assert goes_on.wait(10)
         real(store, manifest)
 
-    monkeypatch.setattr("tensorhub_agent.manifest.save", slow)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.save", slow)
     for version in (1, 2, 3):
         shelf.save(Save(key=key, state="ready", partial=False, version=version, root="a", digests=b"", swap=False))
         await asyncio.sleep(0)

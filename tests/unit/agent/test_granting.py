@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.effects import Key
-from tensorhub_agent.granting import (
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.granting import (
     LEASES_OF_ONE_MAX,
     READERS_MAX,
     bars_another,
@@ -12,10 +12,10 @@ from tensorhub_agent.granting import (
     bars_waiting,
     is_asked_for,
 )
-from tensorhub_agent.lease import Lease, Offered
-from tensorhub_common.wire.asks import Served
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import LeaseAsk, SourceId, Turn
+from tensorhub_agent.leases.lease import Lease, Offered
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Turn
+from tensorhub_common.protocol.queries import Served
 
 ROOT = "a" * 32
 ASK = LeaseAsk(

@@ -1,9 +1,9 @@
 """Whom to ask for more: those that an event concerned, and those that something else has stopped meanwhile."""
 
-from tensorhub_agent.hungry import Hungry
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.roster import Roster
-from tensorhub_common.wire.transfer import Share, SourceId
+from tensorhub_agent.transfer.flow_control import Hungry
+from tensorhub_agent.transfer.role_index import Roster
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_common.protocol.plans import Share, SourceId
 
 PART_BYTES = 1000
 

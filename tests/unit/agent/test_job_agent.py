@@ -14,11 +14,9 @@ import msgspec
 import pytest
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent import job_agent
-from tensorhub_agent.callers import Waiting
-from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.desk import Desk
-from tensorhub_agent.effects import (
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import (
     Answer,
     AnyEffect,
     CallRead,
@@ -34,22 +32,24 @@ from tensorhub_agent.effects import (
     Raise,
     Save,
 )
-from tensorhub_agent.encodings.deltas import DeltaBook
-from tensorhub_agent.job_agent import JobAgent
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.measured import Measured
-from tensorhub_agent.memory import Held, Place
-from tensorhub_agent.read_counts import ReadCounts
-from tensorhub_agent.read_watch import REFUSED_TOLD_S, NotBegun, ReadWatch
-from tensorhub_agent.registry_watch import RegistryWatch
-from tensorhub_agent.segments import Segment, SegmentStore
-from tensorhub_agent.shelf import Shelves
-from tensorhub_common.bus.failures import NoBus, NoResponder
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_agent.core.shard_state import Held, Place
+from tensorhub_agent.jobs import driver
+from tensorhub_agent.jobs.driver import JobAgent
+from tensorhub_agent.jobs.pending_calls import Waiting
+from tensorhub_agent.jobs.read_counts import ReadCounts
+from tensorhub_agent.jobs.worker_session import Desk
+from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.observability.read_log import REFUSED_TOLD_S, NotBegun, ReadWatch
+from tensorhub_agent.observability.registry_watch import RegistryWatch
+from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_agent.storage.shard_store import Shelves
+from tensorhub_common.bus.errors import NoBus, NoResponder
 from tensorhub_common.errors import MemoryExhausted
-from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
-from tensorhub_common.wire.events.shards import ShardReleased
-from tensorhub_common.wire.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
+from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.worker import Attach, Attached, Failed, Frame, ReadCall, Registered, Spare, UnpublishCall
 
 KEY = Key("policy", "trainer", 0)
 WHERE, AGAIN = "shard 0 of policy/trainer", "register it again"
@@ -118,7 +118,7 @@ async def test_the_core_is_told_whether_what_was_filled_is_kept(
 
     monkeypatch.setattr(job.core, "on_news", on_news)
     if not room:
-        monkeypatch.setattr("tensorhub_agent.manifest.save", full)
+        monkeypatch.setattr("tensorhub_agent.storage.manifest.save", full)
     job.carry_out([KEEP])
     async with asyncio.timeout(10):
         assert await told.get() == Kept(KEY, 3, None if room else "no room")
@@ -203,7 +203,7 @@ async def test_a_call_of_a_job_that_is_set_aside_ends_once_nothing_is_written_an
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.job_agent"]
+    return [each.getMessage() for each in caplog.records if each.name == "tensorhub_agent.jobs.driver"]
 
 
 def fail(job: JobAgent) -> None:
@@ -389,7 +389,7 @@ async def test_a_log_that_can_not_be_followed_is_told_once_and_so_is_its_end(
     async def last_seq(_: JobLog) -> int:
         return 0
 
-    monkeypatch.setattr(job_agent, "FOLLOW_AGAIN_S", 0.0)
+    monkeypatch.setattr(driver, "FOLLOW_AGAIN_S", 0.0)
     monkeypatch.setattr(job._questions, "open_job", open_job)
     monkeypatch.setattr(JobLog, "last_seq", last_seq)
     monkeypatch.setattr(JobLog, "is_reachable", is_reachable)

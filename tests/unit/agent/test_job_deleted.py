@@ -2,13 +2,13 @@
 
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.effects import BreakLease, CallRead, CallRegister, CopyMade, Free, MakeCopy, Raise
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_common.bounds import OUTCOME_S_MAX
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import DeleteJob, Retain
-from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import BreakLease, CallRead, CallRegister, CopyMade, Free, MakeCopy, Raise
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import DeleteJob, Retain
+from tensorhub_common.protocol.log.hub import CommandRejected
 
 ROOT = root_digest(digests_of("a"))
 WHY = "job 'run-7' was deleted: take another name"

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.effects import Base, Key, Save
-from tensorhub_agent.encodings.deltas import DeltaBook
-from tensorhub_agent.encodings.job_deltas import JobDeltas
-from tensorhub_agent.segments import SegmentStore, segment_prefix
-from tensorhub_agent.shelf import Shelf, ShelfPlace
-from tensorhub_common.digests import root_digest
-from tensorhub_common.layout import TensorEntry, layout_of
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.core.effects import Base, Key, Save
+from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
+from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_common.layout.layout import TensorEntry, layout_of
 
 KEY: Final = Key("policy", "trainer", 0)
 LAYOUT: Final = layout_of([TensorEntry(f"t{n}", "bfloat16", 2, (50_000,), (50_000,), (0,)) for n in range(3)])

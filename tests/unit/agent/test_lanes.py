@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tensorhub_agent import lanes
-from tensorhub_agent.lanes import Lanes
-from tensorhub_common.bus.failures import LogFull, LogMissing, NoBus, NoResponder
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.commands import Drained, Sender
+from tensorhub_agent.control import command_queue
+from tensorhub_agent.control.command_queue import Lanes
+from tensorhub_common.bus.errors import LogFull, LogMissing, NoBus, NoResponder
+from tensorhub_common.protocol.log.commands import Drained, Sender
+from tensorhub_common.runtime.supervision import Supervisor
 
 LANES = 10
 TRIES = 5
@@ -46,7 +46,7 @@ class Log:
 
 @pytest.fixture
 async def work(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Supervisor]:
-    monkeypatch.setattr(lanes, "AGAIN_S", 0.0)
+    monkeypatch.setattr(command_queue, "AGAIN_S", 0.0)
     work = Supervisor("test")
     yield work
     await work.close()
@@ -58,9 +58,9 @@ async def no_registry() -> None:
 
 async def said(log: Any, work: Supervisor) -> None:
     """Say one command on each lane, and return once the log has all of them."""
-    lanes = Lanes(log, no_registry, work, lambda: None)
+    command_queue = Lanes(log, no_registry, work, lambda: None)
     for n in range(LANES):
-        lanes.say(Drained(model="m", replica="r", shard=n, by=Sender(str(n), 1, 1)))
+        command_queue.say(Drained(model="m", replica="r", shard=n, by=Sender(str(n), 1, 1)))
     async with asyncio.timeout(BOUND_S):
         await log.took_all.wait()
         while work.tasks:  # noqa: ASYNC110 (nothing tells of their end)

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from tensorhub_agent import lending
-from tensorhub_agent.lending import Lending
-from tensorhub_agent.postponed import Postponed
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.transfer import LeaseAnswer, LeaseAsk, LeaseRefusal, SourceId
+from tensorhub_agent.control import lease_service
+from tensorhub_agent.control.lease_service import Lending
+from tensorhub_agent.control.postponed import Postponed
+from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseRefusal, SourceId
+from tensorhub_common.runtime.supervision import Supervisor
 
 ASK = LeaseAsk(
     job="run-7",
@@ -93,7 +93,7 @@ async def test_who_would_wait_longer_for_the_pieces_waits_until_it_is_made() -> 
 
 
 async def test_nobody_waits_for_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "PATCHES_HOLD_S", 0.01)
+    monkeypatch.setattr(lease_service, "PATCHES_HOLD_S", 0.01)
     assert await lender(Agent()).asked(ASK, "lease-1", "ticket") == ANSWER
 
 

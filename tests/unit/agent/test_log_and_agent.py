@@ -4,9 +4,8 @@ import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, SESSION, OneAgent, digests_of
 from tests.unit.agent.test_op_read import pair, publish
 
-from tensorhub_agent.asking import PLAN_AGAIN_S
-from tensorhub_agent.cache import AGAIN_S
-from tensorhub_agent.effects import (
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import (
     Answer,
     AskPlan,
     CallRegister,
@@ -23,16 +22,17 @@ from tensorhub_agent.effects import (
     SiblingsChecked,
     SourceLost,
 )
-from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_common.bounds import OUTCOME_S_MAX
+from tensorhub_agent.core.retained_copies import AGAIN_S
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.table import ShardState
-from tensorhub_common.digests import root_digest
-from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.commands import Expire, Retain, Sender, Want
-from tensorhub_common.wire.transfer import Refusal
+from tensorhub_common.catalog.transitions import ShardState
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import Expire, Retain, Sender, Want
+from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.plans import Refusal
 
 ROOT = root_digest(digests_of("a"))
 DRAIN_S = 5.0

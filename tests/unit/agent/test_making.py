@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.encodings.deltas import DeltaBook
-from tensorhub_agent.encodings.making import DeltaMaker, Publication
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.deltas.builder import DeltaMaker, Publication
 from tensorhub_agent.encodings.patch import apply, make
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_common.digests import root_digest
-from tensorhub_common.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
+from tensorhub_agent.leases.delta_store import DeltaBook
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_common.layout.layout import PieceTable, TensorEntry, layout_of, pieces, segment_bytes
 
 MIB = 1024 * 1024
 SHARD = "shard"
@@ -243,7 +243,7 @@ async def test_a_delta_that_has_no_room_is_not_made_to_its_end_and_the_next_is_r
         compared.append(len(new))
         return make(old, new, unit)
 
-    monkeypatch.setattr("tensorhub_agent.encodings.making.make", counted)
+    monkeypatch.setattr("tensorhub_agent.deltas.builder.make", counted)
     publisher.book = publisher.maker._book = DeltaBook(3, 100_000)
     first = await publisher.publish_and_settle()
     publisher.unpublish()

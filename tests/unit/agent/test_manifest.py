@@ -7,13 +7,22 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorhub_agent import manifest as manifests
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.manifest import Foreign, Manifest, adopt, load, manifest_path, pack_layout, save, unpack_layout
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_common.digests import root_digest
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.manifest import (
+    Foreign,
+    Manifest,
+    adopt,
+    load,
+    manifest_path,
+    pack_layout,
+    save,
+    unpack_layout,
+)
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
 from tensorhub_common.errors import LayoutMismatch, MemoryExhausted
-from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of, pieces, segment_bytes
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of, pieces, segment_bytes
 
 PREFIX = segment_prefix("hub1", "node-0")
 BYTES_MAX = 1 << 30
@@ -100,7 +109,7 @@ def test_without_room_the_old_manifest_stays(store: SegmentStore, monkeypatch: p
     def full(_path: str, _to: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tensorhub_agent.manifest.os.replace", full)
+    monkeypatch.setattr("tensorhub_agent.storage.manifest.os.replace", full)
     with pytest.raises(MemoryExhausted, match="make room in"):
         save(store, msgspec.structs.replace(manifest, state="filling"))
     assert load(store, manifest.segment) == manifest

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub_agent.mappings import Mapping, MappingCache
-from tensorhub_agent.segments import ForeignSegment, Segment, SegmentStore, segment_prefix
+from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
+from tensorhub_agent.storage.segments import ForeignSegment, Segment, SegmentStore, segment_prefix
 
 GIVE_UP_S = 60.0
 

@@ -4,16 +4,16 @@ import pytest
 from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.test_op_read import pair, publish
 
-from tensorhub_agent import meter
-from tensorhub_agent.core import AgentCore
-from tensorhub_agent.effects import AskPlan, Key, Post, Progressed, Raise
-from tensorhub_agent.limits import Limits
-from tensorhub_agent.measured import Measured
-from tensorhub_agent.served import summed
-from tensorhub_agent.transfer import LOOK_S
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.asks import Served, Serving
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LinkRate, SourceId, Turn
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import AskPlan, Key, Post, Progressed, Raise
+from tensorhub_agent.leases.reader_load import summed
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.rates import link_rates
+from tensorhub_agent.rates.measured import Measured
+from tensorhub_agent.transfer.transfer import LOOK_S
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LinkRate, SourceId, Turn
+from tensorhub_common.protocol.queries import Served, Serving
 
 LINK = "host"
 
@@ -21,7 +21,7 @@ LINK = "host"
 @pytest.fixture(autouse=True)
 def _twelve_bytes_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reads of these tests are small; how much makes a sample is shown in test_meter.py."""
-    monkeypatch.setattr(meter, "SAMPLE_BYTES_LEAST", 1)
+    monkeypatch.setattr(link_rates, "SAMPLE_BYTES_LEAST", 1)
 
 
 def begin_reading(reader: OneAgent, key: Key, link: str = LINK) -> None:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.agent.driven import source_id
 
-from tensorhub_agent.meter import SAMPLE_BYTES_LEAST, SAMPLE_BYTES_MIN, SAMPLE_S_MIN, Meter, Meters, Sample
-from tensorhub_common.wire.transfer import Share, Transport
+from tensorhub_agent.rates.link_rates import SAMPLE_BYTES_LEAST, SAMPLE_BYTES_MIN, SAMPLE_S_MIN, Meter, Meters, Sample
+from tensorhub_common.protocol.plans import Share, Transport
 
 MANY = SAMPLE_BYTES_MIN
 

@@ -3,23 +3,13 @@
 import pytest
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.effects import (
-    BatchDone,
-    Duplicate,
-    Duplicated,
-    Key,
-    LetGo,
-    Post,
-    Probe,
-    Save,
-    Say,
-)
-from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_agent.vacancy import PROBE_AGAIN_S
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Drained, Filled, Register, ShardCommand, Unpublish
-from tensorhub_common.wire.events.event import kind_of
-from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal
+from tensorhub_agent.core.effects import BatchDone, Duplicate, Duplicated, Key, LetGo, Post, Probe, Save, Say
+from tensorhub_agent.core.operations.reclaim import PROBE_AGAIN_S
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.log.commands import Drained, Filled, Register, ShardCommand, Unpublish
+from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_common.protocol.plans import LeaseGrant, LeaseRefusal
 
 ROOT = root_digest(digests_of("one"))
 

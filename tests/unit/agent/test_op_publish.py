@@ -2,12 +2,12 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, Raise
-from tensorhub_agent.memory import Memory
-from tensorhub_common.bounds import OUTCOME_S_MAX
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import NO_ROOT, Drained, Unpublish, Withdraw
-from tensorhub_common.wire.transfer import LeaseGrant, LeaseRefusal
+from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import NO_ROOT, Drained, Unpublish, Withdraw
+from tensorhub_common.protocol.plans import LeaseGrant, LeaseRefusal
 
 
 def trainer(*, digests: bool = True, shards: int = 1) -> OneAgent:

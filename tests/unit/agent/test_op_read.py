@@ -3,15 +3,15 @@
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S
-from tensorhub_agent.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SourceLost
-from tensorhub_agent.memory import Memory
-from tensorhub_agent.op_read import REPLAN_S
-from tensorhub_common.bounds import OUTCOME_S_MAX
-from tensorhub_common.catalog.table import ShardState
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Drained, GiveUp, Granted, Replan, Unpublish
-from tensorhub_common.wire.transfer import Refusal
+from tensorhub_agent.core.effects import Answer, AskPlan, Key, PlanCame, Post, Raise, SourceLost
+from tensorhub_agent.core.operations.read import REPLAN_S
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S
+from tensorhub_common.catalog.transitions import ShardState
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import Drained, GiveUp, Granted, Replan, Unpublish
+from tensorhub_common.protocol.plans import Refusal
 
 
 def pair() -> tuple[OneAgent, OneAgent]:

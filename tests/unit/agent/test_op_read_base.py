@@ -3,13 +3,13 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, Base, BatchDone, Key, OpenSource, Post
-from tensorhub_agent.measured import SLOW_SAMPLES_MIN
-from tensorhub_agent.memory import Memory
-from tensorhub_agent.meter import Sample
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Unpublish
-from tensorhub_common.wire.worker import Encoded
+from tensorhub_agent.core.effects import Answer, Base, BatchDone, Key, OpenSource, Post
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.rates.link_rates import Sample
+from tensorhub_agent.rates.measured import SLOW_SAMPLES_MIN
+from tensorhub_common.protocol.log.commands import Unpublish
+from tensorhub_common.protocol.worker import Encoded
 
 
 def pair(

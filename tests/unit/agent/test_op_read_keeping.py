@@ -4,11 +4,11 @@ from tests.unit.agent.one_agent import MODEL, OneAgent
 from tests.unit.agent.test_cache import made, read, retaining
 from tests.unit.agent.test_op_read import filling, publish
 
-from tensorhub_agent.cache import AGAIN_S, RELEASE_S
-from tensorhub_agent.effects import Answer, Free, Keep, Raise
-from tensorhub_agent.memory import Memory
-from tensorhub_common.bounds import OUTCOME_S_MAX
-from tensorhub_common.wire.commands import Filled
+from tensorhub_agent.core.effects import Answer, Free, Keep, Raise
+from tensorhub_agent.core.retained_copies import AGAIN_S, RELEASE_S
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import Filled
 
 
 def said(agent: OneAgent) -> list[Filled]:

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.agent.one_agent import MODEL, NBYTES, OneAgent, digests_of
 
-from tensorhub_agent.effects import (
+from tensorhub_agent.core.effects import (
     AskPlan,
     BatchDone,
     BreakLease,
@@ -17,15 +17,15 @@ from tensorhub_agent.effects import (
     SourceLost,
     SourceOpened,
 )
-from tensorhub_agent.memory import Memory
-from tensorhub_agent.op_read import REPLAN_S
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.serving import LeaseTable
-from tensorhub_agent.units import Completion
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, TensorEntry, layout_of, pieces
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Refusal, Share, SourceId, Turn
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_agent.core.operations.read import REPLAN_S
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, pieces
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, Plan, Refusal, Share, SourceId, Turn
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 OTHER = SourceId("other", 1, "engine", 0)
 NOBODY = Refusal(error="VersionUnavailable", reason="nobody")

@@ -2,14 +2,14 @@
 
 from tests.unit.agent.one_agent import NBYTES, SESSION, OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, BreakLease, Hold, Post, Save
-from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.memory import Held, Memory, Place
-from tensorhub_common.bounds import OUTCOME_S_MAX
+from tensorhub_agent.core.effects import Answer, BreakLease, Hold, Post, Save
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import root_digest
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Drained, Filled, GiveUp, Rewind, Unpublish
-from tensorhub_common.wire.transfer import LeaseRefusal
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import Drained, Filled, GiveUp, Rewind, Unpublish
+from tensorhub_common.protocol.plans import LeaseRefusal
 
 OLD, NEW = root_digest(digests_of("a")), root_digest(digests_of("b"))
 

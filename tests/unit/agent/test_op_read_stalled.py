@@ -3,11 +3,21 @@
 import pytest
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.effects import Answer, AskPlan, Key, OpenSource, PlanCame, Post, Raise, SourceClosed, SourceLost
-from tensorhub_agent.memory import Memory
-from tensorhub_common.wire.commands import Replan
-from tensorhub_common.wire.transfer import Refusal
+from tensorhub_agent.core.effects import (
+    Answer,
+    AskPlan,
+    Key,
+    OpenSource,
+    PlanCame,
+    Post,
+    Raise,
+    SourceClosed,
+    SourceLost,
+)
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER
+from tensorhub_common.protocol.log.commands import Replan
+from tensorhub_common.protocol.plans import Refusal
 
 HELD = Refusal(error="VersionUnavailable", reason="its holder failed this read", is_held=True)
 GONE = Refusal(error="VersionUnavailable", reason="nobody has it", is_held=False)

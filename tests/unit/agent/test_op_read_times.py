@@ -7,16 +7,16 @@ from tests.unit.agent.one_agent import OneAgent
 from tests.unit.agent.told_agent import VERSION, ToldAgent, one
 from tests.unit.agent.told_reads import decided
 
-from tensorhub_agent.effects import Answer, AskPlan, Key, OpenSource, PlanCame, SourceClosed, SourceLost
-from tensorhub_agent.notes import ReadNote
-from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.read_watch import ReadWatch
-from tensorhub_agent.reports import transfer_s
-from tensorhub_common.tracecontext import SpanRecord
-from tensorhub_common.wire.events.event import kind_of
-from tensorhub_common.wire.events.rounds import RoundDecided
-from tensorhub_common.wire.transfer import Refusal
-from tensorhub_common.wire.worker import ReadReport, ReadStages
+from tensorhub_agent.core.effects import Answer, AskPlan, Key, OpenSource, PlanCame, SourceClosed, SourceLost
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.operations.read_report import transfer_s
+from tensorhub_agent.observability.read_log import ReadWatch
+from tensorhub_agent.observability.records import ReadNote
+from tensorhub_common.observability.trace_context import SpanRecord
+from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.plans import Refusal
+from tensorhub_common.protocol.worker import ReadReport, ReadStages
 
 STALL_S, SLOW_S = 5.0, 2.0
 HELD = Refusal(error="VersionUnavailable", reason="its holder failed this read", is_held=True)

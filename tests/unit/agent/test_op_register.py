@@ -2,8 +2,8 @@
 
 from tests.unit.agent.one_agent import NBYTES, OneAgent
 
-from tensorhub_agent.effects import Answer, CallRegister, CheckSiblings, Free
-from tensorhub_agent.memory import Place
+from tensorhub_agent.core.effects import Answer, CallRegister, CheckSiblings, Free
+from tensorhub_agent.core.shard_state import Place
 
 
 def joined() -> OneAgent:

@@ -6,13 +6,13 @@ from itertools import count
 import pytest
 from tests.unit.agent.one_agent import MODEL, OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, BreakLease, CallUnpublish, Free, Key
-from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.memory import Memory
-from tensorhub_common.bounds import OUTCOME_S_MAX
-from tensorhub_common.digests import root_digest
-from tensorhub_common.wire.commands import Expire, Filled, Granted, Join, Retain, Sender, Want
-from tensorhub_common.wire.transfer import LeaseRefusal
+from tensorhub_agent.core.effects import Answer, BreakLease, CallUnpublish, Free, Key
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import Expire, Filled, Granted, Join, Retain, Sender, Want
+from tensorhub_common.protocol.plans import LeaseRefusal
 
 ROOT = root_digest(digests_of("a"))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.pace import (
+from tensorhub_agent.rates.source_rate import (
     AHEAD_S,
     BATCH_BYTES_MIN,
     FADE,

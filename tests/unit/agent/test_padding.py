@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tensorhub_agent.padding import blank
-from tensorhub_common.layout import TensorEntry, layout_of, placements, segment_bytes
-from tensorhub_common.parts import Part, padding
+from tensorhub_agent.jobs.padding import blank
+from tensorhub_common.layout.layout import TensorEntry, layout_of, placements, segment_bytes
+from tensorhub_common.layout.parts import Part, padding
 
 
 def test_padding_becomes_zero_and_nothing_else_does() -> None:

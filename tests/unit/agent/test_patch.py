@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from tensorhub_agent.encodings.columns import Damaged, unit_of
+from tensorhub_agent.encodings.byte_planes import Damaged, unit_of
 from tensorhub_agent.encodings.patch import apply, make
 
 MIB = 1024 * 1024

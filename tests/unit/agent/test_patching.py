@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from tensorhub_agent.copying import CopyPool, Spans
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.encodings.codec_tasks import Coded, patch_pieces
 from tensorhub_agent.encodings.patch import make
-from tensorhub_agent.encodings.patching import Coded, patch_pieces
 
 PIECES = 40
 NBYTES = 100_000

@@ -4,14 +4,14 @@ import msgspec
 import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, source_id
 
-from tensorhub_agent.effects import Key
-from tensorhub_agent.lease import LeaseState
-from tensorhub_agent.patience import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
-from tensorhub_agent.reading import HOPE_S
-from tensorhub_agent.serving import LeaseTable, Promised
-from tensorhub_agent.transfer import Phase
-from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.transfer import (
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.lease import LeaseState
+from tensorhub_agent.leases.table import LeaseTable, Promised
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.transfer.source import HOPE_S
+from tensorhub_agent.transfer.timeouts import CROSSER_OPEN_S_MAX, CROSSER_SILENT_S, OPEN_S_MAX
+from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_common.protocol.plans import (
     LeaseAsk,
     LeaseGrant,
     LeaseRefusal,

@@ -1,8 +1,8 @@
 """What stands proven: by the log's root, piece by piece."""
 
-from tensorhub_agent.proof import Proof
-from tensorhub_common.digests import piece_digest, root_digest
-from tensorhub_common.wire.commands import NO_ROOT
+from tensorhub_agent.primitives.digests import piece_digest, root_digest
+from tensorhub_agent.transfer.verification import Proof
+from tensorhub_common.protocol.log.commands import NO_ROOT
 
 LIST = b"".join(piece_digest(bytes([number])) for number in range(4))
 WRONG = piece_digest(b"wrong")

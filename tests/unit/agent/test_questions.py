@@ -5,15 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_agent.asking import NO_ANSWER
-from tensorhub_agent.questions import Questions, Target
-from tensorhub_common.bus.failures import NoAnswer, NoBus
-from tensorhub_common.counterpart import Counterpart
+from tensorhub_agent.control.planner_client import Questions, Target
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER
+from tensorhub_common.bus.errors import NoAnswer, NoBus
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.wire.transfer import Demand, Plan, Refusal
+from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.protocol.plans import Demand, Plan, Refusal
+from tensorhub_common.runtime.peer_status import Counterpart
 
 DEMAND = Demand(model="m", version=1, replica="engine", shard=0, agent="a", root=None, at_seq=0)
 LAYOUT = layout_of([TensorEntry("w", "int8", 1, (4,), (4,), (0,))])

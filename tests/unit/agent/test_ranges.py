@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.ranges import count_of, mark, marked, merged, split, take_first, unmarked
+from tensorhub_agent.primitives.ranges import count_of, mark, marked, merged, split, take_first, unmarked
 
 
 @given(st.lists(st.booleans(), max_size=40))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tensorhub_agent import read_counts
-from tensorhub_agent.effects import Answer, Raise
-from tensorhub_agent.read_counts import ReadCounts
-from tensorhub_common.wire.worker import ReadReport, ReadStages
+from tensorhub_agent.core.effects import Answer, Raise
+from tensorhub_agent.jobs import read_counts
+from tensorhub_agent.jobs.read_counts import ReadCounts
+from tensorhub_common.protocol.worker import ReadReport, ReadStages
 
 
 def report(retried: int = 0, failure: str = "", stages: ReadStages | None = None) -> ReadReport:

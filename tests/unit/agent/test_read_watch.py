@@ -4,10 +4,10 @@ from collections import Counter
 
 from tests.unit.agent.one_agent import OneAgent
 
-from tensorhub_agent.effects import Answer, Key, Raise
-from tensorhub_agent.op_read import ReadOperation
-from tensorhub_agent.read_watch import SLOW_BYTES_PER_S, ReadWatch
-from tensorhub_common.wire.worker import ReadReport, ReadStages, SourceReport
+from tensorhub_agent.core.effects import Answer, Key, Raise
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.observability.read_log import SLOW_BYTES_PER_S, ReadWatch
+from tensorhub_common.protocol.worker import ReadReport, ReadStages, SourceReport
 
 KEY = Key("policy", "rollout", 0)
 STALL_S, SLOW_S = 5.0, 2.0

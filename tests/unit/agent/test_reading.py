@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent import reading
-from tensorhub_agent.pace import STALL_MIN_S, Pace
-from tensorhub_agent.patience import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
-from tensorhub_agent.ranges import count_of
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_common.wire.transfer import Range, Share, SourceId
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.rates.source_rate import STALL_MIN_S, Pace
+from tensorhub_agent.transfer import source as transfer_source
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX, STARVED_TIMES, WAITING_SILENT_S
+from tensorhub_common.protocol.plans import Range, Share, SourceId
 
 STALL_S = 5.0
 MIB = 1024 * 1024
@@ -207,7 +207,7 @@ def test_batches_bring_all_pieces_in_order_and_their_bytes(sizes: list[int], sha
 
 
 def test_a_batch_of_tiny_pieces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "BATCH_PIECES_MAX", 3)
+    monkeypatch.setattr(transfer_source, "BATCH_PIECES_MAX", 3)
     made = source((0, 2), (5, 4))
     assert made.cut_batch([1] * 20, MIB) == (((0, 2), (5, 1)), 3)
     assert made.cut_batch([1] * 20, MIB) == (((6, 3),), 3)

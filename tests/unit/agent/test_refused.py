@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_agent.refused import TELL_EVERY_S, Kind, RefusedCounts
+from tensorhub_agent.runtime.rejections import TELL_EVERY_S, Kind, RefusedCounts
 
 
 def test_each_is_counted_and_one_in_a_while_is_told(caplog: pytest.LogCaptureFixture) -> None:

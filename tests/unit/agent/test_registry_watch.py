@@ -1,6 +1,6 @@
 """That no registry answers is one line for all jobs, and that one does again another."""
 
-from tensorhub_agent.registry_watch import FORGOTTEN_S, SILENT_S, RegistryWatch
+from tensorhub_agent.observability.registry_watch import FORGOTTEN_S, SILENT_S, RegistryWatch
 
 ALWAYS = -1000.0
 """NATS was there all the time."""

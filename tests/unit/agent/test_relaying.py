@@ -2,11 +2,11 @@
 
 import pytest
 
-from tensorhub_agent.effects import Key
-from tensorhub_agent.lease import LeaseMove
-from tensorhub_agent.serving import LeaseTable
-from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.transfer import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId, Turn
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, SourceId, Turn
 
 KEY = Key("m", "middle", 0)
 TURN = Turn(10, 3)

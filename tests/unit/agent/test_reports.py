@@ -1,10 +1,10 @@
 """The report of a finished read."""
 
-from tensorhub_agent.reports import report_of, stages_of
-from tensorhub_agent.transfer import Transfer
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Plan, Share, SourceId
-from tensorhub_common.wire.worker import ReadStages, SourceReport
+from tensorhub_agent.core.operations.read_report import report_of, stages_of
+from tensorhub_agent.transfer.transfer import Transfer
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Plan, Share, SourceId
+from tensorhub_common.protocol.worker import ReadStages, SourceReport
 
 
 def test_names_each_source_and_what_it_gave() -> None:

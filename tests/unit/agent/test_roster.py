@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from tensorhub_agent.patience import FOREVER, OPEN_S_MAX
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.roster import FLYING, GIVING, IDLE, INSIDE, LIVE, Roster, in_order
-from tensorhub_common.wire.transfer import Share, SourceId
+from tensorhub_agent.transfer.role_index import FLYING, GIVING, IDLE, INSIDE, LIVE, Roster, in_order
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.timeouts import FOREVER, OPEN_S_MAX
+from tensorhub_common.protocol.plans import Share, SourceId
 
 STALL_S = 5.0
 

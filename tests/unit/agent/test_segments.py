@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub_agent import segments
-from tensorhub_agent.segments import ForeignSegment, SegmentStore, segment_prefix
+from tensorhub_agent.storage import segments
+from tensorhub_agent.storage.segments import ForeignSegment, SegmentStore, segment_prefix
+from tensorhub_common.config.settings import InvalidSetting
 from tensorhub_common.errors import MemoryExhausted
-from tensorhub_common.settings import InvalidSetting
 
 MIB = 1024 * 1024
 PREFIX = segment_prefix("hub1", "node-0")

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.served import served, summed
-from tensorhub_common.wire.asks import SERVED_MAX, Beat, Served, Serving
-from tensorhub_common.wire.transfer import LeaseAsk, SourceId, Transport, Turn
+from tensorhub_agent.leases.reader_load import served, summed
+from tensorhub_common.protocol.plans import LeaseAsk, SourceId, Transport, Turn
+from tensorhub_common.protocol.queries import SERVED_MAX, Beat, Served, Serving
 
 ASK = LeaseAsk(
     job="run-7",

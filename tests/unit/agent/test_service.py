@@ -4,8 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from tensorhub_agent.service import AgentService
-from tensorhub_common.settings import load
+from tensorhub_agent.app.service import AgentService
+from tensorhub_common.config.settings import load
 
 
 class Deleted:

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from tensorhub_agent.effects import Key
-from tensorhub_agent.granting import LEASES_OF_ONE_MAX, READERS_MAX
-from tensorhub_agent.lease import LEASE_MOVES, LeaseMove, LeaseState
-from tensorhub_agent.serving import HOLD_S_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
-from tensorhub_common.digests import PIECE_DIGEST_BYTES
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.granting import LEASES_OF_ONE_MAX, READERS_MAX
+from tensorhub_agent.leases.lease import LEASE_MOVES, LeaseMove, LeaseState
+from tensorhub_agent.leases.table import HOLD_S_MAX, SILENCE_S_MAX, TICKET_S, LeaseTable
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import DIGESTS_PAGE_PIECES, LeaseAsk, LeaseGrant, LeaseRefusal, SourceId
 
 KEY = Key("policy", "trainer", 0)
 READER = SourceId("agent-1", 1, "rollout", 0)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tensorhub_agent.settled import Ending, settled
+from tensorhub_agent.runtime.shield import Ending, settled
 
 
 def future() -> asyncio.Future[None]:

@@ -2,11 +2,11 @@
 
 from tests.unit.agent.one_agent import OneAgent, digests_of
 
-from tensorhub_agent.effects import Answer, CallRead, CallUnpublish, Digest, Digested, Save
-from tensorhub_agent.memory import Memory
-from tensorhub_agent.shard import WISH_S_MAX
-from tensorhub_common.wire.commands import Publish
-from tensorhub_common.wire.events.publications import PublishDeclined
+from tensorhub_agent.core.effects import Answer, CallRead, CallUnpublish, Digest, Digested, Save
+from tensorhub_agent.core.shard import WISH_S_MAX
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_common.protocol.log.commands import Publish
+from tensorhub_common.protocol.log.publications import PublishDeclined
 
 
 def trainer(shards: int = 1) -> OneAgent:

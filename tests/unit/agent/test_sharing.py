@@ -5,12 +5,10 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from tensorhub_agent import sharing
-from tensorhub_agent.pace import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, Pace
-from tensorhub_agent.ranges import take_first
-from tensorhub_agent.reading import Reading, SourcePhase
-from tensorhub_agent.roster import Roster
-from tensorhub_agent.sharing import (
+from tensorhub_agent.primitives.ranges import take_first
+from tensorhub_agent.rates.source_rate import AHEAD_S, BATCH_BYTES_MIN, UCXX_BATCH_BYTES, Pace
+from tensorhub_agent.transfer import balancing
+from tensorhub_agent.transfer.balancing import (
     SLOW_MIN_S,
     SLOW_TIMES,
     SWITCH_S,
@@ -22,8 +20,10 @@ from tensorhub_agent.sharing import (
     take_over,
     too_slow,
 )
-from tensorhub_agent.trust import FORGIVEN_MAX, Trust
-from tensorhub_common.wire.transfer import Plan, Range, Share, SourceId, Transport
+from tensorhub_agent.transfer.exclusions import FORGIVEN_MAX, Trust
+from tensorhub_agent.transfer.role_index import Roster
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_common.protocol.plans import Plan, Range, Share, SourceId, Transport
 
 MIB = 1024 * 1024
 
@@ -290,7 +290,7 @@ def test_sources_are_not_compared_where_nobody_has_anything_waiting(monkeypatch:
         looks.append(len(list(others)))
         take_over(taker, others)
 
-    monkeypatch.setattr(sharing, "take_over", looked)
+    monkeypatch.setattr(balancing, "take_over", looked)
     sources = [source(number) for number in range(50)]
     roster = roster_of(sources)
     feed(roster, [])
@@ -308,7 +308,7 @@ def test_of_sources_with_layouts_of_their_own_nobody_is_compared(monkeypatch: py
     def looked(*_: object) -> None:
         raise AssertionError("nobody can take over from anybody")
 
-    monkeypatch.setattr(sharing, "take_over", looked)
+    monkeypatch.setattr(balancing, "take_over", looked)
     sources = [of_a_program(number, far=True, units=50, queue=((number, 1),)) for number in range(50)]
     for each in sources:
         each.share = msgspec.structs.replace(each.share, layout=f"layout-{each.number}")

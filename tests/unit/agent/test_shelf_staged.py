@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub_agent import manifest as manifests
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.effects import Key, Save
-from tensorhub_agent.segments import SegmentStore
-from tensorhub_agent.shelf import Shelf, ShelfPlace
-from tensorhub_common.digests import root_digest
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.core.effects import Key, Save
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
 from tensorhub_common.errors import MemoryExhausted
-from tensorhub_common.layout import TensorEntry, layout_digest, layout_of
+from tensorhub_common.layout.layout import TensorEntry, layout_digest, layout_of
 
 KEY = Key("policy", "rollout", 0)
 LAYOUT = layout_of([TensorEntry("w", "uint8", 1, (5000,), (5000,), (0,))])

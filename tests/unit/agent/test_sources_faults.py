@@ -7,13 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_agent.copying import CopyPoolFull
-from tensorhub_agent.effects import CloseSource, Confirm, Key, OpenSource, Post, ShardNews, SourceClosed, SourceLost
-from tensorhub_agent.effects import SourceOpened as Opened
-from tensorhub_agent.sources import Sources
-from tensorhub_common.layout import TensorEntry, layout_of, pieces
-from tensorhub_common.supervision import Fault
-from tensorhub_common.wire.transfer import DIGESTS_PAGE_PIECES, LeaseGrant, Share, SourceId
+from tensorhub_agent.compute.pool import CopyPoolFull
+from tensorhub_agent.core.effects import (
+    CloseSource,
+    Confirm,
+    Key,
+    OpenSource,
+    Post,
+    ShardNews,
+    SourceClosed,
+    SourceLost,
+)
+from tensorhub_agent.core.effects import SourceOpened as Opened
+from tensorhub_agent.sources.manager import Sources
+from tensorhub_common.layout.layout import TensorEntry, layout_of, pieces
+from tensorhub_common.protocol.plans import DIGESTS_PAGE_PIECES, LeaseGrant, Share, SourceId
+from tensorhub_common.runtime.supervision import Fault
 
 KEY = Key("m", "engine", 0)
 ME = SourceId("here", 1, "engine", 0)

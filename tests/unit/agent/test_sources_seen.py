@@ -2,8 +2,8 @@
 
 import pytest
 
-from tensorhub_agent import sources_seen
-from tensorhub_agent.sources_seen import SourcesSeen
+from tensorhub_agent.sources import source_watch
+from tensorhub_agent.sources.source_watch import SourcesSeen
 
 
 def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,7 +21,7 @@ def test_a_source_is_left_once_and_is_back_once(caplog: pytest.LogCaptureFixture
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources_seen, "LOST_MAX", 2)
+    monkeypatch.setattr(source_watch, "LOST_MAX", 2)
     seen = SourcesSeen()
     for number in range(5):
         seen.lost(f"agent-{number}", "")

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tensorhub_agent import beat as beats
-from tensorhub_agent import ucxx_engine
-from tensorhub_agent.beat import BeatThread
-from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.incarnation import Incarnation
-from tensorhub_agent.lanes import CALLS_WAIT_MAX, WAITING_MAX, Lanes
-from tensorhub_agent.troubles import TOLD_S, TROUBLES, Kind, Troubles
-from tensorhub_agent.ucxx_engine import Engine, UcxxUnavailable
-from tensorhub_common.bus.failures import MessageTooLarge
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.control import heartbeat as beats
+from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, WAITING_MAX, Lanes
+from tensorhub_agent.control.heartbeat import BeatThread
+from tensorhub_agent.runtime.troubles import TOLD_S, TROUBLES, Kind, Troubles
+from tensorhub_agent.storage.incarnation import Incarnation
+from tensorhub_agent.transports.ucxx import engine as ucxx_engine
+from tensorhub_agent.transports.ucxx.engine import Engine, UcxxUnavailable
+from tensorhub_common.bus.errors import MessageTooLarge
+from tensorhub_common.config.settings import load
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.settings import load
-from tensorhub_common.supervision import Fault, Supervisor, set_last_resort
-from tensorhub_common.wire.commands import Drained, Sender
+from tensorhub_common.protocol.log.commands import Drained, Sender
+from tensorhub_common.runtime.supervision import Fault, Supervisor, set_last_resort
 
 WAIT_S = 10.0
 

@@ -3,12 +3,12 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECES, RIGHT, STALL_S, WRONG, Driven, running, source_id
 
-from tensorhub_agent import pace
-from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
-from tensorhub_agent.patience import OPEN_S_MAX
-from tensorhub_agent.transfer import Phase
+from tensorhub_agent.rates import source_rate
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLAN_S_MAX
+from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
+from tensorhub_agent.transfer.transfer import Phase
 from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
-from tensorhub_common.wire.transfer import Refusal
+from tensorhub_common.protocol.plans import Refusal
 
 
 def test_asks_for_a_plan_of_all_pieces_and_waits_for_all_leases() -> None:
@@ -146,7 +146,7 @@ def test_other_layouts_fail_at_once() -> None:
 def test_an_idle_source_takes_the_later_half_of_what_the_busiest_has_not_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace, "LOCAL_BATCH_BYTES", 10)
+    monkeypatch.setattr(source_rate, "LOCAL_BATCH_BYTES", 10)
     driven = Driven(window_bytes=20)
     driven.tick()
     fast, slow = driven.planned(("a", ((0, 1),)), ("b", ((1, 5),)))

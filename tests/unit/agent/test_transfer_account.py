@@ -3,15 +3,16 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, RIGHT, WRONG, Driven, running, source_id
 
-from tensorhub_agent import pace, readings
-from tensorhub_agent.asking import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
-from tensorhub_agent.reading import SourcePhase
-from tensorhub_agent.readings import SLOW_CLOSED_MAX
-from tensorhub_agent.sharing import SLOW_MIN_S
-from tensorhub_agent.transfer import Phase, Transfer
+from tensorhub_agent.rates import source_rate
+from tensorhub_agent.transfer import source_pool
+from tensorhub_agent.transfer.balancing import SLOW_MIN_S
+from tensorhub_agent.transfer.plan_requests import PLAN_AGAIN_S, PLAN_S_MAX, PLANS_MAX
+from tensorhub_agent.transfer.source import SourcePhase
+from tensorhub_agent.transfer.source_pool import SLOW_CLOSED_MAX
+from tensorhub_agent.transfer.transfer import Phase, Transfer
 from tensorhub_common.errors import IntegrityError, VersionUnavailable
-from tensorhub_common.wire.commands import NO_ROOT
-from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 
@@ -93,7 +94,7 @@ def test_right_batches_are_shown_as_they_come() -> None:
 
 
 def test_what_waits_for_its_sources_word_is_told_as_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
+    monkeypatch.setattr(source_rate, "LOCAL_BATCH_BYTES", 2 * PIECE_BYTES)
     driven, [number] = running(("a", ((0, PIECES),)), verify=False)
     for came, confirms in ((20, []), (40, []), (60, [number])):
         batch = next(iter(driven.transfer.sources[number].flying))
@@ -166,13 +167,13 @@ def waiting_for_a_half_filled_one() -> tuple[Driven, int]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "BATCH_BYTES_MIN", PIECE_BYTES)
+    monkeypatch.setattr(source_rate, "BATCH_BYTES_MIN", PIECE_BYTES)
 
 
 @pytest.fixture
 def single_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is one piece."""
-    monkeypatch.setattr(pace, "UCXX_BATCH_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(source_rate, "UCXX_BATCH_BYTES", PIECE_BYTES)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -368,7 +369,7 @@ def test_a_plan_that_gives_nothing_is_not_asked_for_again_at_once() -> None:
 
 
 def test_a_read_has_so_many_sources_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "SHARES_MAX", 2)
+    monkeypatch.setattr(source_pool, "SHARES_MAX", 2)
     driven = Driven()
     driven.tick()
     assert len(driven.planned(("a", ((0, 2),)), ("b", ((2, 1),)), ("c", ((3, 3),)))) == 2

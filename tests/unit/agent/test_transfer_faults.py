@@ -3,15 +3,15 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECE_BYTES, PIECES, STALL_S, Driven, running, source_id
 
-from tensorhub_agent import pace
-from tensorhub_agent.asking import NO_ANSWER, PLAN_AGAIN_S, PLANS_MAX
-from tensorhub_agent.pace import BATCHES_MIN, STALL_MIN_S
-from tensorhub_agent.reading import SourcePhase
-from tensorhub_agent.reports import report_of
-from tensorhub_agent.sharing import SLOW_MIN_S
-from tensorhub_agent.transfer import Phase
+from tensorhub_agent.core.operations.read_report import report_of
+from tensorhub_agent.rates import source_rate
+from tensorhub_agent.rates.source_rate import BATCHES_MIN, STALL_MIN_S
+from tensorhub_agent.transfer.balancing import SLOW_MIN_S
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_AGAIN_S, PLANS_MAX
+from tensorhub_agent.transfer.source import SourcePhase
+from tensorhub_agent.transfer.transfer import Phase
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.transfer import Plan, Refusal
+from tensorhub_common.protocol.plans import Plan, Refusal
 
 NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 
@@ -20,7 +20,7 @@ NOBODY = Refusal(error=VersionUnavailable.__name__, reason="nobody has it")
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is one piece."""
     for name in ("LOCAL_BATCH_BYTES", "UCXX_BATCH_BYTES"):
-        monkeypatch.setattr(pace, name, PIECE_BYTES)
+        monkeypatch.setattr(source_rate, name, PIECE_BYTES)
 
 
 def flying(driven: Driven, number: int) -> int:

@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.agent.driven import PIECES, Driven, source_id
 
-from tensorhub_agent import doors
-from tensorhub_agent.patience import OPEN_S_MAX
-from tensorhub_agent.ranges import mark
-from tensorhub_agent.transfer import Phase
-from tensorhub_common.wire.transfer import Refusal, Share
+from tensorhub_agent.primitives.ranges import mark
+from tensorhub_agent.transfer import admission
+from tensorhub_agent.transfer.timeouts import OPEN_S_MAX
+from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_common.protocol.plans import Refusal, Share
 
 AT_A_TIME = 2
 
@@ -15,7 +15,7 @@ AT_A_TIME = 2
 @pytest.fixture
 def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
     """Return a read that has asked for its plan."""
-    monkeypatch.setattr(doors, "OPENING_MAX", AT_A_TIME)
+    monkeypatch.setattr(admission, "OPENING_MAX", AT_A_TIME)
     made = Driven()
     made.tick()
     return made
@@ -90,7 +90,7 @@ def own_piece(share: Share) -> bytearray:
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> tuple[Driven, list[int], list[int]]:
     """Return a read of which two sources may be inside; it has begun. Then who is inside, and who is held."""
-    monkeypatch.setattr(doors, "INSIDE_MAX", 2)
+    monkeypatch.setattr(admission, "INSIDE_MAX", 2)
     driven = Driven(verify=False, transport="ucxx")
     driven.transfer.readings._able = own_piece
     driven.tick()

@@ -12,13 +12,15 @@ import pytest
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.local_hub import MIB, Hub, digests_of, end_of, local_hub, whole
 
-from tensorhub_agent import copying, local_session, transport_local
-from tensorhub_agent.copying import Spans
-from tensorhub_agent.lease_frames import Hello, No, Welcome
-from tensorhub_agent.local_frames import from_source
-from tensorhub_agent.local_session import LocalSession
-from tensorhub_agent.transport import Transport, TransportLost
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_agent.compute import pool
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.primitives.lease_messages import Hello, No, Welcome
+from tensorhub_agent.transports.base import Transport, TransportLost
+from tensorhub_agent.transports.local import session as local_session
+from tensorhub_agent.transports.local import transport as local_transport
+from tensorhub_agent.transports.local.framing import from_source
+from tensorhub_agent.transports.local.session import LocalSession
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 
 @pytest.fixture
@@ -168,7 +170,7 @@ async def test_a_read_that_does_not_fit_the_segment_is_lost_and_writes_nothing(h
 async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a caller that is cancelled; the read raises, and later tasks of it are never begun."""
     gate, entered = threading.Event(), asyncio.Event()
-    loop, memmove, inside = asyncio.get_running_loop(), copying.memmove, []
+    loop, memmove, inside = asyncio.get_running_loop(), pool.memmove, []
 
     def slow(*args: Any) -> None:
         inside.append(1)
@@ -177,7 +179,7 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
         memmove(*args)
         inside.pop()
 
-    monkeypatch.setattr(copying, "memmove", slow)
+    monkeypatch.setattr(pool, "memmove", slow)
     segment = hub.published(16 * MIB)
     destination = memoryview(bytearray(segment.nbytes))
     session = await hub.open("L1", segment)
@@ -207,13 +209,13 @@ async def test_close_comes_back_when_nobody_writes_any_more(hub: Hub, monkeypatc
 async def test_a_read_under_way_when_the_source_dies_still_tells_its_digests(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, memmove = threading.Event(), copying.memmove
+    gate, memmove = threading.Event(), pool.memmove
 
     def slow(*args: Any) -> None:
         assert gate.wait(GIVE_UP_S)
         memmove(*args)
 
-    monkeypatch.setattr(copying, "memmove", slow)
+    monkeypatch.setattr(pool, "memmove", slow)
     lost = Lost()
     segment = hub.published(MIB)
     destination = memoryview(bytearray(segment.nbytes))
@@ -245,7 +247,7 @@ async def test_the_second_read_of_a_segment_maps_nothing(hub: Hub) -> None:
 
 
 async def test_a_removed_segment_is_let_go(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "SWEEP_S", 0.01)
+    monkeypatch.setattr(local_transport, "SWEEP_S", 0.01)
     await hub.reader.stop()
     await hub.reader.start()
     segment = hub.published(1)

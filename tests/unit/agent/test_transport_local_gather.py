@@ -10,12 +10,12 @@ import pytest
 from tests.unit.agent.box_samples import Gate, check_gathering, rows, widen
 from tests.unit.agent.local_hub import MIB, Hub, local_hub
 
-from tensorhub_agent import converting
-from tensorhub_agent.boxes import BadForm
-from tensorhub_agent.converting import CastUnknown
-from tensorhub_agent.local_session import LentSession
-from tensorhub_agent.transport import TransportLost
-from tensorhub_common.regions import Form, Regions
+from tensorhub_agent.compute import conversion
+from tensorhub_agent.compute.conversion import CastUnknown
+from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.transports.base import TransportLost
+from tensorhub_agent.transports.local.session import LentSession
+from tensorhub_common.programs.regions import Form, Regions
 
 STRIDED = rows(2048, 4096, 5000, 6000)
 
@@ -66,7 +66,7 @@ async def test_a_cast_that_is_not_there_is_refused_and_one_that_is_is_done_here(
     boxes = Regions([0], [2], [Form((100, 10), (40, 4), (30, 2), 2, 4, "u2>u4")])
     with pytest.raises(CastUnknown, match="not in this version"):
         await session.gather(memoryview(memory), boxes, digests=True)
-    monkeypatch.setitem(converting.CONVERTERS, "u2>u4", widen)
+    monkeypatch.setitem(conversion.CONVERTERS, "u2>u4", widen)
     await session.gather(memoryview(memory), boxes, digests=True)
     expected = np.ndarray((100, 10), "<u2", segment.view, 2, (30, 2)).astype("<u4")
     assert memory == expected.tobytes()

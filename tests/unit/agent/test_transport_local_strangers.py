@@ -12,19 +12,20 @@ import pytest
 from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.local_hub import MIB, FakeSource, Hub, digests_of, end_of, local_hub, whole
 
-from tensorhub_agent import confirming, transport_local
-from tensorhub_agent.lease_frames import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
-from tensorhub_agent.local_frames import from_reader, send
-from tensorhub_agent.refused import RefusedCounts
-from tensorhub_agent.transport import TransportLost
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_agent.primitives.lease_messages import Broken, Confirm, Done, Frame, Hello, No, Renew, Welcome
+from tensorhub_agent.runtime.rejections import RefusedCounts
+from tensorhub_agent.transports import lease_session
+from tensorhub_agent.transports.base import TransportLost
+from tensorhub_agent.transports.local import transport
+from tensorhub_agent.transports.local.framing import from_reader, send
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 
 @pytest.fixture(autouse=True)
 def refused(monkeypatch: pytest.MonkeyPatch) -> RefusedCounts:
     """The counts of a process that has refused nothing yet, and so tells of the first."""
     counts = RefusedCounts()
-    monkeypatch.setattr(transport_local, "REFUSED", counts)
+    monkeypatch.setattr(transport, "REFUSED", counts)
     return counts
 
 
@@ -76,14 +77,14 @@ async def test_what_is_no_frame_ends_the_connection(hub: Hub, data: bytes, caplo
 
 
 async def test_a_connection_that_says_nothing_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "HELLO_S", 0.02)
+    monkeypatch.setattr(transport, "HELLO_S", 0.02)
     framed = await hub.raw()
     await end_of(framed)
     framed.close()
 
 
 async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "SILENCE_S", 0.02)
+    monkeypatch.setattr(transport, "SILENCE_S", 0.02)
     lost = Lost()
     session = await hub.open("L1", hub.published(1), lost)
     assert "gone" in await lost.wait()
@@ -92,7 +93,7 @@ async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pyte
 
 
 async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_local, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(transport, "CONNECTIONS_MAX", 1)
     segment = hub.published(1)
     session = await hub.open("L1", segment)
     with pytest.raises(TransportLost, match="can't be read from"):
@@ -101,7 +102,7 @@ async def test_there_is_a_bound_on_connections(hub: Hub, monkeypatch: pytest.Mon
 
 
 async def test_another_user_is_not_let_in(hub: Hub, monkeypatch: pytest.MonkeyPatch, refused: RefusedCounts) -> None:
-    monkeypatch.setattr(transport_local, "peer_of", lambda _: (1, os.geteuid() + 1))
+    monkeypatch.setattr(transport, "peer_of", lambda _: (1, os.geteuid() + 1))
     with pytest.raises(TransportLost):
         await hub.open("L1", hub.published(1))
     assert "ticket-L1" in hub.book.tickets
@@ -115,7 +116,7 @@ async def test_a_connection_of_which_no_one_can_be_told_costs_no_other(
         raise OSError("planted")
 
     with monkeypatch.context() as patched:
-        patched.setattr(transport_local, "peer_of", fails)
+        patched.setattr(transport, "peer_of", fails)
         with pytest.raises(TransportLost):
             await hub.open("L1", hub.published(1))
     session = await hub.open("L2", hub.published(1))
@@ -134,7 +135,7 @@ async def test_a_source_that_stands_still_holds_nobody_up(
     hub: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel accepts for it, as for a stopped process, and nothing comes."""
-    monkeypatch.setattr(transport_local, "OPEN_S", 0.05)
+    monkeypatch.setattr(transport, "OPEN_S", 0.05)
     with pytest.raises(TransportLost, match=r"did not let us in within 0.05 s"):
         await hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lambda _: None)
 
@@ -142,7 +143,7 @@ async def test_a_source_that_stands_still_holds_nobody_up(
 async def test_a_source_that_stands_still_later_is_lost_when_asked(
     hub: Hub, fake: FakeSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming, "CONFIRM_S", 0.05)
+    monkeypatch.setattr(lease_session, "CONFIRM_S", 0.05)
     segment, lost = hub.published(MIB), Lost()
     opening = asyncio.create_task(hub.reader.open(hub.grant("L1", str(fake.path)), reader="reader", on_lost=lost))
     framed = await fake.welcome(segment)

@@ -9,10 +9,11 @@ import pytest
 from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, digests_of, ucxx_hub
 
-from tensorhub_agent import ucxx_idle, ucxx_serving, ucxx_session
-from tensorhub_agent.copying import Spans
-from tensorhub_agent.transport import Transport, TransportLost
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.transports.base import Transport, TransportLost
+from tensorhub_agent.transports.ucxx import server, ucxx_idle
+from tensorhub_agent.transports.ucxx import session as ucxx_session
+from tensorhub_common.protocol.plans import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -104,7 +105,7 @@ async def test_the_next_lease_goes_over_the_same_connection(hub: Hub) -> None:
 async def test_an_idle_connection_that_the_source_has_closed_is_replaced(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ucxx_serving, "IDLE_S", 0.02)
+    monkeypatch.setattr(server, "IDLE_S", 0.02)
     segment = hub.segment(MIB)
     for number in range(5):
         session = await hub.open(segment, Lost(), f"lease-{number}")

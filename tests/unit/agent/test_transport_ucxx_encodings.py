@@ -10,12 +10,12 @@ import xxhash
 from tests.unit.agent.lease_book import Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
-from tensorhub_agent.copying import Spans
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.encodings.codec_tasks import Overwrites
 from tensorhub_agent.encodings.patch import make
-from tensorhub_agent.encodings.patching import Overwrites
-from tensorhub_agent.segments import Segment
-from tensorhub_agent.transport import EncodingSession, TransportLost
-from tensorhub_agent.ucxx_session import UcxxSession
+from tensorhub_agent.storage.segments import Segment
+from tensorhub_agent.transports.base import EncodingSession, TransportLost
+from tensorhub_agent.transports.ucxx.session import UcxxSession
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 

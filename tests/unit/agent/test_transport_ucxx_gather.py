@@ -11,16 +11,17 @@ from tests.unit.agent.box_samples import Gate, answer, check_gathering, rows, wi
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 
-from tensorhub_agent import bounce, converting
-from tensorhub_agent.boxes import BadForm
-from tensorhub_agent.converting import CastUnknown
-from tensorhub_agent.gather_frames import Sums
-from tensorhub_agent.mappings import Mapping, MappingCache
-from tensorhub_agent.transport import LeaseOpened, TransportLost
-from tensorhub_agent.ucxx_frames import encode
-from tensorhub_agent.ucxx_gatherer import LOTS_MAX
-from tensorhub_agent.ucxx_gathering import SLOTS_MAX, Gathering
-from tensorhub_common.regions import Form, Regions
+from tensorhub_agent.compute import conversion
+from tensorhub_agent.compute.conversion import CastUnknown
+from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.storage.mapping_cache import Mapping, MappingCache
+from tensorhub_agent.transports.base import LeaseOpened, TransportLost
+from tensorhub_agent.transports.ucxx import bounce_buffers
+from tensorhub_agent.transports.ucxx.gather_client import LOTS_MAX
+from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, Gathering
+from tensorhub_agent.transports.ucxx.protocol.frames import encode
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
+from tensorhub_common.programs.regions import Form, Regions
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -72,14 +73,14 @@ async def test_gathers_and_reads_of_one_session_may_overlap_and_memory_is_bounde
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    take = bounce.SlotStore.take
+    take = bounce_buffers.SlotStore.take
 
-    def noted(store: bounce.SlotStore) -> memoryview:
+    def noted(store: bounce_buffers.SlotStore) -> memoryview:
         taken.append(1)
         return take(store)
 
-    monkeypatch.setattr(bounce.SlotStore, "take", noted)
-    monkeypatch.setattr(bounce, "KEPT_SLOTS_MAX", 1000)
+    monkeypatch.setattr(bounce_buffers.SlotStore, "take", noted)
+    monkeypatch.setattr(bounce_buffers, "KEPT_SLOTS_MAX", 1000)
     segment = hub.segment(48 * MIB)
     session = await hub.open(segment, Lost())
     forms = [STRIDED, PACKED_HERE, PACKED_THERE, STRIDED]
@@ -117,7 +118,7 @@ async def test_a_bad_form_and_an_unknown_cast_are_refused_and_the_session_is_as_
 async def test_a_cast_is_done_where_it_makes_less_to_send(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, origin: str, to: str
 ) -> None:
-    monkeypatch.setitem(converting.CONVERTERS, "one>other", widen)
+    monkeypatch.setitem(conversion.CONVERTERS, "one>other", widen)
     segment = hub.segment(4 * MIB)
     session = await hub.open(segment, Lost())
     itemsize, to_itemsize = np.dtype(origin).itemsize, np.dtype(to).itemsize

@@ -16,19 +16,25 @@ from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.test_ucxx_boxes import messages_for
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
-from tensorhub_agent import ucxx_gathering, ucxx_serving
-from tensorhub_agent.bounce import SlotStore
-from tensorhub_agent.box_copying import BoxJob, copy_boxes
-from tensorhub_agent.boxes import as_sent, packed_strides
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
-from tensorhub_agent.lease_frames import Hello
-from tensorhub_agent.ucxx_frames import encode, from_reader
-from tensorhub_agent.ucxx_gathering import SLOTS_MAX, BeyondGrant, Gathering
-from tensorhub_agent.ucxx_link import Batch
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.strided_copy import BoxJob, copy_boxes
+from tensorhub_agent.primitives.forms import as_sent, packed_strides
+from tensorhub_agent.primitives.lease_messages import Hello
+from tensorhub_agent.transports.ucxx import gather_server, server
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
+from tensorhub_agent.transports.ucxx.gather_server import SLOTS_MAX, BeyondGrant, Gathering
+from tensorhub_agent.transports.ucxx.link import Batch
+from tensorhub_agent.transports.ucxx.protocol.frames import encode, from_reader
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+    BOXES_MAX,
+    FORMS_MAX,
+    MESSAGES_MAX,
+    SLOT_BYTES,
+    Gather,
+)
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.regions import Blocks, Form
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.programs.regions import Blocks, Form
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -131,7 +137,7 @@ async def test_what_may_not_be_asked_for_ends_the_lease_and_sends_nothing(hub: H
 
 @pytest.mark.parametrize("bound", ["FRAMES_UNDER_WAY_MAX", "WANTED_BYTES_MAX"])
 async def test_what_is_too_much_at_a_time_ends_the_lease(hub: Hub, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(ucxx_gathering if bound.startswith("FRAMES") else ucxx_serving, bound, 0)
+    monkeypatch.setattr(gather_server if bound.startswith("FRAMES") else server, bound, 0)
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
     session._link.send(encode(question()))
@@ -240,7 +246,7 @@ async def test_a_slot_is_used_again_only_when_nothing_is_sent_out_of_it(monkeypa
         packed.append(1)
         return copy_boxes(*args)
 
-    monkeypatch.setattr(ucxx_gathering, "copy_boxes", noted)
+    monkeypatch.setattr(gather_server, "copy_boxes", noted)
     link, pool, source, sent = Recorder(ends=False), CopyPool(1), source_of(4096), list[int]()
     gathering = Gathering(link, pool, SlotStore(), source, None, sent.append, Lost())  # type: ignore[arg-type]
     for _ in range(SLOTS_MAX + 1):

@@ -14,11 +14,11 @@ from tests.unit.agent.box_samples import rows
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 
-from tensorhub_agent import transport_ucxx
-from tensorhub_agent.transport import TransportLost
-from tensorhub_agent.ucxx_session import UcxxSession
-from tensorhub_common.regions import Form, Regions
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_agent.transports.base import TransportLost
+from tensorhub_agent.transports.ucxx import transport
+from tensorhub_agent.transports.ucxx.session import UcxxSession
+from tensorhub_common.programs.regions import Form, Regions
+from tensorhub_common.protocol.plans import LeaseGrant
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -173,7 +173,7 @@ async def test_a_killed_source_is_noticed(hub: Hub, tmp_path: Path) -> None:
 async def test_a_stopped_source_lets_nobody_in_within_the_bound(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport_ucxx, "OPEN_S", 0.2)
+    monkeypatch.setattr(transport, "OPEN_S", 0.2)
     async with source_process(tmp_path, MIB) as source:
         source.signal(signal.SIGSTOP)
         grant = LeaseGrant(lease="l", ticket="any", ticket_s=5, endpoint=source.endpoint, pieces=0, digests=b"")

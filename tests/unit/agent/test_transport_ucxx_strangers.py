@@ -8,14 +8,14 @@ import pytest
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, ucxx_hub
 
-from tensorhub_agent import ucxx_serving
-from tensorhub_agent.bounce import SlotStore
-from tensorhub_agent.lease_frames import Done, Frame, Hello, Welcome
-from tensorhub_agent.transport import unheard
-from tensorhub_agent.ucxx_frames import COUNT_BITS, FRAME_BYTES_MAX, Want, encode
-from tensorhub_agent.ucxx_link import Link
-from tensorhub_agent.ucxx_session import UcxxSession
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_agent.primitives.lease_messages import Done, Frame, Hello, Welcome
+from tensorhub_agent.transports.base import unheard
+from tensorhub_agent.transports.ucxx import server
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
+from tensorhub_agent.transports.ucxx.link import Link
+from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, FRAME_BYTES_MAX, Want, encode
+from tensorhub_agent.transports.ucxx.session import UcxxSession
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -99,7 +99,7 @@ async def test_what_reaches_beyond_the_grant_ends_the_lease_and_sends_nothing(hu
 
 
 async def test_a_connection_that_says_nothing_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucxx_serving, "HELLO_S", 0.05)
+    monkeypatch.setattr(server, "HELLO_S", 0.05)
     stranger = Stranger(hub)
     await stranger.down.wait()
     await stranger.link.close()
@@ -107,7 +107,7 @@ async def test_a_connection_that_says_nothing_is_cut_off(hub: Hub, monkeypatch: 
 
 
 async def test_a_reader_that_falls_silent_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ucxx_serving, "SILENCE_S", 0.05)
+    monkeypatch.setattr(server, "SILENCE_S", 0.05)
     lost = Lost()
     session = await hub.open(hub.segment(MIB), lost)
     await lost.wait()

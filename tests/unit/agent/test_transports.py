@@ -2,11 +2,11 @@
 
 import pytest
 
-from tensorhub_agent.lease_frames import Stock
-from tensorhub_agent.transport import OnHave, OnLost, SourceSession, TransportLost, unheard
-from tensorhub_agent.transports import Transports
-from tensorhub_agent.ucxx_engine import UcxxUnavailable
-from tensorhub_common.wire.transfer import LeaseGrant, Transport
+from tensorhub_agent.primitives.lease_messages import Stock
+from tensorhub_agent.transports.base import OnHave, OnLost, SourceSession, TransportLost, unheard
+from tensorhub_agent.transports.registry import Transports
+from tensorhub_agent.transports.ucxx.engine import UcxxUnavailable
+from tensorhub_common.protocol.plans import LeaseGrant, Transport
 
 GRANT = LeaseGrant(lease="l", ticket="t", ticket_s=5.0, endpoint="there", pieces=0, digests=b"")
 

@@ -3,14 +3,14 @@
 import pytest
 from tests.unit.agent.driven import LIST, PIECES, Driven, digests_of, source_id
 
-from tensorhub_agent import trial
-from tensorhub_agent.asking import PLAN_S_MAX
-from tensorhub_agent.ranges import count_of
-from tensorhub_agent.reading import SourcePhase
-from tensorhub_agent.todo import Todo
-from tensorhub_agent.transfer import Phase
-from tensorhub_agent.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
-from tensorhub_common.wire.transfer import Plan, Range, Refusal, Share
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.transfer import trial
+from tensorhub_agent.transfer.plan_requests import PLAN_S_MAX
+from tensorhub_agent.transfer.source import SourcePhase
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.transfer import Phase
+from tensorhub_agent.transfer.trial import TRIAL_S, TRIAL_TIMES, TRIALS_MAX, TrialState
+from tensorhub_common.protocol.plans import Plan, Range, Refusal, Share
 
 ALL: tuple[Range, ...] = ((0, PIECES),)
 NOBODY = Refusal(error="VersionUnavailable", reason="nobody else has it")

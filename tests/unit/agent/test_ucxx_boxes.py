@@ -5,13 +5,19 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.agent.box_samples import answer, places, regions, rows, source_of
 
-from tensorhub_agent import ucxx_boxes
-from tensorhub_agent.boxes import BadForm
-from tensorhub_agent.gather_frames import BOXES_MAX, FORMS_MAX, MESSAGES_MAX, SLOT_BYTES, Gather
-from tensorhub_agent.ucxx_boxes import LOT_BYTES_MAX, Lot, lots_of
-from tensorhub_agent.ucxx_frames import FRAME_BYTES_MAX, encode, from_reader
-from tensorhub_agent.ucxx_messages import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
-from tensorhub_common.regions import Form, Regions
+from tensorhub_agent.primitives.forms import BadForm
+from tensorhub_agent.transports.ucxx.protocol import gather_plan
+from tensorhub_agent.transports.ucxx.protocol.frames import FRAME_BYTES_MAX, encode, from_reader
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import (
+    BOXES_MAX,
+    FORMS_MAX,
+    MESSAGES_MAX,
+    SLOT_BYTES,
+    Gather,
+)
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import LOT_BYTES_MAX, Lot, lots_of
+from tensorhub_agent.transports.ucxx.protocol.message_plan import MESSAGE_BYTES_MAX, TINY_BYTES_MAX
+from tensorhub_common.programs.regions import Form, Regions
 
 
 def messages_for(frame: Gather, source: memoryview) -> list[bytes]:
@@ -71,7 +77,7 @@ def test_the_same_with_bounds_that_are_met_all_the_time(drawn: tuple[Regions, in
             "FORMS_MAX": 3,
             "MESSAGES_MAX": 4,
         }.items():
-            patch.setattr(ucxx_boxes, name, bound)
+            patch.setattr(gather_plan, name, bound)
         lots = list(lots_of(boxes))
     source, before = source_of(origin_nbytes), b"\xaa" * nbytes
     assert carried_out(lots, before, source) == answer(before, source, boxes)

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.agent.lease_book import GIVE_UP_S, Lost
 from tests.unit.agent.ucxx_hub import MIB, Hub, cut, ucxx_hub
 
-from tensorhub_agent import ucxx_library
-from tensorhub_agent.transport_ucxx import UcxxTransport
+from tensorhub_agent.transports.ucxx import library
+from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 
 pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 
@@ -17,7 +17,7 @@ pytest.importorskip("ucxx", reason="the extra 'agent' brings ucxx, on Linux")
 @pytest.fixture
 async def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hub]:
     # Fewer than the connections below, so that UCX has to be asked more than once.
-    monkeypatch.setattr(ucxx_library, "READY_MAX", 2)
+    monkeypatch.setattr(library, "READY_MAX", 2)
     async with ucxx_hub(tmp_path) as hub:
         yield hub
 

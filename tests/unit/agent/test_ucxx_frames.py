@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent.ucxx_frames import FRAME_BYTES_MAX, LENGTH_BYTES, Inbox, framed
+from tensorhub_agent.transports.ucxx.protocol.frames import FRAME_BYTES_MAX, LENGTH_BYTES, Inbox, framed
 from tensorhub_common.errors import BadCommand
 
 

@@ -3,8 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_agent import ucxx_messages
-from tensorhub_agent.ucxx_messages import GAP_BYTES_MAX, MESSAGE_BYTES_MAX, TINY_BYTES_MAX, messages_of
+from tensorhub_agent.transports.ucxx.protocol import message_plan
+from tensorhub_agent.transports.ucxx.protocol.message_plan import (
+    GAP_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    TINY_BYTES_MAX,
+    messages_of,
+)
 
 KIB = 1024
 
@@ -88,7 +93,7 @@ def test_a_long_span_is_cut() -> None:
 
 
 def test_empty_spans_need_no_message() -> None:
-    assert messages_of([0, 7, 9], [0, 7, 9], [0, 0, 0]) == ucxx_messages.Messages()
+    assert messages_of([0, 7, 9], [0, 7, 9], [0, 0, 0]) == message_plan.Messages()
 
 
 def test_tiny_pieces_far_apart_come_alone() -> None:

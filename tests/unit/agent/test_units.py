@@ -10,15 +10,15 @@ from tests.examples_of import examples
 from tests.property.shardings import cuttings, models
 from tests.unit.planner import cut_blocks
 
-from tensorhub_agent.units import Availability, Completion, UnitSpans
-from tensorhub_common import layout as layouts
+from tensorhub_agent.primitives.program_units import Availability, Completion, UnitSpans
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, PieceTable, layout_digest, pieces
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.regions import Form
-from tensorhub_planner import spans
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_common.layout import layout as layouts
+from tensorhub_common.layout.layout import Layout, PieceTable, layout_digest, pieces
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.programs.regions import Form
+from tensorhub_planner.compiler import overlaps
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 SMALL_BYTES = 24
 
@@ -50,7 +50,7 @@ def box(at: int, form: Form, strides: tuple[int, ...], itemsize: int) -> np.ndar
 @settings(max_examples=examples(1.0))
 def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
     """Never earlier, each once; and in the end all do."""
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, reader, sources = of(data)
     table = small_pieces(reader)
     completion = Completion(execution, table)
@@ -71,7 +71,7 @@ def test_pieces_stand_when_all_their_bytes_do(data: st.DataObject) -> None:
 @settings(max_examples=examples(1.0))
 def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) -> None:
     """Never earlier, each once; and all once everything stands there."""
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, _, sources = of(data)
     source = data.draw(st.sampled_from(sources))
     digest, table = layout_digest(source), small_pieces(source)
@@ -93,7 +93,7 @@ def test_units_can_be_had_when_all_their_bytes_stand_there(data: st.DataObject) 
 
 def of_rows(unit_rows: int, reader: Layout, *sources: Layout) -> Execution:
     """Return a program whose units are so many rows of 8 bytes."""
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", 8 * unit_rows):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", 8 * unit_rows):
         by_digest = {layout_digest(each): each for each in sources}
         return Execution(compile_program("reader", reader, SourceIndex(by_digest)))
 
@@ -184,7 +184,7 @@ def test_a_word_of_the_source_is_not_looked_up_for_every_unit() -> None:
     source = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 4), (rows, 4), (0, 0))])
     reader = layouts.layout_of([layouts.TensorEntry("w", "int8", 1, (rows, 1), (rows, 4), (0, 2))])
     digest = layout_digest(source)
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", 2):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", 2):
         execution = Execution(compile_program("reader", reader, SourceIndex({digest: source})))
     with mock.patch.object(layouts, "PIECE_BYTES_MAX", 4):
         table = pieces(source)
@@ -210,7 +210,7 @@ def _gives(execution: Execution, layout: str, unit: int) -> bool:
 @settings(max_examples=examples(1.0))
 def test_a_run_of_bytes_is_lacked_unless_its_units_stand(data: st.DataObject) -> None:
     """Of a unit that lies in one piece exactly its bytes; of a strided one, what lies in its span."""
-    with mock.patch.object(spans, "PIECE_BYTES_MAX", SMALL_BYTES):
+    with mock.patch.object(overlaps, "PIECE_BYTES_MAX", SMALL_BYTES):
         execution, reader, _ = of(data)
     here = execution.regions(layout_digest(reader), [(0, len(execution))])
     assert here.to == here.origin

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_agent.workers import WorkerServer
+from tensorhub_agent.jobs.worker_server import WorkerServer
 from tensorhub_common.errors import MemoryExhausted
-from tensorhub_common.framed import connect
-from tensorhub_common.release import release
-from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.handshake import OLDEST
-from tensorhub_common.wire.worker import Attach, Refused
+from tensorhub_common.protocol.handshake import OLDEST
+from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.worker import Attach, Refused
+from tensorhub_common.runtime.framed_socket import connect
+from tensorhub_common.runtime.release import release
 
 FRAME_BYTES_MAX = 1 << 20
 BOUND_S = 60.0

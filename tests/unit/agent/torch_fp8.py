@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from tests.unit.agent.torch_bits import bits_in, tensor_of
 
-from tensorhub_agent.casting.floats import Bits
-from tensorhub_agent.casting.fp8 import Floats
-from tensorhub_common.casts import Fp8Scheme
+from tensorhub_agent.compute.casting.floats import Bits
+from tensorhub_agent.compute.casting.fp8 import Floats
+from tensorhub_common.layout.casts import Fp8Scheme
 
 MAX = 448.0
 

@@ -10,13 +10,13 @@ import pytest
 import xxhash
 from tests.unit.agent.lease_book import GIVE_UP_S, Book, Lost
 
-from tensorhub_agent import transport_ucxx, ucxx_serving
-from tensorhub_agent.copying import CopyPool, Spans
-from tensorhub_agent.segments import Segment, SegmentStore, segment_prefix
-from tensorhub_agent.transport_ucxx import UcxxTransport
-from tensorhub_agent.ucxx_serving import Book as ServingBook
-from tensorhub_agent.ucxx_session import UcxxSession
-from tensorhub_common.wire.transfer import LeaseGrant
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.storage.segments import Segment, SegmentStore, segment_prefix
+from tensorhub_agent.transports.ucxx import server, transport
+from tensorhub_agent.transports.ucxx.server import Book as ServingBook
+from tensorhub_agent.transports.ucxx.session import UcxxSession
+from tensorhub_agent.transports.ucxx.transport import UcxxTransport
+from tensorhub_common.protocol.plans import LeaseGrant
 
 MIB = 1024 * 1024
 
@@ -69,8 +69,8 @@ async def ucxx_hub(folder: Path) -> AsyncIterator[Hub]:
     pool = CopyPool(2)
     hub = Hub(folder, pool)
     with pytest.MonkeyPatch.context() as patient:
-        patient.setattr(ucxx_serving, "HELLO_S", GIVE_UP_S)
-        patient.setattr(transport_ucxx, "OPEN_S", GIVE_UP_S)
+        patient.setattr(server, "HELLO_S", GIVE_UP_S)
+        patient.setattr(transport, "OPEN_S", GIVE_UP_S)
         await hub.source.start()
         await hub.reader.start()
         yield hub

@@ -7,11 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tensorhub_agent.copying import CopyPool
-from tensorhub_agent.segments import SegmentStore, segment_prefix
-from tensorhub_agent.transport import LeaseOpened
-from tensorhub_agent.transport_ucxx import UcxxTransport
-from tensorhub_agent.ucxx_serving import Book
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.storage.segments import SegmentStore, segment_prefix
+from tensorhub_agent.transports.base import LeaseOpened
+from tensorhub_agent.transports.ucxx.server import Book
+from tensorhub_agent.transports.ucxx.transport import UcxxTransport
 
 
 async def main() -> None:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.arena import READERS, Arena
 from benchmarks.contender import Failed, PeerProgram
 
-from tensorhub_common.settings import load
+from tensorhub_common.config.settings import load
 
 NBYTES = 1 << 20
 

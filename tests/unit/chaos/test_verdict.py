@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from tests.chaos.verdict import LogVerdict
 
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import CommandRejected
-from tensorhub_common.wire.events.shards import ShardFilled
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.log.versions import VersionPublished
 
 
 def command(seq: int, msg_id: str = "") -> Entry:

@@ -21,9 +21,9 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.layout import Layout, difference, segment_bytes
-from tensorhub_common.wire import worker as w
-from tensorhub_common.wire.commands import PROTOCOL
+from tensorhub_common.layout.layout import Layout, difference, segment_bytes
+from tensorhub_common.protocol import worker as w
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 Key = tuple[str, str, int]
 

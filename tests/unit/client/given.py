@@ -8,7 +8,7 @@ import torch
 from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 
 from tensorhub import AsyncHub, AsyncShard, TensorSpec
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 WAIT_S = 60.0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from tensorhub_common.wire.traces import Attribute, Link, Span
+from tensorhub_common.protocol.spans import Attribute, Link, Span
 
 TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
 BEGIN_NS: Final = 1_763_692_800_000_000_000

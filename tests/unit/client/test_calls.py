@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub.calls import Publish, Question, Read, Release, Unpublish
+from tensorhub._agent.calls import Publish, Question, Read, Release, Unpublish
 from tensorhub_common.errors import NotPublished, VersionConflict
-from tensorhub_common.wire.worker import Done, ReadCall
+from tensorhub_common.protocol.worker import Done, ReadCall
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from safetensors.torch import save_file
 from tests.unit.client.fake_agent import FakeAgent
 from typer.testing import CliRunner
 
-from tensorhub.cli import hub_checks
-from tensorhub.cli.finding import Finding, ok
+from tensorhub._control.hub_file import HubFile, ProcessEntry
+from tensorhub._control.registry_client import Registry
+from tensorhub._control.watch import Watched
+from tensorhub.cli.commands.up import say_ready
+from tensorhub.cli.doctor import hub_checks
+from tensorhub.cli.doctor.finding import Finding, ok
+from tensorhub.cli.hub_state import Nats, Picture, Process, Reading
 from tensorhub.cli.main import app
-from tensorhub.cli.picture import Nats, Picture, Process, Reading
-from tensorhub.cli.up import say_ready
-from tensorhub.registry import Registry
-from tensorhub.up.hub_file import HubFile, ProcessEntry
-from tensorhub.watching import Watched
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.wire.asks import (
+from tensorhub_common.protocol.queries import (
     AgentInfo,
     ModelInfo,
     ReadUnderWay,
@@ -154,7 +154,7 @@ def test_simulate_becomes_the_simulator_with_the_options(
     assert run("simulate", "elastic", "mine.yaml", *options).code == 0
     ((program, arguments),) = became
     assert program == arguments[0] == sys.executable
-    module = ["tensorhub_launcher.become", "tensorhub_simulator.cluster"]
+    module = ["tensorhub_launcher.become", "tensorhub_simulator.performance"]
     assert arguments[1:] == ["-m", *module, *options, "--", "elastic", "mine.yaml"]
     assert all(importlib.util.find_spec(each) is not None for each in module)
 
@@ -280,7 +280,7 @@ def test_status(run: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> N
     async def looked(*_: object) -> Picture:
         return picture
 
-    monkeypatch.setattr("tensorhub.cli.status.look", looked)
+    monkeypatch.setattr("tensorhub.cli.commands.status.look", looked)
     out = run("status").out
     assert "job default at entry 12 and level 4, led by registry-0" in out
     assert "NATS 2.12.1 at nats://127.0.0.1:4222 answers in 0.4 ms; planner-0 answers" in out
@@ -320,7 +320,7 @@ def test_status_of_a_job_that_nobody_has_used(run: Callable[..., Ended], monkeyp
     async def looked(*_: object) -> Picture:
         return empty
 
-    monkeypatch.setattr("tensorhub.cli.status.look", looked)
+    monkeypatch.setattr("tensorhub.cli.commands.status.look", looked)
     assert "job default is not there yet" in run("status").out
     assert run("status", "--json").objects[0]["seq"] == 0
 
@@ -492,8 +492,8 @@ def test_doctor_ends_though_the_hub_does_not_answer(run: Callable[..., Ended], m
         yield ok("nats", "answers")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("tensorhub.cli.doctor.hub", silent)
-    monkeypatch.setattr("tensorhub.cli.doctor.HUB_S_MAX", 0.05)
+    monkeypatch.setattr("tensorhub.cli.commands.doctor.hub", silent)
+    monkeypatch.setattr("tensorhub.cli.commands.doctor.HUB_S_MAX", 0.05)
     ended = run("doctor", "--quick", "--json")
     assert ended.code == 1
     assert ended.objects[-1]["check"] == "hub"
@@ -504,7 +504,7 @@ def test_a_closed_pipe_ends_a_watch(agent: FakeAgent) -> None:
     """`tensorhub watch … | head -1` must not wait for the next event."""
     code = """
 import asyncio
-from tensorhub.cli import watch
+from tensorhub.cli.commands import watch
 
 async def quiet():
     print("first", flush=True)

@@ -3,7 +3,7 @@
 import pytest
 
 import tensorhub
-from tensorhub.cli.running import Bound
+from tensorhub.cli.runner import Bound
 
 
 def test_a_call_for_which_no_time_is_left_is_not_made() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tensorhub._tensors.description import bind, describe
 from tensorhub.demo.learning import Learner
 from tensorhub.demo.model import build
 from tensorhub.demo.size import Size
 from tensorhub.demo.split import shard_modules
-from tensorhub.tensors import bind, describe
-from tensorhub_common.layout import segment_bytes
+from tensorhub_common.layout.layout import segment_bytes
 
 TINY = Size(width=64, layers=2, heads=2, hidden=128)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tensorhub._tensors.description import bind, describe
 from tensorhub.demo.model import BEGIN, END, VOCABULARY, build, decode, encode, hollow
 from tensorhub.demo.size import Size
-from tensorhub.tensors import bind, describe
-from tensorhub_common.layout import segment_bytes
+from tensorhub_common.layout.layout import segment_bytes
 
 TINY = Size(width=32, layers=2, heads=2, hidden=64)
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub.cli import transport_probes, ucx_probe
-from tensorhub.cli.finding import Finding
-from tensorhub.cli.transport_advice import CUDA, SHARED, SHARED_UNSAFE, VERBS, judge
-from tensorhub.cli.transport_facts import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
-from tensorhub.cli.transport_probes import Probe
+from tensorhub.cli.doctor import transport_probes, ucx_probe
+from tensorhub.cli.doctor.finding import Finding
+from tensorhub.cli.doctor.transport_advice import CUDA, SHARED, SHARED_UNSAFE, VERBS, judge
+from tensorhub.cli.doctor.transport_probes import Probe
+from tensorhub.cli.doctor.transports import Broken, Carried, Gpus, Rdma, Transports, Tried, Ucx, Way
 
 WHEEL = Ucx(
     "0.52.0", "1.21.0", "/v/lib/python3/site-packages/libucx/lib/libucp.so", ("tcp", "sysv", "cma"), ("tcp/eth0",)

@@ -14,7 +14,7 @@ from tests.unit.client.given import until
 
 import tensorhub
 from tensorhub import RegistryUnavailable
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 WAIT_S = 20.0
 

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from tensorhub import mapping
-from tensorhub.tensors import describe
+from tensorhub._tensors.description import describe
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import TensorEntry
+from tensorhub_common.layout.layout import TensorEntry
 
 
 def entry_of(value: torch.Tensor) -> TensorEntry:

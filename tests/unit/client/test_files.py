@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensorhub import files
-from tensorhub.files import load_files, save_file
+from tensorhub._tensors import safetensors_files
+from tensorhub._tensors.safetensors_files import load_files, save_file
 from tensorhub.specs import DTYPES
 from tensorhub_common.errors import TensorHubError
 
@@ -75,7 +75,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_flush", full)
+    monkeypatch.setattr(safetensors_files, "_flush", full)
     with pytest.raises(TensorHubError, match="No space left"):
         save_file(target, {"a": torch.zeros(1)})
     assert target.read_bytes() == before

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub.find import find_agent, find_nats, read_hub_file
-from tensorhub.up import hub_file
-from tensorhub.up.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry
-from tensorhub_common import settings
+from tensorhub._control import hub_file
+from tensorhub._control.discovery import find_agent, find_nats, read_hub_file
+from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry
+from tensorhub_common.config import settings
 from tensorhub_common.errors import AgentUnavailable, InvalidName, RegistryUnavailable
 
 

@@ -20,11 +20,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tensorhub import mapping
-from tensorhub.fsdp import Gathered
-from tensorhub.memory import tensors_at
-from tensorhub.tensors import Described, bind, describe, stand
+from tensorhub._tensors.description import Described, bind, describe, stand
+from tensorhub._tensors.fsdp import Gathered
+from tensorhub._tensors.segment_mapping import tensors_at
 from tensorhub_common.errors import NotInThisVersion
-from tensorhub_common.layout import Layout, TensorEntry, segment_bytes
+from tensorhub_common.layout.layout import Layout, TensorEntry, segment_bytes
 
 RANKS = 4
 

@@ -28,7 +28,7 @@ from tensorhub_common.errors import (
     TensorHubError,
     VersionConflict,
 )
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 END_S = 60.0
 

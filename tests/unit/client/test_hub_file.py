@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub.up import hub_file
-from tensorhub.up.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
+from tensorhub._control import hub_file
+from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
 from tensorhub_common.errors import RegistryUnavailable
 
 HUB = HubFile(

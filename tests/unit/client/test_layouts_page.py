@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorhub import mapping
 from tensorhub.mapping.families import FAMILIES, Options
-from tensorhub_common.layout import TensorEntry, layout_of
+from tensorhub_common.layout.layout import TensorEntry, layout_of
 
 PAGE = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text()
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tensorhub.cli import pull
-from tensorhub.lost_versions import told
+from tensorhub._control.lost_versions import told
+from tensorhub.cli.commands import pull
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.asks import ReplicaInfo, ShardInfo, VersionInfo
+from tensorhub_common.protocol.queries import ReplicaInfo, ShardInfo, VersionInfo
 
 NOW = 1_000.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorhub.mapping.config import lookup_of
+from tensorhub.mapping.model_config import lookup_of
 from tensorhub.mapping.sizes import sizes_of
 
 CONFIG: dict[str, Any] = {

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tensorhub import mapping
-from tensorhub.tensors import bind, box_of, describe
+from tensorhub._tensors.description import bind, box_of, describe
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, segment_bytes
+from tensorhub_common.layout.layout import Layout, TensorEntry, segment_bytes
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

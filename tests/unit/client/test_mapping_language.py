@@ -5,18 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tensorhub.mapping.cuts import Cut, Padded, share
-from tensorhub.mapping.language import (
-    AS_IT_IS,
-    Misfit,
-    Node,
-    Padding,
-    Stack,
-    concat,
-    lay_out,
-    placeholders,
-    tensor,
-)
-from tensorhub_common.parts import Part, Shape, check_parts, padding
+from tensorhub.mapping.nodes import AS_IT_IS, Misfit, Node, Padding, Stack, concat, lay_out, placeholders, tensor
+from tensorhub_common.layout.parts import Part, Shape, check_parts, padding
 
 Q, K = tensor("{layer}.q", share(8, 1, 2)), tensor("{layer}.k", share(4, 1, 2))
 

@@ -6,8 +6,8 @@ import pytest
 
 from tensorhub.mapping import AS_IT_IS, Cut, Mapping, Padding, Rule, Stack, concat, fp8, share, tensor
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Part, Shape, TensorEntry, layout_of
-from tensorhub_common.parts import padding
+from tensorhub_common.layout.layout import TensorEntry, layout_of
+from tensorhub_common.layout.parts import Part, Shape, padding
 
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
 RULES = (

@@ -4,8 +4,8 @@ import pytest
 
 from tensorhub.mapping import AS_IT_IS, LEFT_OUT, Mapping, Numbers, Padding, Rule, Stack, chunk, concat, share, tensor
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Part, Shape, TensorEntry
-from tensorhub_common.parts import padding
+from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.parts import Part, Shape, padding
 
 RULES = (
     Rule(

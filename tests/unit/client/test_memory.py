@@ -10,10 +10,10 @@ import weakref
 import pytest
 import torch
 
-from tensorhub.memory import map_segment, tensors_at
+from tensorhub._tensors.segment_mapping import map_segment, tensors_at
 from tensorhub.specs import DTYPES, TensorSpec
 from tensorhub_common.errors import AgentUnavailable, LayoutMismatch
-from tensorhub_common.layout import Layout, layout_of, placements, segment_bytes
+from tensorhub_common.layout.layout import Layout, layout_of, placements, segment_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -104,9 +104,9 @@ def test_short_segment_is_refused() -> None:
 def test_process_ends_well_with_tensors_alive() -> None:
     program = """
 import os, torch
-from tensorhub.memory import map_segment, tensors_at
+from tensorhub._tensors.segment_mapping import map_segment, tensors_at
 from tensorhub.specs import TensorSpec
-from tensorhub_common.layout import layout_of
+from tensorhub_common.layout.layout import layout_of
 wanted = layout_of([TensorSpec((64,), "float32").entry("a")])
 fd = os.memfd_create("x"); os.ftruncate(fd, 256)
 kept = tensors_at(wanted, map_segment(fd, wanted))["a"]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tensorhub import module as adopting
-from tensorhub.tensors import Described, bind, describe
+from tensorhub._tensors import adoption as adopting
+from tensorhub._tensors.description import Described, bind, describe
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
-from tensorhub_common.layout import placements, segment_bytes
+from tensorhub_common.layout.layout import placements, segment_bytes
 
 
 class Tied(nn.Module):

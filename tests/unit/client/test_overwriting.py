@@ -9,7 +9,7 @@ from tests.unit.client.given import engine, trainer
 import tensorhub
 from tensorhub import AsyncHub
 from tensorhub_common.errors import DrainTimeout, VersionConflict
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 
 async def test_the_block_may_overwrite_and_nothing_is_published_of_itself(hub: AsyncHub) -> None:

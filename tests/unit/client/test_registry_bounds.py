@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tensorhub import AsyncHub
-from tensorhub.registry import NatsAddress, Registry
-from tensorhub_common.wire.commands import Command, Retain
+from tensorhub._control.registry_client import NatsAddress, Registry
+from tensorhub_common.protocol.log.commands import Command, Retain
 
 LATE_S = 0.05
 BOUND_S = 60.0

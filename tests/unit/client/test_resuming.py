@@ -13,9 +13,9 @@ from torch import nn
 
 import tensorhub
 from tensorhub import AsyncHub, AsyncShard, DrainTimeout, ReplicaConflict, TensorSpec
-from tensorhub.resuming import OpenChoice
-from tensorhub.tensors import Value
-from tensorhub_common.wire import worker as w
+from tensorhub._tensors.description import Value
+from tensorhub.aio.resuming import OpenChoice
+from tensorhub_common.protocol import worker as w
 
 WHY = (
     "shard 0 of policy/trainer was found with version 4, and register was given other values for 'w': register it with "

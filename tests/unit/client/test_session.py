@@ -19,7 +19,7 @@ from tensorhub_common.errors import (
     VersionConflict,
     VersionUnavailable,
 )
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 
 async def test_values_are_copied_in_published_and_replicated(agent: FakeAgent, hub: AsyncHub) -> None:
@@ -175,7 +175,7 @@ async def test_bind_that_fails_frees_a_shard_that_it_brought(
     def fail(*args: Any) -> None:
         raise LayoutMismatch("no")
 
-    monkeypatch.setattr("tensorhub.hub._bound", fail)
+    monkeypatch.setattr("tensorhub.aio.hub._bound", fail)
     with pytest.raises(LayoutMismatch):
         await trainer(hub)
     assert not agent.shards

@@ -10,7 +10,8 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 from tests.unit.client.given import WAIT_S, Held, breaking, engine, refusing, trainer, until
 
 import tensorhub
-from tensorhub import AsyncHub, attachments
+from tensorhub import AsyncHub
+from tensorhub._agent import attachments
 from tensorhub_common.errors import (
     AgentUnavailable,
     BadCommand,
@@ -18,7 +19,7 @@ from tensorhub_common.errors import (
     RegistryUnavailable,
     ReplicaConflict,
 )
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 
 async def test_no_agent_is_said_within_the_bound(agent: FakeAgent) -> None:
@@ -48,7 +49,7 @@ async def test_a_refusal_is_the_agents_error(agent: FakeAgent) -> None:
 async def test_an_agent_that_does_not_answer_is_given_up(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", 0.1)
+    monkeypatch.setattr("tensorhub_common.protocol.call_deadlines.END_S_MIN", 0.1)
     shard = await trainer(hub)
     agent.hook = lambda worker, frame: True
     with pytest.raises(AgentUnavailable, match="did not answer"):
@@ -162,7 +163,7 @@ async def test_shards_that_come_back_late_are_two_lines(
     agent.drop()
 
     def told() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name != "tensorhub.link"]
+        return [record.getMessage() for record in caplog.records if record.name != "tensorhub._agent.channel"]
 
     await until(lambda: any("is done" in line for line in told()))
     lost, back = told()
@@ -278,7 +279,7 @@ async def test_a_turn_that_does_not_come_within_the_bound_is_said(agent: FakeAge
 async def test_the_callers_bound_is_the_bound(agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that answers nothing, as one that is stopped, costs no more than the bound; the call says so."""
     shard = await trainer(hub)
-    monkeypatch.setattr("tensorhub_common.bounds.END_S_MIN", 0.0)
+    monkeypatch.setattr("tensorhub_common.protocol.call_deadlines.END_S_MIN", 0.0)
     agent.hook = lambda _, __: True
     loop = asyncio.get_running_loop()
     for call in (

@@ -10,7 +10,7 @@ from tests.unit.client.fake_agent import FakeAgent
 from torch import nn
 
 from tensorhub import AsyncHub, AsyncShard, LayoutMismatch, NotFilled, TensorSpec
-from tensorhub_common.wire import worker as w
+from tensorhub_common.protocol import worker as w
 
 
 class Model(nn.Module):

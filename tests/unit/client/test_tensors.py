@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from tensorhub import mapping
+from tensorhub._tensors.description import Described, bind, box_of, describe
 from tensorhub.mapping import AS_IT_IS, LEFT_OUT, Mapping, Padded, Padding, Rule, concat, share
 from tensorhub.specs import DTYPES, TensorSpec
-from tensorhub.tensors import Described, bind, box_of, describe
 from tensorhub_common.errors import LayoutMismatch, NotInThisVersion
-from tensorhub_common.layout import Part, layout_digest, segment_bytes
-from tensorhub_common.parts import padding
+from tensorhub_common.layout.layout import layout_digest, segment_bytes
+from tensorhub_common.layout.parts import Part, padding
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -9,13 +9,13 @@ from msgspec import structs
 from tests.unit.client.given_spans import ABOUT, LOST, TRACE, Story, one_lost_source, span_id
 from typer.testing import CliRunner
 
-from tensorhub.cli import trace
+from tensorhub._control.registry_client import Registry
+from tensorhub.cli.commands import trace
 from tensorhub.cli.main import app
-from tensorhub.registry import Registry
-from tensorhub_common.bus.traces import Gathered
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.wire.asks import AgentInfo, Status
-from tensorhub_common.wire.traces import TRANSFER, Attribute, Link, Span, SpansAsk, TransfersAsk
+from tensorhub_common.introspection.span_query import Gathered
+from tensorhub_common.protocol.queries import AgentInfo, Status
+from tensorhub_common.protocol.spans import TRANSFER, Attribute, Link, Span, SpansAsk, TransfersAsk
 
 EVERYBODY = frozenset({"registry-0", "planner-0", "agent-0", "agent-1"})
 

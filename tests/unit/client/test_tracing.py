@@ -13,11 +13,12 @@ from tests.unit.client.fake_agent import FakeAgent, FakeWorker
 from tests.unit.client.given import engine, trainer, until
 from tests.unit.span_places import place_at
 
-from tensorhub import AsyncHub, tracing
+from tensorhub import AsyncHub
+from tensorhub._agent import call_spans
 from tensorhub_common.errors import NotFilled
-from tensorhub_common.tracecontext import parse
-from tensorhub_common.wire import worker as w
-from tensorhub_common.wire.traces import Span
+from tensorhub_common.observability.trace_context import parse
+from tensorhub_common.protocol import worker as w
+from tensorhub_common.protocol.spans import Span
 
 VERSION = place_at(0xBBBB, 0xB1)
 TRANSFER = place_at(0xBBBB, 0xB2)
@@ -178,7 +179,7 @@ async def test_what_is_left_goes_out_before_the_connection_ends(agent: FakeAgent
 async def test_with_telemetry_off_nothing_is_made_or_said(
     agent: FakeAgent, hub: AsyncHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "_makers", [])
+    monkeypatch.setattr(call_spans, "_makers", [])
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     shard = await trainer(hub, w=torch.ones(3))
     await shard.publish()
@@ -190,7 +191,7 @@ async def test_with_telemetry_off_nothing_is_made_or_said(
 def test_importing_and_using_the_sdk_configures_no_provider() -> None:
     """The global provider stays the application's to set."""
     program = (
-        "from opentelemetry import trace; import tensorhub.tracing as t; assert t._private() is not None; "
+        "from opentelemetry import trace; import tensorhub._agent.call_spans as t; assert t._private() is not None; "
         "assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

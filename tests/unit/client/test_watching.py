@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from tensorhub.watching import Watched, _start, _watched
-from tensorhub_common.bus import jetstream
+from tensorhub._control.watch import Watched, _start, _watched
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogMissing, NoAnswer
-from tensorhub_common.bus.joblog import JobLog
+from tensorhub_common.bus.errors import LogGap, LogMissing, NoAnswer
+from tensorhub_common.jetstream import api
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.log_entry import Entry
 
 
 class Answering:
@@ -40,17 +40,17 @@ STANDS = {"state": {"first_seq": 5, "last_seq": 9}}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jetstream, "RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr(api, "RETRY_WAIT_S", 0.0)
 
 
-@pytest.mark.parametrize("silent", [0, 1, jetstream.ATTEMPTS_MAX - 1])
+@pytest.mark.parametrize("silent", [0, 1, api.ATTEMPTS_MAX - 1])
 async def test_a_log_that_has_no_leader_for_a_while_is_asked_again(silent: int) -> None:
     assert await begin(Answering(STANDS, silent)) == 5
 
 
 async def test_who_never_answers_is_named_in_the_end() -> None:
     with pytest.raises(NoAnswer, match=r"STREAM\.INFO\.TENSORHUB_run-7"):
-        await begin(Answering(STANDS, jetstream.ATTEMPTS_MAX))
+        await begin(Answering(STANDS, api.ATTEMPTS_MAX))
 
 
 async def test_it_goes_on_after_what_was_seen_or_says_that_it_can_not() -> None:
@@ -61,7 +61,7 @@ async def test_it_goes_on_after_what_was_seen_or_says_that_it_can_not() -> None:
 
 
 async def test_a_job_that_nobody_has_begun_is_said_to_be_none() -> None:
-    missing = {"error": {"code": 404, "err_code": jetstream.STREAM_NOT_FOUND, "description": "stream not found"}}
+    missing = {"error": {"code": 404, "err_code": api.STREAM_NOT_FOUND, "description": "stream not found"}}
     with pytest.raises(LogMissing, match="there is no job 'run-7'"):
         await begin(Answering(missing))
 

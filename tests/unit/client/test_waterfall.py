@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from tests.unit.client.given_spans import BEGIN_NS, MS, Story, one_lost_source, span_id
 
-from tensorhub.cli.span_tree import forest, rows, without_other_transfers
-from tensorhub.cli.waterfall import ASCII, UNICODE, Glyphs, axis_of, draw, took, trouble
-from tensorhub_common.wire.traces import Span
+from tensorhub.cli.trace.span_tree import forest, rows, without_other_transfers
+from tensorhub.cli.trace.waterfall import ASCII, UNICODE, Glyphs, axis_of, draw, took, trouble
+from tensorhub_common.protocol.spans import Span
 
 GOLDEN = Path(__file__).parent / "waterfalls"
 WANTED = {span_id(16)}

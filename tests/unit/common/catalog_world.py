@@ -10,13 +10,12 @@ from dataclasses import fields
 
 import msgspec
 
-from tensorhub_common import subjects
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.state import Catalog, Replica, Shard
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log import codec
+from tensorhub_common.protocol.log.commands import (
     AnyCommand,
     Drained,
     Expire,
@@ -39,9 +38,10 @@ from tensorhub_common.wire.commands import (
     Wish,
     Withdraw,
 )
-from tensorhub_common.wire.events.event import Event, kind_of, model_of
-from tensorhub_common.wire.events.hub import CommandRejected
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundFailed
+from tensorhub_common.protocol.log.events import Event, kind_of, model_of
+from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundFailed
 
 JOB = "run-7"
 MODEL = "policy"

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from tests.bounds import WAIT_S
 
-from tensorhub_common.bus.answering import ERROR_HEADER, Answering
-from tensorhub_common.bus.failures import MessageTooLarge
+from tensorhub_common.bus.errors import MessageTooLarge
 from tensorhub_common.bus.message import Message
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.bus.request_server import ERROR_HEADER, Answering
+from tensorhub_common.runtime.supervision import Supervisor
 
 
 async def test_a_flood_on_one_subject_leaves_room_for_others() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from tools.docs import asyncapi
+from tools.docs.asyncapi import COMMANDS, EVENTS, document, example
 
-from tensorhub_common import subjects
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire import asyncapi
-from tensorhub_common.wire.asyncapi import COMMANDS, EVENTS, document, example
-from tensorhub_common.wire.codec import decode_command, decode_event, encode
-from tensorhub_common.wire.commands import OUTSIDE_VERBS, Command, Unreadable
-from tensorhub_common.wire.events.event import Event, kind_of, model_of
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import decode_command, decode_event, encode
+from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command, Unreadable
+from tensorhub_common.protocol.log.events import Event, kind_of, model_of
+from tensorhub_common.protocol.log.levels import NEWEST
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "asyncapi.json"
 BOOK = document()

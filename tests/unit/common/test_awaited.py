@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.bus.awaited import Awaited
-from tensorhub_common.bus.failures import NoBus, NotPermitted
+from tensorhub_common.bus.errors import NoBus, NotPermitted
 from tensorhub_common.bus.message import Message
+from tensorhub_common.bus.request_mux import Awaited
 
 
 def answer_on(subject: str, body: bytes) -> Message:

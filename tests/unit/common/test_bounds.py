@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common.bounds import END_S_MIN, OUTCOME_S_MAX, bound_of
+from tensorhub_common.protocol.call_deadlines import END_S_MIN, OUTCOME_S_MAX, bound_of
 
 
 @given(st.floats(0, 7 * 24 * 3600))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common.casts import (
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.layout.casts import (
     CASTABLE,
     FP8_SCHEMES,
     Fp8Scheme,
@@ -17,8 +18,7 @@ from tensorhub_common.casts import (
     fp8_scheme,
     tiles,
 )
-from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Shape
+from tensorhub_common.layout.parts import Shape
 
 BLOCKED = fp8_scheme("fp8-block-128")
 SMALL = [Fp8Scheme("small", block, Order.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]]

@@ -4,11 +4,11 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
 from tests.unit.common.test_catalog_retention import joined, placed, retaining
 
-from tensorhub_common.catalog import copies
+from tensorhub_common.catalog import cache_replicas
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.wire.commands import NO_ROOT, DrainAgent, Pin, Retain, Rewind
-from tensorhub_common.wire.events.replicas import CopyPlaced
-from tensorhub_common.wire.events.versions import VersionGone
+from tensorhub_common.protocol.log.commands import NO_ROOT, DrainAgent, Pin, Retain, Rewind
+from tensorhub_common.protocol.log.replicas import CopyPlaced
+from tensorhub_common.protocol.log.versions import VersionGone
 
 FULL = RetentionFull.__name__
 
@@ -95,11 +95,11 @@ def test_what_was_published_without_digests_is_not_copied() -> None:
 
 
 def test_a_model_with_as_many_replicas_as_may_be_gets_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "REPLICAS_MAX", 1)
+    monkeypatch.setattr(cache_replicas, "REPLICAS_MAX", 1)
     world = publishing(("x", 1024, "host-1"))
     assert not placements(world)
     refused(world.unpublish("trainer"), FULL)
-    monkeypatch.setattr(copies, "REPLICAS_MAX", 2)
+    monkeypatch.setattr(cache_replicas, "REPLICAS_MAX", 2)
     world.say(Pin(model=MODEL, version=1))
     assert placements(world) == [(1, ["x"])]
 

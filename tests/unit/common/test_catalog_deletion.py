@@ -3,7 +3,7 @@
 from tests.unit.common.catalog_world import JOB, MODEL, REGISTRY, World, kinds, refused
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.commands import (
     AnyCommand,
     Delete,
     DeleteJob,
@@ -19,7 +19,7 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events.hub import JobDeleted
+from tensorhub_common.protocol.log.hub import JobDeleted
 
 
 def busy() -> World:

@@ -6,10 +6,10 @@ from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S
-from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.codec import decode_command
-from tensorhub_common.wire.codec import encode as encode_command
-from tensorhub_common.wire.commands import ForgetAgent, Lead, Sender, Unreadable
+from tensorhub_common.protocol.log.codec import decode_command
+from tensorhub_common.protocol.log.codec import encode as encode_command
+from tensorhub_common.protocol.log.commands import ForgetAgent, Lead, Sender, Unreadable
+from tensorhub_common.protocol.log.levels import NEWEST, Level
 
 
 def lost(*, spot: bool, waits_s: float) -> World:

@@ -8,7 +8,7 @@ from tests.unit.common.catalog_world import MODEL, REGISTRY, World, kinds, refus
 
 from tensorhub_common.catalog.apply import MESSAGE_CHARS_MAX, apply
 from tensorhub_common.catalog.state import HUB_LANES_MAX, LANES_MAX, Catalog
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.commands import (
     VERSION_MAX,
     Drained,
     Expire,
@@ -21,11 +21,11 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.wire.events.event import HUB_MODEL
-from tensorhub_common.wire.events.hub import CommandRepeated
-from tensorhub_common.wire.events.publications import PublishWished
-from tensorhub_common.wire.events.shards import ShardDraining, ShardRegistered
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.protocol.log.events import HUB_MODEL
+from tensorhub_common.protocol.log.hub import CommandRepeated
+from tensorhub_common.protocol.log.publications import PublishWished
+from tensorhub_common.protocol.log.shards import ShardDraining, ShardRegistered
+from tensorhub_common.protocol.log.versions import VersionPublished
 
 
 def ready_by(by: Sender, version: int | None = 12) -> Ready:

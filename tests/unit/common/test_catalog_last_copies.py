@@ -7,10 +7,10 @@ from tests.unit.common.test_catalog_retention import joined, placed, retaining
 from tensorhub_common.catalog.retention import retained
 from tensorhub_common.catalog.state import SHUN_S
 from tensorhub_common.errors import RetentionFull
-from tensorhub_common.wire.commands import DrainAgent, Holding, Join, Pin, Release, Retain, Sender, Unpublish
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.shards import ShardStays
-from tensorhub_common.wire.events.versions import VersionExposed, VersionKept
+from tensorhub_common.protocol.log.commands import DrainAgent, Holding, Join, Pin, Release, Retain, Sender, Unpublish
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.shards import ShardStays
+from tensorhub_common.protocol.log.versions import VersionExposed, VersionKept
 
 FULL = RetentionFull.__name__
 

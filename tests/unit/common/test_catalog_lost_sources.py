@@ -7,11 +7,11 @@ from tests.unit.common.catalog_world import World, decided, failed, kinds, reade
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.levels import Level
-from tensorhub_common.wire.commands import GiveUp, Replan, Wish
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.rounds import RoundStarted
-from tensorhub_common.wire.events.versions import VersionGone
+from tensorhub_common.protocol.log.commands import GiveUp, Replan, Wish
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.levels import Level
+from tensorhub_common.protocol.log.rounds import RoundStarted
+from tensorhub_common.protocol.log.versions import VersionGone
 
 GONE = VersionUnavailable.__name__
 

@@ -6,13 +6,23 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.state import LANES_MAX, REPLICAS_MAX, Catalog
-from tensorhub_common.levels import NEWEST, Level
-from tensorhub_common.wire.commands import AnyCommand, Drained, Filled, Join, Ready, Register, Sender, Unpublish, Want
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundDecided
+from tensorhub_common.protocol.log.commands import (
+    AnyCommand,
+    Drained,
+    Filled,
+    Join,
+    Ready,
+    Register,
+    Sender,
+    Unpublish,
+    Want,
+)
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundDecided
 
 
 def mapping(shards: int = 1, *, staged: bool = True, mapped: bool = True) -> World:

@@ -3,8 +3,8 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
 
-from tensorhub_common.catalog.membership import NEIGHBOURS_MAX
-from tensorhub_common.wire.commands import (
+from tensorhub_common.catalog.handlers.membership import NEIGHBOURS_MAX
+from tensorhub_common.protocol.log.commands import (
     SHARDS_MAX,
     Drained,
     Holding,
@@ -14,11 +14,11 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Withdraw,
 )
-from tensorhub_common.wire.events.hub import AgentJoined, AgentLost
-from tensorhub_common.wire.events.replicas import ReplicaLost
-from tensorhub_common.wire.events.rounds import RoundFailed
-from tensorhub_common.wire.events.shards import ShardRegistered, ShardReleased, Sibling
-from tensorhub_common.wire.events.versions import VersionGone
+from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost
+from tensorhub_common.protocol.log.replicas import ReplicaLost
+from tensorhub_common.protocol.log.rounds import RoundFailed
+from tensorhub_common.protocol.log.shards import ShardRegistered, ShardReleased, Sibling
+from tensorhub_common.protocol.log.versions import VersionGone
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused, root
 
 from tensorhub_common.errors import VersionConflict, from_code
-from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, Decline, Rewind
-from tensorhub_common.wire.events.publications import (
+from tensorhub_common.protocol.log.commands import NO_ROOT, VERSION_MAX, Decline, Rewind
+from tensorhub_common.protocol.log.publications import (
     PublishDeclined,
     PublishFailed,
     PublishJoined,
@@ -15,8 +15,8 @@ from tensorhub_common.wire.events.publications import (
     PublishWished,
     PublishWithdrawn,
 )
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.versions import VersionPublished
 
 
 @pytest.fixture

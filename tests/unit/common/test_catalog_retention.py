@@ -2,7 +2,7 @@
 
 from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
 
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.commands import (
     Delete,
     DrainAgent,
     Join,
@@ -17,10 +17,10 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Unreadable,
 )
-from tensorhub_common.wire.events.replicas import CopyPlaced
-from tensorhub_common.wire.events.rounds import RoundDecided
-from tensorhub_common.wire.events.shards import ShardStays
-from tensorhub_common.wire.events.versions import VersionExposed, VersionRetired
+from tensorhub_common.protocol.log.replicas import CopyPlaced
+from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.shards import ShardStays
+from tensorhub_common.protocol.log.versions import VersionExposed, VersionRetired
 
 
 def joined(world: World, agent: str, cache_bytes: int, host: str = "host-1") -> None:

@@ -3,17 +3,11 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided, failed, kinds, reader_of_two, refused, root
 
-from tensorhub_common.catalog.table import AgentState
-from tensorhub_common.wire.commands import (
-    NO_ROOT,
-    Holding,
-    Join,
-    Rewind,
-    Sender,
-)
-from tensorhub_common.wire.events.hub import AgentJoined
-from tensorhub_common.wire.events.replicas import ReplicaLost, ReplicaReady
-from tensorhub_common.wire.events.versions import VersionGone
+from tensorhub_common.catalog.transitions import AgentState
+from tensorhub_common.protocol.log.commands import NO_ROOT, Holding, Join, Rewind, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined
+from tensorhub_common.protocol.log.replicas import ReplicaLost, ReplicaReady
+from tensorhub_common.protocol.log.versions import VersionGone
 
 
 def holding(version: int | None, digest: str | None, *, replica: str = "trainer", shard: int = 0) -> Holding:

@@ -4,10 +4,10 @@ import pytest
 from tests.unit.common.catalog_world import World, decided, failed, kinds, reader_of_two, refused, root
 
 from tensorhub_common.catalog.state import Model
-from tensorhub_common.catalog.wishes import Fail, Settled, Wait, decide
+from tensorhub_common.catalog.version_selection import Fail, Settled, Wait, decide
 from tensorhub_common.errors import VersionConflict, VersionUnavailable
-from tensorhub_common.wire.commands import VERSION_MAX, Wish
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined, RoundSettled
+from tensorhub_common.protocol.log.commands import VERSION_MAX, Wish
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined, RoundSettled
 
 # --------------------------------------------------------------------------------------------------------- the decision
 

@@ -4,11 +4,11 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, failed, kinds, refused
 
 from tensorhub_common.catalog.state import ATTEMPTS_MAX, RETAINED_MAX
-from tensorhub_common.catalog.table import RoundState
+from tensorhub_common.catalog.transitions import RoundState
 from tensorhub_common.errors import ReplicaConflict, RetentionFull, VersionUnavailable
-from tensorhub_common.wire.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
-from tensorhub_common.wire.events.rounds import RoundDecided
-from tensorhub_common.wire.events.versions import VersionRetired
+from tensorhub_common.protocol.log.commands import Delete, DrainAgent, Pin, Quota, Retain, Rewind, Unpin
+from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.versions import VersionRetired
 
 
 def two_lines() -> World:

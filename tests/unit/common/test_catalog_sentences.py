@@ -7,9 +7,18 @@ import pytest
 from tests.unit.common.catalog_world import MODEL, World, kinds, refused
 
 from tensorhub_common.catalog.state import LANES_MAX
-from tensorhub_common.catalog.table import SHARD_MOVES, IllegalMove, ShardMove, ShardState, move
-from tensorhub_common.catalog.wellformed import NUMBER_MAX
-from tensorhub_common.wire.commands import NO_ROOT, VERSION_MAX, DeleteJob, Join, Register, Rewind, Sender, Unpublish
+from tensorhub_common.catalog.transitions import SHARD_MOVES, IllegalMove, ShardMove, ShardState, move
+from tensorhub_common.catalog.validation import NUMBER_MAX
+from tensorhub_common.protocol.log.commands import (
+    NO_ROOT,
+    VERSION_MAX,
+    DeleteJob,
+    Join,
+    Register,
+    Rewind,
+    Sender,
+    Unpublish,
+)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.unit.common.catalog_world import JOB, World
 
 from tensorhub_common.catalog import snapshot as module
 from tensorhub_common.catalog.apply import apply
-from tensorhub_common.catalog.check import check
+from tensorhub_common.catalog.invariants import check
 from tensorhub_common.catalog.snapshot import (
     FIELDS,
     Due,
@@ -23,8 +23,8 @@ from tensorhub_common.catalog.snapshot import (
     fields_of,
 )
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.events.hub import AgentLost
+from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.log.levels import NEWEST
 
 LOST = AgentLost(cmd=7, i=1, k=2, agent="a", incarnation=3, term=4)
 

@@ -4,9 +4,9 @@ from typing import cast
 
 from tests.unit.common.catalog_world import MODEL, World
 
-from tensorhub_common.catalog.story import line, story
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_registry.queries.version_history import line, story
 
 
 def told(world: World, version: int | None = None, model: str = MODEL) -> list[str]:

@@ -4,9 +4,9 @@ import pytest
 from tests.unit.common.catalog_world import World, kinds
 from tests.unit.common.test_catalog_retention import joined
 
-from tensorhub_common.wire.commands import Delete, Quota, Ready, Release, Retain
-from tensorhub_common.wire.events.event import Event, model_of
-from tensorhub_common.wire.events.replicas import CopyPlaced
+from tensorhub_common.protocol.log.commands import Delete, Quota, Ready, Release, Retain
+from tensorhub_common.protocol.log.events import Event, model_of
+from tensorhub_common.protocol.log.replicas import CopyPlaced
 
 FIRST, SECOND = "first", "second"
 

@@ -7,9 +7,9 @@ from typing import get_args
 import msgspec
 import pytest
 
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import COMMAND_BYTES_MAX, decode_command, decode_event, encode
+from tensorhub_common.protocol.log.commands import (
     OUTSIDE_VERBS,
     VERSION_MAX,
     AnyCommand,
@@ -22,10 +22,10 @@ from tensorhub_common.wire.commands import (
     Unreadable,
     Want,
 )
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.event import HUB_MODEL, Event, kind_of, model_of
-from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
-from tensorhub_common.wire.events.versions import VersionPublished
+from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of, model_of
+from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_common.protocol.log.versions import VersionPublished
 
 COMMANDS: tuple[type[Command], ...] = get_args(AnyCommand)
 EVENTS: tuple[type[Event], ...] = get_args(AnyEvent)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_common.counterpart import Counterpart
+from tensorhub_common.runtime.peer_status import Counterpart
 
 
 class Clock:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common.casts import FP8_SCHEMES, Fp8Scheme, Order, Span
-from tensorhub_common.derived import DERIVED, Derived, derived
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Part, Shape, TensorEntry, difference, layout_digest, layout_of
-from tensorhub_common.parts import padding
+from tensorhub_common.layout.casts import FP8_SCHEMES, Fp8Scheme, Order, Span
+from tensorhub_common.layout.layout import TensorEntry, difference, layout_digest, layout_of
+from tensorhub_common.layout.parts import Part, Shape, padding
+from tensorhub_common.layout.quantized import DERIVED, Derived, derived
 
 SMALL = [Fp8Scheme("small", block, Order.MULTIPLY) for block in [(3, 4), (1, None), (None, None), (None, 2), (5, 1)]]
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_common.digests import PIECE_DIGEST_BYTES, digest_of, piece_digest, root_digest
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES, digest_of, piece_digest, root_digest
 
 
 def test_a_pieces_digest_is_xxh3_128_of_its_bytes() -> None:

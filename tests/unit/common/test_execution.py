@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from tests.unit.common.two_sources import BOTH, HALF, PROGRAM
 
-from tensorhub_common import execution as module
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution, Patterns, Place
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
-from tensorhub_common.regions import Blocks
+from tensorhub_common.programs import numbered_program as module
+from tensorhub_common.programs.numbered_program import Execution, Patterns, Place
+from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.programs.regions import Blocks
 
 
 def test_units_are_numbered_source_by_source() -> None:

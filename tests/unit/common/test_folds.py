@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from tests.unit.planner.cut_blocks import reader, sources
 
-from tensorhub_common import execution as executions
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.folds import Folds, folds_of
-from tensorhub_common.program import Program, decoded, encoded
-from tensorhub_planner.compiling import SourceIndex, compile_program
+from tensorhub_common.programs import numbered_program as executions
+from tensorhub_common.programs.amax_reductions import Folds, folds_of
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import Program, decoded, encoded
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
 
 
 def compiled(*edges: int) -> Program:

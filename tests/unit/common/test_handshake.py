@@ -3,8 +3,8 @@
 import pytest
 
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.wire.commands import PROTOCOL
-from tensorhub_common.wire.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.handshake import OLDEST, Speaks, agreed, speaks
+from tensorhub_common.protocol.log.commands import PROTOCOL
 
 
 @pytest.mark.parametrize(

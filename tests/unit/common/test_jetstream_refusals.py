@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub_common.bus import jetstream
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogFull, NoAnswer, StreamFailure, WrongLastSequence
+from tensorhub_common.bus.errors import LogFull, NoAnswer, StreamFailure, WrongLastSequence
+from tensorhub_common.jetstream import api
 
 
 class Refusing:
@@ -25,9 +25,9 @@ def refusing(code: int, text: str = "no") -> Bus:
 async def test_a_node_that_can_not_answer_now_is_no_refusal(code: int) -> None:
     """Whoever waits for an answer asks again, and says so to people where it was asked in vain."""
     with pytest.raises(NoAnswer, match=r"temporarily unavailable\. More than half of its nodes must run"):
-        await jetstream.api(refusing(code, "JetStream system temporarily unavailable"), "STREAM.INFO.x")
+        await api.api(refusing(code, "JetStream system temporarily unavailable"), "STREAM.INFO.x")
     with pytest.raises(NoAnswer):
-        await jetstream.store(refusing(code), "subject", b"")
+        await api.store(refusing(code), "subject", b"")
 
 
 @pytest.mark.parametrize(
@@ -35,9 +35,9 @@ async def test_a_node_that_can_not_answer_now_is_no_refusal(code: int) -> None:
 )
 async def test_a_refusal_is_one(code: int, error: type[Exception]) -> None:
     with pytest.raises(error):
-        await jetstream.store(refusing(code, "wrong last sequence: 7"), "subject", b"")
+        await api.store(refusing(code, "wrong last sequence: 7"), "subject", b"")
 
 
 async def test_replicas_without_a_cluster_are_told_with_what_to_do() -> None:
     with pytest.raises(StreamFailure, match="Run a NATS cluster, or set TENSORHUB_LOG_REPLICAS=1"):
-        await jetstream.api(refusing(10074, "replicas > 1 not supported in non-clustered mode"), "STREAM.CREATE.x")
+        await api.api(refusing(10074, "replicas > 1 not supported in non-clustered mode"), "STREAM.CREATE.x")

@@ -5,13 +5,11 @@ import time
 import pytest
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import (
+from tensorhub_common.layout.layout import (
     ALIGNMENT_BYTES,
-    NAME_BYTES_MAX,
     PIECE_BYTES_MAX,
     Box,
     Layout,
-    Shape,
     TensorEntry,
     difference,
     layout_digest,
@@ -22,6 +20,7 @@ from tensorhub_common.layout import (
     segment_bytes,
     shared_mismatch,
 )
+from tensorhub_common.layout.parts import NAME_BYTES_MAX, Shape
 
 MIB = 1024 * 1024
 

@@ -6,16 +6,15 @@ import msgspec
 import pytest
 from tests.unit.common.catalog_world import JOB, REGISTRY, World, refused
 
-from tensorhub_common import levels
 from tensorhub_common.catalog import apply as applying
 from tensorhub_common.catalog import snapshot
 from tensorhub_common.catalog.snapshot import Snapshot, SnapshotUnreadable
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.levels import NEWEST, Level, LevelUnknown
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.codec import decode_command
-from tensorhub_common.wire.commands import Lead, Pin, Sender, Unreadable
-from tensorhub_common.wire.events.hub import RegistryLeads
+from tensorhub_common.protocol.log import codec, levels
+from tensorhub_common.protocol.log.codec import decode_command
+from tensorhub_common.protocol.log.commands import Lead, Pin, Sender, Unreadable
+from tensorhub_common.protocol.log.hub import RegistryLeads
+from tensorhub_common.protocol.log.levels import NEWEST, Level, LevelUnknown
 
 JOIN = {"verb": "join", "by": {"lane": "a", "incarnation": 1, "n": 1}, "host": "h", "site": "s"}
 

@@ -21,9 +21,9 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tensorhub_common import metrics_page
-from tensorhub_common.metrics import METER, METRICS, Metric, by, observe, one, recorder
-from tensorhub_common.setting_values import Listen
+from tensorhub_common.config.parsers import Listen
+from tensorhub_common.observability.metrics import METER, METRICS, Metric, by, observe, one, recorder
+from tensorhub_common.telemetry import metrics_export
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 NAME = re.compile(r"\btensorhub_\w+")
@@ -56,18 +56,18 @@ def shown() -> Iterator[Shown]:
 
 def test_the_documentation_is_as_the_code_is() -> None:
     """After a change of a metric: `make docs`."""
-    assert metrics_page.with_table(PAGE) == PAGE
+    assert metrics_export.with_table(PAGE) == PAGE
 
 
 def test_what_the_documentation_speaks_of_exists() -> None:
-    known = {metrics_page.prometheus_name(metric) for metric in METRICS.values()}
+    known = {metrics_export.prometheus_name(metric) for metric in METRICS.values()}
     known |= {f"{name}_bucket" for name in known}
     assert set(NAME.findall(PAGE)) <= known
 
 
 def test_every_service_s_metrics_begin_with_its_name_and_end_with_their_unit() -> None:
     for metric in METRICS.values():
-        name = metrics_page.prometheus_name(metric)
+        name = metrics_export.prometheus_name(metric)
         assert metric.role == "every" or metric.name.startswith(f"tensorhub.{metric.role}.")
         assert name.removesuffix("_total").endswith({"By": "_bytes", "s": "_seconds"}.get(metric.unit, ""))
         assert name.endswith("_total") == (metric.kind == "counter")
@@ -113,12 +113,12 @@ def test_what_is_not_in_the_table_can_t_be_shown(shown: Shown, name: str) -> Non
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_prometheus_has_one_name_for_each(metric: Metric) -> None:
-    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_page.prometheus_name(metric))
+    assert re.fullmatch(r"tensorhub_[a-z_]+", metrics_export.prometheus_name(metric))
 
 
 def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        page = metrics_page.serve(Listen("127.0.0.1", 0))
+        page = metrics_export.serve(Listen("127.0.0.1", 0))
     assert page is not None
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", caplog.text)
     provider = MeterProvider([page.reader], shutdown_on_exit=False)
@@ -131,7 +131,7 @@ def test_the_page_is_served_where_it_was_asked_for(caplog: pytest.LogCaptureFixt
 
 def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.WARNING):
-        assert metrics_page.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
+        assert metrics_export.serve(Listen("127.0.0.1", taken.getsockname()[1])) is None
     assert "Address already in use" in caplog.text
     assert "TENSORHUB_METRICS=0" in caplog.text
 
@@ -139,8 +139,9 @@ def test_a_port_that_is_taken_is_a_warning_and_no_end(caplog: pytest.LogCaptureF
 PROGRAM = """
 import os, pathlib, sys
 from opentelemetry import metrics, trace
-from tensorhub_common import settings, telemetry
-from tensorhub_common.metrics import METER, observe, one
+from tensorhub_common.config import settings
+from tensorhub_common.telemetry import process as telemetry
+from tensorhub_common.observability.metrics import METER, observe, one
 
 telemetry.start("tensorhub-agent", "agent-0", settings.load(os.environ), pathlib.Path(sys.argv[1]))
 observe(metrics.get_meter(METER), "tensorhub.agent.workers", one(lambda: 7))

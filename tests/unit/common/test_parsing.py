@@ -8,7 +8,7 @@ import pytest
 from tensorhub_common.bus.client import LeanClient
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.parsing import take_messages
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.runtime.supervision import Supervisor
 
 SID = 7
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common import parts as parts_module
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import (
-    Layout,
-    Part,
-    Shape,
-    TensorEntry,
-    difference,
-    layout_digest,
-    layout_of,
-    shared_mismatch,
-)
-from tensorhub_common.parts import NAME_BYTES_MAX, PARTS_MAX, check_parts, named, padding
+from tensorhub_common.layout import parts as parts_module
+from tensorhub_common.layout.layout import Layout, TensorEntry, difference, layout_digest, layout_of, shared_mismatch
+from tensorhub_common.layout.parts import NAME_BYTES_MAX, PARTS_MAX, Part, Shape, check_parts, named, padding
 
 
 def rows(name: str, whole: int, first: int, count: int, at: int) -> Part:

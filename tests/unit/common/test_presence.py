@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tensorhub_common.bus.presence import Presence
+from tensorhub_common.bus.connection_state import Presence
 
 
 def test_each_change_is_told_once() -> None:

@@ -5,8 +5,8 @@ import pytest
 from tests.unit.common.two_sources import BOTH, CUT, PROGRAM
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program, decoded, encoded
-from tensorhub_common.regions import Blocks
+from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program, decoded, encoded
+from tensorhub_common.programs.regions import Blocks
 
 
 def test_a_cell_without_dimensions_has_one_unit() -> None:

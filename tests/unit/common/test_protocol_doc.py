@@ -1,41 +1,28 @@
 """docs/protocol.md: what follows from the code is as the code is, and what is written by hand names what exists."""
 
 import ast
-import importlib.util
 import json
 import random
 import re
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from tests.property.test_catalog import run
 from tests.unit.common.catalog_world import World
+from tools.docs import protocol_page
 
-from tensorhub_common import errors, subjects
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.codec import decode_command, decode_event
-from tensorhub_common.wire.commands import Publish, Unreadable
-from tensorhub_common.wire.events.event import Event, kind_of
-from tensorhub_common.wire.events.hub import CommandRejected
+from tensorhub_common import errors
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import decode_command, decode_event
+from tensorhub_common.protocol.log.commands import Publish, Unreadable
+from tensorhub_common.protocol.log.events import Event, kind_of
+from tensorhub_common.protocol.log.hub import CommandRejected
+from tensorhub_common.protocol.log.levels import NEWEST
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
 ANY_COMMAND = frozenset({"BadCommand", "StaleSender", "VersionUnavailable", "command.repeated"})
-
-
-def load_generator() -> ModuleType:
-    """Load docs/generate.py, which is a program and no package."""
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = load_generator()
 
 
 def section(title: str) -> str:
@@ -53,27 +40,27 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_the_page_is_as_the_code_is() -> None:
-    """After a change of a message, a transition or a bound: `python docs/generate.py`."""
-    assert GENERATOR.generated(PAGE) == PAGE, "run: python docs/generate.py"
+    """After a change of a message, a transition or a bound: `make docs`."""
+    assert protocol_page.generated(PAGE) == PAGE, "run: make docs"
 
 
 def test_every_section_that_is_made_stands_in_the_page() -> None:
     named = re.findall(r"<!-- generated: ([\w-]+) -->", PAGE)
-    assert sorted(named) == sorted(GENERATOR.SECTIONS)
+    assert sorted(named) == sorted(protocol_page.SECTIONS)
 
 
 def test_what_is_written_by_hand_stays() -> None:
     page = "before\n<!-- generated: states-agent -->\nold\n<!-- end -->\nafter\n"
-    made = GENERATOR.generated(page)
+    made = protocol_page.generated(page)
     assert made.startswith("before\n<!-- generated: states-agent -->\n")
     assert made.endswith("<!-- end -->\nafter\n")
     assert "old" not in made
-    assert GENERATOR.generated(made) == made
+    assert protocol_page.generated(made) == made
 
 
 def test_a_section_that_nobody_makes_is_noticed() -> None:
     with pytest.raises(KeyError):
-        GENERATOR.generated("<!-- generated: nonsense -->\n<!-- end -->\n")
+        protocol_page.generated("<!-- generated: nonsense -->\n<!-- end -->\n")
 
 
 def test_every_example_reads() -> None:
@@ -90,11 +77,11 @@ def test_every_example_reads() -> None:
 
 
 def test_bounds_are_read_as_python_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GENERATOR, "ROOT", tmp_path)
+    monkeypatch.setattr(protocol_page, "ROOT", tmp_path)
     path = tmp_path / "some.py"
     lines = ["A: Final = 4 * 1024", "WAIT_S: Final = -1.5", '"""Why', '  so."""', "THINGS_MAX = (1 << 4) - A // 1024"]
     path.write_text("\n".join([*lines, 'B_MAX: Final = len("x")']))
-    found = [(bound.name, bound.value, bound.why) for bound in GENERATOR.bounds_of(path)]
+    found = [(bound.name, bound.value, bound.why) for bound in protocol_page.bounds_of(path)]
     assert found == [("WAIT_S", -1.5, "Why so."), ("THINGS_MAX", 12, "")]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_common.regions import Blocks, Form, Sizes
+from tensorhub_common.programs.regions import Blocks, Form, Sizes
 
 
 def form(shape: Sizes, to_strides: Sizes, origin_strides: Sizes | None = None, to_itemsize: int = 2) -> Form:

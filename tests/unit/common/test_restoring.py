@@ -4,15 +4,15 @@ from typing import cast
 
 import pytest
 
-from tensorhub_common import restoring
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.failures import LogGap, LogShorter
-from tensorhub_common.bus.joblog import Extent
-from tensorhub_common.bus.snapshots import Index, Record
+from tensorhub_common.bus.errors import LogGap, LogShorter
 from tensorhub_common.catalog.snapshot import Snapshot, encode
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.levels import NEWEST, LevelUnknown
-from tensorhub_registry.trouble import advice_on
+from tensorhub_common.jetstream.job_log import Extent
+from tensorhub_common.jetstream.snapshot_store import Index, Record
+from tensorhub_common.log_follower import restore
+from tensorhub_common.protocol.log.levels import NEWEST, LevelUnknown
+from tensorhub_registry.core.job_health import advice_on
 
 NOBODY = cast("Bus", None)
 
@@ -53,16 +53,16 @@ class Nodes:
             async def read(self, _: Record) -> bytes:
                 return nodes.body
 
-        monkeypatch.setattr(restoring, "JobLog", Log)
-        monkeypatch.setattr(restoring, "Snapshots", Kept)
-        monkeypatch.setattr(restoring, "LOOK_AGAIN_S", 0.0)
+        monkeypatch.setattr(restore, "JobLog", Log)
+        monkeypatch.setattr(restore, "Snapshots", Kept)
+        monkeypatch.setattr(restore, "LOOK_AGAIN_S", 0.0)
 
 
 async def test_what_does_not_fit_together_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """First the log's end is old, then the log is trimmed and its snapshot not there yet; then all is well."""
     nodes = Nodes([extent(1, 5), extent(9, 20), extent(1, 20)], [index(10), None])
     nodes.put_in_place(monkeypatch)
-    assert await restoring.newest(NOBODY, "job", 0) == (None, extent(1, 20))
+    assert await restore.newest(NOBODY, "job", 0) == (None, extent(1, 20))
     assert nodes.asked == 3
 
 
@@ -75,8 +75,8 @@ async def test_what_stays_so_is_an_error(
     nodes = Nodes([stands], [kept])
     nodes.put_in_place(monkeypatch)
     with pytest.raises(error):
-        await restoring.newest(NOBODY, "job", 0)
-    assert nodes.asked == restoring.LOOKS_MAX
+        await restore.newest(NOBODY, "job", 0)
+    assert nodes.asked == restore.LOOKS_MAX
 
 
 async def test_a_snapshot_of_a_newer_release_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,5 +85,5 @@ async def test_a_snapshot_of_a_newer_release_is_named_as_the_reason(monkeypatch:
     nodes.put_in_place(monkeypatch)
     nodes.body = encode(Snapshot(10, 1.0, Catalog("job", seq=10, level=NEWEST + 1)))
     with pytest.raises(LevelUnknown, match=f"level {NEWEST + 1}") as found:
-        await restoring.newest(NOBODY, "job", 0)
+        await restore.newest(NOBODY, "job", 0)
     assert advice_on(found.value).startswith("run the release that raised it")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorhub_common.service_manager import ServiceManager, serving
+from tensorhub_common.service.systemd import ServiceManager, serving
 
 BOUND_S = 60.0
 

@@ -8,9 +8,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from tensorhub_common import settings
-from tensorhub_common.names import is_name
-from tensorhub_common.settings import InvalidSetting, Settings, load, strangers
+from tensorhub_common.config import settings
+from tensorhub_common.config.settings import InvalidSetting, Settings, load, strangers
+from tensorhub_common.protocol.names import is_name
 
 
 def _fits(value: object, annotation: object) -> bool:

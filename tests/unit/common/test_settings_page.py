@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tools.docs.settings_page import table_markdown, with_table
 
-from tensorhub_common.settings import VARIABLES, Settings
-from tensorhub_common.settings_page import table_markdown, with_table
+from tensorhub_common.config.settings import VARIABLES, Settings
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 

@@ -4,7 +4,7 @@ import threading
 import time
 from contextlib import suppress
 
-from tensorhub_common.span_cost import Account
+from tensorhub_common.observability.span_cost import Account
 
 
 def work(seconds: float) -> None:

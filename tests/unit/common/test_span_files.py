@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tensorhub_common.span_files import DIRECTORY_MODE, MODE, NEW, OLD, SPAN_BYTES_MAX, SpanFiles
-from tensorhub_common.wire.traces import ANSWER_BYTES_MAX, Span
+from tensorhub_common.protocol.spans import ANSWER_BYTES_MAX, Span
+from tensorhub_common.telemetry.span_files import DIRECTORY_MODE, MODE, NEW, OLD, SPAN_BYTES_MAX, SpanFiles
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 BYTES_MAX = 64 * 1024
@@ -130,8 +130,8 @@ WRITER = """
 import sys
 from pathlib import Path
 import msgspec
-from tensorhub_common.span_files import SpanFiles
-from tensorhub_common.wire.traces import Span
+from tensorhub_common.telemetry.span_files import SpanFiles
+from tensorhub_common.protocol.spans import Span
 
 files = SpanFiles(Path(sys.argv[1]), int(sys.argv[2]))
 first = int(sys.argv[3])

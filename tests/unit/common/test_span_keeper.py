@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.util.types import AnyValue
 from tests.unit.span_places import place_at
 
-from tensorhub_common import span_keeper
-from tensorhub_common.span_files import SpanFiles
-from tensorhub_common.span_keeper import QUEUE_SPANS_MAX, SpanKeeper
-from tensorhub_common.span_lines import TEXT_CHARS_MAX
-from tensorhub_common.spanmaker import SpanMaker
-from tensorhub_common.tracecontext import finished
-from tensorhub_common.wire.traces import Link, Span
+from tensorhub_common.observability.span_lines import TEXT_CHARS_MAX
+from tensorhub_common.observability.trace_context import finished
+from tensorhub_common.protocol.spans import Link, Span
+from tensorhub_common.telemetry import span_store
+from tensorhub_common.telemetry.span_files import SpanFiles
+from tensorhub_common.telemetry.span_maker import SpanMaker
+from tensorhub_common.telemetry.span_store import QUEUE_SPANS_MAX, SpanKeeper
 
 RESOURCE = Resource.create({"service.name": "tensorhub-agent", "service.instance.id": "agent-0"})
 HANDED = Span(
@@ -180,7 +180,7 @@ def test_a_directory_that_cant_be_written_is_one_warning(tmp_path: Path, caplog:
 def test_the_first_span_is_written_soon_and_the_next_ones_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(span_keeper, "LOOK_EVERY_S", 0.002)
+    monkeypatch.setattr(span_store, "LOOK_EVERY_S", 0.002)
     keeper = SpanKeeper(SpanFiles(tmp_path, 1 << 20))
     looks, wait = threading.Semaphore(0), keeper._closed.wait
 

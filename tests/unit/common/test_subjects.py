@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common import subjects
 from tensorhub_common.errors import InvalidName
-from tensorhub_common.subjects import (
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.subjects import (
     AgentAskSubject,
     AskSubject,
     BeatSubject,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tensorhub_common import supervision
-from tensorhub_common.supervision import Fault, Supervisor
+from tensorhub_common.runtime import supervision
+from tensorhub_common.runtime.supervision import Fault, Supervisor
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import TracerProvider
 from tests.bounds import BUSY_S, WAIT_S
 
-from tensorhub_common import settings, telemetry
+from tensorhub_common.config import settings
+from tensorhub_common.telemetry import process
 
 
 @pytest.fixture
 def provider() -> TracerProvider:
-    return telemetry.make_provider("registry", "registry-0", {})[0]
+    return process.make_provider("registry", "registry-0", {})[0]
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def stream() -> Iterator[io.StringIO]:
 
 def start_logs(stream: io.StringIO, **variables: str) -> None:
     environ = {f"TENSORHUB_{name.upper()}": value for name, value in variables.items()}
-    telemetry.start_logs("registry", "registry-0", settings.load(environ), stream)
+    process.start_logs("registry", "registry-0", settings.load(environ), stream)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
@@ -50,12 +51,12 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 def test_a_json_line_says_when_who_what_and_the_fields(stream: io.StringIO) -> None:
     start_logs(stream, log_format="json")
-    telemetry.logger("tensorhub_registry.service").bind(job="run-7").warning("agent lost", agent="a-0", shards=(1, 2))
+    process.logger("tensorhub_registry.app.service").bind(job="run-7").warning("agent lost", agent="a-0", shards=(1, 2))
     (line,) = lines(stream)
     assert str(line.pop("timestamp")).endswith("+00:00")
     assert line == {
         "level": "warning",
-        "logger": "tensorhub_registry.service",
+        "logger": "tensorhub_registry.app.service",
         "service": "registry",
         "instance": "registry-0",
         "event": "agent lost",
@@ -67,7 +68,7 @@ def test_a_json_line_says_when_who_what_and_the_fields(stream: io.StringIO) -> N
 
 def test_a_line_within_a_span_carries_its_ids(stream: io.StringIO, provider: TracerProvider) -> None:
     start_logs(stream, log_format="json")
-    log = telemetry.logger("tensorhub_agent.service")
+    log = process.logger("tensorhub_agent.app.service")
     with provider.get_tracer("test").start_as_current_span("transfer") as span:
         log.info("within")
         logging.getLogger("nats").warning("of another library, within")
@@ -82,11 +83,11 @@ def test_a_line_within_a_span_carries_its_ids(stream: io.StringIO, provider: Tra
 
 def test_the_level_holds_for_us_and_others_are_heard_from_warning_on(stream: io.StringIO) -> None:
     start_logs(stream, log_format="json", log_level="debug")
-    telemetry.logger("tensorhub").debug("ours")
+    process.logger("tensorhub").debug("ours")
     logging.getLogger("nats").info("chatter")
     logging.getLogger("nats").error("trouble %d", 7)
     start_logs(stream, log_format="json", log_level="error")
-    telemetry.logger("tensorhub").warning("not wanted now")
+    process.logger("tensorhub").warning("not wanted now")
     assert [line["event"] for line in lines(stream)] == ["ours", "trouble 7"]
 
 
@@ -96,7 +97,7 @@ def test_an_exception_is_written_with_its_traceback_in_both_formats(stream: io.S
         try:
             raise KeyError(form)  # noqa: TRY301 (the fault is the subject)
         except KeyError:
-            telemetry.logger("tensorhub").exception("it broke")
+            process.logger("tensorhub").exception("it broke")
     first, *rest = stream.getvalue().splitlines()
     assert "KeyError: 'json'" in str(json.loads(first)["exception"])
     assert "it broke" in rest[0]
@@ -105,7 +106,7 @@ def test_an_exception_is_written_with_its_traceback_in_both_formats(stream: io.S
 
 def test_console_lines_have_no_colors_where_there_is_no_terminal(stream: io.StringIO) -> None:
     start_logs(stream)
-    telemetry.logger("tensorhub").info("hello", model="policy")
+    process.logger("tensorhub").info("hello", model="policy")
     assert "hello" in stream.getvalue()
     assert "model=policy" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
@@ -114,14 +115,14 @@ def test_console_lines_have_no_colors_where_there_is_no_terminal(stream: io.Stri
 def test_starting_again_replaces_the_stream(stream: io.StringIO) -> None:
     start_logs(io.StringIO())
     start_logs(stream, log_format="json")
-    telemetry.logger("tensorhub").info("once")
+    process.logger("tensorhub").info("once")
     assert len(lines(stream)) == 1
 
 
 def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogCaptureFixture) -> None:
     """The SDK configures nothing: a trainer's own handlers get our lines as text."""
     caplog.set_level(logging.WARNING, logger="tensorhub")
-    telemetry.logger("tensorhub.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
+    process.logger("tensorhub.aio.hub").warning("agent %s is gone", "a-0", wait_s=0.5)
     assert caplog.messages == ["agent a-0 is gone wait_s=0.5"]
 
 
@@ -129,9 +130,9 @@ def test_in_a_process_of_others_a_line_goes_by_their_logging(caplog: pytest.LogC
 
 
 def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert telemetry.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
+    assert process.make_provider("agent", "a-0", {})[0].resource.attributes["service.name"] == "agent"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    resource = telemetry.make_provider("agent", "a-0", os.environ)[0].resource
+    resource = process.make_provider("agent", "a-0", os.environ)[0].resource
     assert resource.attributes["service.name"] == "mine"
     assert resource.attributes["service.instance.id"] == "a-0"
 
@@ -141,7 +142,8 @@ def test_the_service_is_named_unless_open_telemetry_s_variable_does(monkeypatch:
 PROGRAM = """
 import pathlib, sys, time
 from opentelemetry import trace
-from tensorhub_common import settings, telemetry
+from tensorhub_common.config import settings
+from tensorhub_common.telemetry import process as telemetry
 
 telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
 telemetry.start("registry", "registry-0", settings.load({}), pathlib.Path(sys.argv[2]))
@@ -240,7 +242,7 @@ def test_a_collector_that_does_not_answer_holds_up_neither_shutdown_nor_exit(col
 
 
 def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
-    assert telemetry.shutdown()
+    assert process.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -254,9 +256,9 @@ def test_shutdown_in_a_process_that_never_started_is_nothing() -> None:
 def test_a_line_that_is_logged_while_a_question_is_answered_names_who_asked(
     headers: dict[str, str], ids: dict[str, str]
 ) -> None:
-    told = telemetry.ANSWERING.set(headers)
+    told = process.ANSWERING.set(headers)
     try:
-        assert telemetry.trace_ids() == ids
+        assert process.trace_ids() == ids
     finally:
-        telemetry.ANSWERING.reset(told)
-    assert telemetry.trace_ids() == {}
+        process.ANSWERING.reset(told)
+    assert process.trace_ids() == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_common.tracecontext import TraceContext, context_in, headers_of, parse
+from tensorhub_common.observability.trace_context import TraceContext, context_in, headers_of, parse
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GOOD = f"00-{TRACE}-{SPAN}-01"

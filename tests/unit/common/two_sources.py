@@ -1,6 +1,6 @@
 """A program by hand: rows of two sources and a copy, as a whole and in halves."""
 
-from tensorhub_common.program import Cell, Cut, Group, Owner, Program
+from tensorhub_common.programs.program import Cell, Cut, Group, Owner, Program
 
 CUT = Cut((5, 4), (8, 2), 2, dim=0, rows=2, units=3)
 """A box of 5 rows of 4 elements of two bytes, two rows at a time."""

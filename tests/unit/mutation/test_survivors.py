@@ -69,13 +69,13 @@ def test_the_record_is_written_in_the_order_of_names() -> None:
 
 
 def test_the_page_names_counts_and_survivors_and_keeps_the_rest() -> None:
-    module = "tensorhub_common.catalog.rounds"
+    module = "tensorhub_common.catalog.handlers.rounds"
     record = {module: Outcome("1", {"killed": 3, "survived": 1, "no tests": 1, "timeout": 1}, ())}
     verdict = judged(
         {ROUNDS: outcome(survivor("a <= b"), survivor("a | b"), survivor(""))}, {ROUNDS: "1"}, explanations(KNOWN)
     )
     shown = page(PAGE, record, {module: "1"}, verdict)
-    assert "| common.catalog.rounds | 6 | 3 | 0 | 1 | 2 | as it stands |" in shown
+    assert "| common.catalog.handlers.rounds | 6 | 3 | 0 | 1 | 2 | as it stands |" in shown
     assert "| **all** | 6 | 3 | 0 | 1 | 2 |  |" in shown
     assert "| catalog.rounds.want | `a < b` | `a <= b` | They are never equal. |" in shown
     assert "`a \\| b` | **not explained yet** |" in shown

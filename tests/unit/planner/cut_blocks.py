@@ -2,8 +2,9 @@
 
 from itertools import pairwise
 
-from tensorhub_common.derived import DERIVED
-from tensorhub_common.layout import Layout, Part, TensorEntry, layout_digest, layout_of
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
+from tensorhub_common.layout.parts import Part
+from tensorhub_common.layout.quantized import DERIVED
 
 SHAPE = (400, 200)
 """4 × 2 blocks."""

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.wire.transfer import Demand, Plan, Range, Refusal, SourceId, Turn
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Load
-from tensorhub_planner.plan import Answer, LayoutsDiffer, plan
-from tensorhub_planner.ranges import Ranges, Sizes
-from tensorhub_planner.sources import Holder, Holders, Seat
-from tensorhub_planner.topology import Place, Topology
+from tensorhub_common.protocol.plans import Demand, Plan, Range, Refusal, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
+from tensorhub_planner.load.ledger import Load
+from tensorhub_planner.planning.plan import Answer, LayoutsDiffer, plan
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes
+from tensorhub_planner.primitives.topology import Place, Topology
 
 LAYOUT = "l" * 64
 ROOT = "r" * 32

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.catalog.state import root_key
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, TensorEntry, layout_digest, layout_of
-from tensorhub_common.wire.transfer import Demand, LinkRate, Plan, Share, SourceId, Turn
-from tensorhub_planner.again import Kept
-from tensorhub_planner.busy import Reader
-from tensorhub_planner.compiling import SourceIndex, compile_program
-from tensorhub_planner.coverage import PlanError, prove, prove_again
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.resharding import ProgramQuestion, in_units
-from tensorhub_planner.sources import Found, Holder, Holders, Roll, Seat
-from tensorhub_planner.topology import Place, Topology
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Demand, LinkRate, Plan, Share, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll, Seat
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Reader
+from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.planning.resharding import ProgramQuestion, in_units
+from tensorhub_planner.planning.verifier import PlanError, prove, prove_again
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.topology import Place, Topology
 
 ROWS = 24
 LIMITS = Limits()

@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World
 
-from tensorhub_common.wire.transfer import Demand, Refusal
-from tensorhub_planner.ahead import PUBLISHERS_MAX, Expected, expected
-from tensorhub_planner.resharding import source_set
-from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import find
+from tensorhub_common.protocol.plans import Demand, Refusal
+from tensorhub_planner.catalog_view.holders import find
+from tensorhub_planner.catalog_view.upcoming_programs import PUBLISHERS_MAX, Expected, expected
+from tensorhub_planner.planning.resharding import source_set
+from tensorhub_planner.primitives.source_set import SourceSet
 
 
 def given(world: World, name: str, *layouts: str, spot: bool = False) -> None:

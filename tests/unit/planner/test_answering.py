@@ -6,14 +6,14 @@ from tests.unit.common.catalog_world import MODEL, World
 
 from tensorhub_common.catalog.state import root_key
 from tensorhub_common.errors import BadCommand
-from tensorhub_common.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.wire.transfer import Demand, Plan
-from tensorhub_planner.answering import Answering
-from tensorhub_planner.fold import Fold
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_simulator.planner import Known, at_once
-from tensorhub_simulator.tensors import Layouts
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.protocol.plans import Demand, Plan
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.request import Answering
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_simulator.faultsim.models.layouts import Layouts
+from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
 
 def half(first: int, rows: int) -> Layout:

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import pytest
 
-from tensorhub_common.layout import Layout, Part, TensorEntry, layout_of, placements
-from tensorhub_common.parts import padding
-from tensorhub_planner import atoms
-from tensorhub_planner.atoms import Cutout, Cutouts
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of, placements
+from tensorhub_common.layout.parts import Part, padding
+from tensorhub_planner.compiler import boxes
+from tensorhub_planner.compiler.boxes import Cutout, Cutouts
 
 
 class Atom(NamedTuple):
@@ -92,7 +92,7 @@ def test_what_was_published_is_another_cutout_than_what_others_hold() -> None:
 
 def test_what_is_remembered_of_entries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few are remembered, all are found: in layouts that have some alike, as originals and not."""
-    monkeypatch.setattr(atoms, "ROWS_MAX", 2)
+    monkeypatch.setattr(boxes, "ROWS_MAX", 2)
     layouts = [
         layout_of([TensorEntry(name, "int16", 2, (3, 50 * n), (6, 50 * n), (at, 0)) for n, name in enumerate(names, 1)])
         for names, at in (("abc", 0), ("bcd", 0), ("a", 3), ("", 0), ("abc", 0))

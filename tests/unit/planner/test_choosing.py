@@ -3,10 +3,10 @@
 import pytest
 from tests.unit.planner.given import MIB, SIZES, source
 
-from tensorhub_planner.choosing import Choice, Offer, choose
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.ranges import Ranges, normal
-from tensorhub_planner.topology import Distance
+from tensorhub_planner.planning.selection import Choice, Offer, choose
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Ranges, normal
+from tensorhub_planner.primitives.topology import Distance
 
 ALL = SIZES.all()
 

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, Part, Shape, TensorEntry, layout_of
-from tensorhub_common.program import Program
-from tensorhub_planner import compiling, cutting
-from tensorhub_planner.compiling import TENSORS_TOLD_MAX, SourceIndex, compile_program, hash_of, region
-from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.layout.parts import Part, Shape
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import Program
+from tensorhub_planner.compiler import compiler, tiling
+from tensorhub_planner.compiler.compiler import TENSORS_TOLD_MAX, SourceIndex, compile_program, hash_of, region
+from tensorhub_planner.compiler.tiling import FIRST_OWNERS, OWNERS_MAX
 
 ITEMSIZES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
@@ -105,8 +106,8 @@ def test_forgotten_patterns_are_worked_out_again(monkeypatch: pytest.MonkeyPatch
     readers = [rows(at, at + 5, "uvw") for at in range(20)]
     kept = SourceIndex(sources)
     expected = [compile_program("x", reader, kept) for reader in readers]
-    monkeypatch.setattr(compiling, "PATTERNS_MAX", 2)
-    monkeypatch.setattr(compiling, "GRIDS_MAX", 1)
+    monkeypatch.setattr(compiler, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(compiler, "GRIDS_MAX", 1)
     index = SourceIndex(sources)
     for reader, program in [*zip(readers, expected, strict=True)] * 2:
         assert compile_program("x", reader, index) == program
@@ -120,13 +121,13 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def count(name: str) -> None:
-        function = getattr(compiling, name)
+        function = getattr(compiler, name)
 
         def counting(*given: Any) -> Any:
             called.append(name)
             return function(*given)
 
-        monkeypatch.setattr(compiling, name, counting)
+        monkeypatch.setattr(compiler, name, counting)
 
     count("cut_up")
     count("pattern_of")
@@ -135,7 +136,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_is_cut_alike_is_worked_out_once(monkeypatch: pytest.MonkeyPatch, worked_out: list[str]) -> None:
     """Also where as many patterns are kept as can be."""
-    monkeypatch.setattr(compiling, "PATTERNS_MAX", 2)
+    monkeypatch.setattr(compiler, "PATTERNS_MAX", 2)
     index = SourceIndex({"a": rows(0, 12, "uvw"), "b": rows(12, 24, "uvw")})
     for _ in range(2):
         for at in (0, 1):
@@ -215,7 +216,7 @@ def test_a_box_that_gives_no_whole_block_cuts_nothing() -> None:
 
 
 def test_too_many_boxes_of_one_tensor_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "CELLS_MAX", 4)
+    monkeypatch.setattr(tiling, "CELLS_MAX", 4)
     quarters = {f"s{at}": rows(at, at + 6) for at in range(0, 24, 6)}
     assert len(Execution(compiled(rows(0, 24), **quarters))) == 4
     told = refusal(rows(0, 24), **quarters, more=rows(0, 1))

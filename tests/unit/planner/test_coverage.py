@@ -3,10 +3,10 @@
 import pytest
 from tests.unit.planner.given import ME, MY_TURN, holder, source
 
-from tensorhub_common.wire.transfer import Plan, Share, SourceId, Turn
-from tensorhub_planner.coverage import PlanError, chain_ends, grounded, prove
-from tensorhub_planner.ranges import Ranges, Sizes
-from tensorhub_planner.sources import Holder
+from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import Holder
+from tensorhub_planner.planning.verifier import PlanError, chain_ends, grounded, prove
+from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes
 
 SIZES = Sizes([10] * 8)
 ALL = ((0, 8),)

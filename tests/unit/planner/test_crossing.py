@@ -20,13 +20,13 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.wire.transfer import Demand, Plan, Share, SourceId, Turn
-from tensorhub_planner.busy import Busy
-from tensorhub_planner.crossing import divide, shares_out
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.plan import plan
-from tensorhub_planner.ranges import Ranges, Sizes, common, count_of, normal
-from tensorhub_planner.sources import Holder, Holders
+from tensorhub_common.protocol.plans import Demand, Plan, Share, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import Holder, Holders
+from tensorhub_planner.load.load import Busy
+from tensorhub_planner.planning.plan import plan
+from tensorhub_planner.planning.wan_fanout import divide, shares_out
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, count_of, normal
 
 CROSSERS = [SourceId(f"agent-{number}", 1, f"rollout-{number}", 0) for number in range(8)]
 FAR = holder("far")

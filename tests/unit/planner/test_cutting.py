@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, Shape, TensorEntry, layout_of
-from tensorhub_common.program import Cell
-from tensorhub_planner import cutting
-from tensorhub_planner.atoms import Cutout, Cutouts
-from tensorhub_planner.cutting import FIRST_OWNERS, OWNERS_MAX, Gap, Grid, Pattern, cut_up, lots, pattern_of
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.layout.parts import Shape
+from tensorhub_common.programs.program import Cell
+from tensorhub_planner.compiler import tiling
+from tensorhub_planner.compiler.boxes import Cutout, Cutouts
+from tensorhub_planner.compiler.tiling import FIRST_OWNERS, OWNERS_MAX, Gap, Grid, Pattern, cut_up, lots, pattern_of
 
 WHOLE = (6, 5)
 ITEMSIZE = 2
@@ -120,7 +121,7 @@ def test_lots_whose_owners_are_cut_alike_have_the_same_cells_and_others_their_ow
 
 
 def test_what_would_be_cut_too_often_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "CELLS_MAX", 5)
+    monkeypatch.setattr(tiling, "CELLS_MAX", 5)
     rows: list[Box] = [((row, 0), (row + 1, 5)) for row in range(6)]
     assert not isinstance(cut(((0, 0), (5, 5)), rows)[0], Gap)
     with pytest.raises(LayoutMismatch, match="cut into more than 5 boxes: cut it along fewer dimensions"):

@@ -14,14 +14,14 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.wire.asks import Beat, Serving
-from tensorhub_common.wire.transfer import Demand, Plan, Range, Share, Turn
-from tensorhub_planner.busy import Busy, Reader
-from tensorhub_planner.deciding import Question
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.sources import Found, Holder, Holders
-from tensorhub_planner.topology import Place, Topology
+from tensorhub_common.protocol.plans import Demand, Plan, Range, Share, Turn
+from tensorhub_common.protocol.queries import Beat, Serving
+from tensorhub_planner.catalog_view.holders import Found, Holder, Holders
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Busy, Reader
+from tensorhub_planner.planning.decision import Question
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.topology import Place, Topology
 
 JOB = "run-7"
 GIB = 1024 * MIB

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundFailed, RoundReopened, RoundStarted
-from tensorhub_common.wire.events.shards import ShardFilled, ShardReleased
-from tensorhub_planner.busy import Reader
-from tensorhub_planner.ended import Ended
-from tensorhub_planner.limits import Limits
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundFailed, RoundReopened, RoundStarted
+from tensorhub_common.protocol.log.shards import ShardFilled, ShardReleased
+from tensorhub_planner.load.ended import Ended
+from tensorhub_planner.load.load import Reader
+from tensorhub_planner.primitives.limits import Limits
 
 JOB = "run-7"
 ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))

@@ -5,20 +5,20 @@ import pytest
 from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
 from tests.unit.planner.given import MIB
 
-from tensorhub_common import subjects
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.commands import Join, Publish, Retain, Sender, Unreadable
-from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
-from tensorhub_common.wire.transfer import Demand, Plan, Turn
-from tensorhub_planner.deciding import Question, found_in
-from tensorhub_planner.fold import Fold
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.sources import Found
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log import codec
+from tensorhub_common.protocol.log.commands import Join, Publish, Retain, Sender, Unreadable
+from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.plans import Demand, Plan, Turn
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.catalog_view.holders import Found
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.decision import Question, found_in
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
 
 JOIN = Join(by=Sender("a", 1, 1), host="node-1", site="berlin")
 

@@ -5,10 +5,10 @@ from itertools import product
 import pytest
 from tests.unit.planner.test_spans import SCALES, VALUES, cutout
 
-from tensorhub_common.fold_cells import ENTRY_BYTES
-from tensorhub_common.layout import Shape
-from tensorhub_planner.atoms import Cutout
-from tensorhub_planner.folding import Table, has_some, parts_of_blocks
+from tensorhub_common.layout.parts import Shape
+from tensorhub_common.programs.amax_cells import ENTRY_BYTES
+from tensorhub_planner.compiler.boxes import Cutout
+from tensorhub_planner.compiler.fp8_blocks import Table, has_some, parts_of_blocks
 
 
 def has_a_part(atom: Cutout, boxes: list[Cutout], start: Shape, stop: Shape) -> bool:

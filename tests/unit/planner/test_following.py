@@ -7,20 +7,21 @@ from typing import cast
 import pytest
 from tests.bounds import WAIT_S
 
-from tensorhub_common import subjects, supervision
 from tensorhub_common.bus.connection import Bus
-from tensorhub_common.bus.entry import Entry
-from tensorhub_common.bus.failures import LogGap, LogMissing, LogShorter
+from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.snapshot import Snapshot
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.supervision import Fault
-from tensorhub_common.wire import codec
-from tensorhub_common.wire.commands import Join, Sender
-from tensorhub_common.wire.events.event import Event
-from tensorhub_planner import following
-from tensorhub_planner.following import Catalogs, JobUnknown, PlannerBehind
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log import codec
+from tensorhub_common.protocol.log.commands import Join, Sender
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.runtime import supervision
+from tensorhub_common.runtime.supervision import Fault
+from tensorhub_planner.context import catalogs as context_catalogs
+from tensorhub_planner.context.catalogs import Catalogs, JobUnknown, PlannerBehind
 
 JOB = "run-7"
 Step = Entry | Exception
@@ -86,8 +87,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> FakeLog:
         def follow(self, seq: int) -> AsyncGenerator[Entry, None]:
             return self.log.follow(seq)
 
-    monkeypatch.setattr("tensorhub_planner.following.joblog.JobLog", JobLog)
-    monkeypatch.setattr("tensorhub_planner.following.restoring.newest", made.newest)
+    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.JobLog", JobLog)
+    monkeypatch.setattr("tensorhub_planner.context.catalogs.restore.newest", made.newest)
     return made
 
 
@@ -157,7 +158,7 @@ async def test_the_wait_is_bounded(log: FakeLog, catalogs: Catalogs) -> None:
 
 
 async def test_only_so_many_wait(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "WAITING_MAX", 1)
+    monkeypatch.setattr(context_catalogs, "WAITING_MAX", 1)
     log.reads = [[]]
     first = asyncio.create_task(catalogs.at(JOB, 1, 5))
     await asyncio.sleep(0)
@@ -209,7 +210,7 @@ async def test_a_log_that_was_made_anew_is_folded_from_its_start_again(
     log: FakeLog, catalogs: Catalogs, over: list[str], monkeypatch: pytest.MonkeyPatch, ended: list[Fault]
 ) -> None:
     """The planner knows nothing of its own that a new log could contradict, or is told to forget it."""
-    monkeypatch.setattr(following, "ASIDE_S", 0.0)
+    monkeypatch.setattr(context_catalogs, "ASIDE_S", 0.0)
     log.reads = [[entry(1), LogShorter("it is not the log that it was")], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="not the log that it was"):
         await catalogs.at(JOB, 5, 5)
@@ -231,7 +232,7 @@ async def test_a_job_without_a_log_is_asked_for_anew(
 
 
 async def test_only_so_many_jobs(log: FakeLog, catalogs: Catalogs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "JOBS_MAX", 0)
+    monkeypatch.setattr(context_catalogs, "JOBS_MAX", 0)
     with pytest.raises(PlannerBehind, match="its limit"):
         await catalogs.at(JOB, 1)
 
@@ -259,7 +260,7 @@ async def test_a_fold_that_raises_sets_its_job_aside_and_no_other(
     aside = catalogs.health(JOB)
     assert (aside.state, aside.seq, catalogs.ailing) == ("set-aside", 1, [JOB])
     assert "entry 3 can't be folded" in aside.why
-    assert aside.again_at - aside.since == pytest.approx(following.ASIDE_S)
+    assert aside.again_at - aside.since == pytest.approx(context_catalogs.ASIDE_S)
     await other.add(entry(2))
     assert (await catalogs.at("run-8", 2, 5)).catalog.seq == 2
     assert (catalogs.health("run-8").state, catalogs.health("run-8").seq) == ("well", 2)
@@ -272,7 +273,11 @@ async def test_a_job_that_was_set_aside_is_tried_again_after_a_while(
     """From its snapshot, by the first question after 5 s, then 10 s and so on; 5 s again once it has got further."""
     log.reads = [[entry(1), entry(3)], [entry(1), entry(3)], [entry(1), entry(2), entry(4)]]
     log.reads.append([entry(1), entry(2), entry(3), entry(4)])
-    for seq, wait_s in ((3, following.ASIDE_S), (3, 2 * following.ASIDE_S), (4, following.ASIDE_S)):
+    for seq, wait_s in (
+        (3, context_catalogs.ASIDE_S),
+        (3, 2 * context_catalogs.ASIDE_S),
+        (4, context_catalogs.ASIDE_S),
+    ):
         starts = len(log.starts)
         for _ in range(2):
             with pytest.raises(RegistryUnavailable, match=f"entry {seq} can't be folded"):
@@ -291,7 +296,7 @@ async def test_a_job_that_is_tried_again_stays_set_aside_until_it_got_on(
     log.reads = [[entry(1), entry(3)], [entry(1)]]
     with pytest.raises(RegistryUnavailable, match="entry 3 can't be folded"):
         await catalogs.at(JOB, 3, 5)
-    clock.now += following.ASIDE_S
+    clock.now += context_catalogs.ASIDE_S
     assert (await catalogs.at(JOB, 1, 5)).catalog.seq == 1
     tried = catalogs.health(JOB)
     assert (tried.state, catalogs.ailing) == ("set-aside", [JOB])
@@ -309,7 +314,7 @@ async def test_who_asks_how_a_job_is_has_it_tried_again(log: FakeLog, catalogs: 
         await catalogs.at(JOB, 3, 5)
     catalogs.try_due()
     assert catalogs.ailing == [JOB], "its time has not come"
-    clock.now += following.ASIDE_S
+    clock.now += context_catalogs.ASIDE_S
     catalogs.try_due()
     async with asyncio.timeout(WAIT_S):
         while catalogs.ailing:  # noqa: ASYNC110
@@ -331,8 +336,8 @@ async def test_a_job_that_is_gone_is_not_set_aside(
             listed.set()
         return []
 
-    monkeypatch.setattr("tensorhub_planner.following.joblog.jobs", jobs)
-    monkeypatch.setattr(following, "DISCOVER_S", 0.0)
+    monkeypatch.setattr("tensorhub_planner.context.catalogs.job_log.jobs", jobs)
+    monkeypatch.setattr(context_catalogs, "DISCOVER_S", 0.0)
     catalogs.start()
     async with asyncio.timeout(5):
         await listed.wait()

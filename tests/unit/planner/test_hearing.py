@@ -7,14 +7,14 @@ import pytest
 from tests.bounds import WAIT_S
 
 from tensorhub_common.bus.client import Handler
-from tensorhub_common.bus.failures import NotPermitted
+from tensorhub_common.bus.errors import NotPermitted
 from tensorhub_common.bus.message import Message
-from tensorhub_common.subjects import beat, beats
-from tensorhub_common.wire.asks import Beat
-from tensorhub_planner import hearing as module
-from tensorhub_planner.hearing import Hearing
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
+from tensorhub_common.protocol.queries import Beat
+from tensorhub_common.protocol.subjects import beat, beats
+from tensorhub_planner.context import load_subscriber as module
+from tensorhub_planner.context.load_subscriber import Hearing
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.primitives.limits import Limits
 
 TURNS = 5
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.atoms import Atoms
-from tensorhub_planner.joining import Joined, Tensor
+from tensorhub_planner.compiler.boxes import Atoms
+from tensorhub_planner.compiler.layout_index import Joined, Tensor
 
 Box = tuple[int, int, int]
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_common.bus.blobs import Blobs, digest_of
-from tensorhub_common.bus.failures import BlobMissing
+from tensorhub_common.bus.errors import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, pieces
-from tensorhub_common.supervision import Supervisor
-from tensorhub_planner import layouts
-from tensorhub_planner.layouts import Layouts, most_pieces
+from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of, pieces
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_planner.context import layout_store
+from tensorhub_planner.context.layout_store import Layouts, most_pieces
 
 MIB = 1024 * 1024
 
@@ -84,7 +84,7 @@ async def test_a_failure_is_not_kept(blobs: FakeBlobs, known: Layouts) -> None:
 async def test_the_cache_is_bounded(
     blobs: FakeBlobs, known: Layouts, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(layouts, limit, 3)
+    monkeypatch.setattr(layout_store, limit, 3)
     digests = [blobs.put(layout_of([entry(f"w{n}", 4)])) for n in range(5)]
     for digest in digests:
         await known.sizes("run-7", digest)

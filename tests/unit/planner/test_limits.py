@@ -1,8 +1,8 @@
 """Which rates count over which distance."""
 
-from tensorhub_common.wire.transfer import SHARES_MAX
-from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
-from tensorhub_planner.topology import Distance
+from tensorhub_common.protocol.plans import SHARES_MAX
+from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, Limits
+from tensorhub_planner.primitives.topology import Distance
 
 
 def test_rates_by_distance() -> None:

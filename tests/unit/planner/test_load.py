@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import source
 
-from tensorhub_common.wire.asks import Beat, Served, Serving
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.hub import AgentLost
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundFailed, RoundReopened
-from tensorhub_common.wire.events.shards import ShardFilled
-from tensorhub_common.wire.transfer import Plan, Share, Transport
-from tensorhub_planner.busy import Busy, Lane, Reader
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundFailed, RoundReopened
+from tensorhub_common.protocol.log.shards import ShardFilled
+from tensorhub_common.protocol.plans import Plan, Share, Transport
+from tensorhub_common.protocol.queries import Beat, Served, Serving
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Busy, Lane, Reader
+from tensorhub_planner.primitives.limits import Limits
 
 JOB = "run-7"
 ONE, TWO = (Reader(JOB, "policy", "rollout", shard) for shard in range(2))

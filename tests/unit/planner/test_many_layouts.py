@@ -3,15 +3,15 @@
 import pytest
 from tests.unit.common.catalog_world import MODEL, World, decided
 
-from tensorhub_common.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.wire.transfer import Demand, Plan, Turn
-from tensorhub_planner.answering import Answering
-from tensorhub_planner.cutting import OWNERS_MAX
-from tensorhub_planner.fold import Fold
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_simulator.planner import Known, at_once
-from tensorhub_simulator.tensors import Layouts
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.protocol.plans import Demand, Plan, Turn
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.compiler.tiling import OWNERS_MAX
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.request import Answering
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_simulator.faultsim.models.layouts import Layouts
+from tensorhub_simulator.faultsim.nodes.planner import Known, at_once
 
 RANKS = 2 * OWNERS_MAX
 

@@ -4,10 +4,10 @@ import msgspec
 from tests.unit.planner.given import LAYOUT, SIZES, TOPOLOGY, agents, answer, demand, holder, planned, refused, source
 
 from tensorhub_common.errors import VersionUnavailable
-from tensorhub_common.wire.transfer import Demand
-from tensorhub_planner.busy import Busy
-from tensorhub_planner.load import Load
-from tensorhub_planner.topology import Topology
+from tensorhub_common.protocol.plans import Demand
+from tensorhub_planner.load.ledger import Load
+from tensorhub_planner.load.load import Busy
+from tensorhub_planner.primitives.topology import Topology
 
 
 def mapped(*avoid: str) -> Demand:

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planner.given import GIVEN_LINKS, MIB, SEAT, SIZES, TOPOLOGY, agents, demand, holder, planned, source
 
-from tensorhub_common.wire.transfer import RATES_MAX, Demand, LinkRate, Plan, SourceId, Transport
-from tensorhub_planner.busy import Busy
-from tensorhub_planner.limits import LOCAL, NETWORK, WIDE, Limits
-from tensorhub_planner.load import Load
-from tensorhub_planner.measured import BPS_MAX, OWN_HOST, STEP, believed, link_of, measured_limits, stepped
-from tensorhub_planner.plan import plan
-from tensorhub_planner.sources import Holders
-from tensorhub_planner.topology import Distance, Place, Topology
+from tensorhub_common.protocol.plans import RATES_MAX, Demand, LinkRate, Plan, SourceId, Transport
+from tensorhub_planner.catalog_view.holders import Holders
+from tensorhub_planner.load.ledger import Load
+from tensorhub_planner.load.load import Busy
+from tensorhub_planner.planning.cost_model import BPS_MAX, OWN_HOST, STEP, believed, link_of, measured_limits, stepped
+from tensorhub_planner.planning.plan import plan
+from tensorhub_planner.primitives.limits import LOCAL, NETWORK, WIDE, Limits
+from tensorhub_planner.primitives.topology import Distance, Place, Topology
 
 GB = 10**9
 LIMITS = Limits()

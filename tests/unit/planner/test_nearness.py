@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.nearness import Measure, ranks
-from tensorhub_planner.topology import Distance
+from tensorhub_planner.planning.nearness import Measure, ranks
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.topology import Distance
 
 LIMITS = Limits(nearer_times=2.0)
 

@@ -20,14 +20,14 @@ from tests.unit.planner.given import (
     source,
 )
 
-from tensorhub_common.wire.transfer import Plan
-from tensorhub_planner.busy import Busy, Lane
-from tensorhub_planner.coverage import PlanError
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Load
-from tensorhub_planner.plan import RANGES_MAX, plan
-from tensorhub_planner.ranges import NOTHING, Sizes
-from tensorhub_planner.sources import Holders
+from tensorhub_common.protocol.plans import Plan
+from tensorhub_planner.catalog_view.holders import Holders
+from tensorhub_planner.load.ledger import Load
+from tensorhub_planner.load.load import Busy, Lane
+from tensorhub_planner.planning.plan import RANGES_MAX, plan
+from tensorhub_planner.planning.verifier import PlanError
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import NOTHING, Sizes
 
 GIB = 1024 * MIB
 
@@ -157,7 +157,7 @@ def test_a_holder_of_another_layout_beside_one_of_the_readers_own_changes_nothin
 
 def test_what_would_not_read_everything_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with the choice: the proof raises before anybody acts on it."""
-    monkeypatch.setattr("tensorhub_planner.plan.choose", lambda *_: ((), NOTHING))
+    monkeypatch.setattr("tensorhub_planner.planning.plan.choose", lambda *_: ((), NOTHING))
     with pytest.raises(PlanError, match="pieces 0-255 are wanted and nobody gives them"):
         planned(holder("a"))
 

@@ -8,13 +8,13 @@ from tests.unit.common.catalog_world import MODEL, World
 from tests.unit.planner.test_ahead import given, wait
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.supervision import Supervisor
-from tensorhub_common.wire.events.rounds import RoundJoined
-from tensorhub_common.wire.events.versions import VersionPublished
-from tensorhub_planner import preparing
-from tensorhub_planner.preparing import Preparing
-from tensorhub_planner.programs import Programs
-from tensorhub_planner.source_set import SourceSet
+from tensorhub_common.protocol.log.rounds import RoundJoined
+from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_planner.context import prefetch
+from tensorhub_planner.context.prefetch import Preparing
+from tensorhub_planner.context.program_store import Programs
+from tensorhub_planner.primitives.source_set import SourceSet
 
 JOB = "job"
 WAIT_S = 60.0
@@ -40,7 +40,7 @@ class FakePrograms:
 
 @pytest.fixture
 async def programs(monkeypatch: pytest.MonkeyPatch) -> FakePrograms:
-    monkeypatch.setattr(preparing, "SETTLE_S", 0.0)
+    monkeypatch.setattr(prefetch, "SETTLE_S", 0.0)
     return FakePrograms()
 
 
@@ -92,7 +92,7 @@ async def test_who_joins_during_a_look_is_seen_by_the_next(world: World, program
 async def test_so_many_are_compiled_in_a_look(
     world: World, programs: FakePrograms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "PREPARED_MAX", 2)
+    monkeypatch.setattr(prefetch, "PREPARED_MAX", 2)
     one = preparing_in(world, programs)
     one.see(JOB, JOINED)
     await looked(one)

@@ -5,17 +5,17 @@ from typing import Any, cast
 
 import pytest
 
-from tensorhub_common.bus.blobs import Blobs, digest_of
-from tensorhub_common.bus.failures import BlobMissing
+from tensorhub_common.bus.errors import BlobMissing
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
-from tensorhub_common.program import decoded
-from tensorhub_common.supervision import Supervisor
-from tensorhub_planner import programs as module
-from tensorhub_planner.compiling import SourceIndex, compile_program
-from tensorhub_planner.layouts import Layouts
-from tensorhub_planner.programs import Programs
-from tensorhub_planner.source_set import SourceSet
+from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_digest, layout_of
+from tensorhub_common.programs.program import decoded
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.context import program_store as module
+from tensorhub_planner.context.layout_store import Layouts
+from tensorhub_planner.context.program_store import Programs
+from tensorhub_planner.primitives.source_set import SourceSet
 
 JOB = "run-7"
 ROWS = 12

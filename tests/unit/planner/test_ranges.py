@@ -7,7 +7,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.planner.given import pieces_of
 
-from tensorhub_planner.ranges import ENDS_KEPT_MAX, NOTHING, Ranges, Sizes, common, count_of, cut, normal, told, without
+from tensorhub_planner.primitives.piece_sizes import (
+    ENDS_KEPT_MAX,
+    NOTHING,
+    Ranges,
+    Sizes,
+    common,
+    count_of,
+    cut,
+    normal,
+    told,
+    without,
+)
 
 PIECES = 40
 some_pieces = st.lists(

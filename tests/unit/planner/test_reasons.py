@@ -2,12 +2,12 @@
 
 from tests.unit.planner.given import MIB, SIZES, TOPOLOGY, answer, demand, holder, planned, refused
 
-from tensorhub_planner.busy import Busy
-from tensorhub_planner.load import Load
-from tensorhub_planner.ranges import Sizes
-from tensorhub_planner.reasons import CHOICES_TOLD_MAX, why_refusal
-from tensorhub_planner.sources import ABSENT_MAX, Holders
-from tensorhub_planner.topology import Topology
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Holders
+from tensorhub_planner.load.ledger import Load
+from tensorhub_planner.load.load import Busy
+from tensorhub_planner.planning.explain import CHOICES_TOLD_MAX, why_refusal
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.topology import Topology
 
 HOST = Topology({**TOPOLOGY.places, "neighbour": TOPOLOGY.places["me"]})
 

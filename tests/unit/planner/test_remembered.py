@@ -2,12 +2,12 @@
 
 import pytest
 
-from tensorhub_planner import remembered
-from tensorhub_planner.remembered import Remembered
+from tensorhub_planner.compiler import memo
+from tensorhub_planner.compiler.memo import Remembered
 
 
 def test_so_many_places_are_remembered_or_one_longer_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "PLACES_MAX", 4)
+    monkeypatch.setattr(memo, "PLACES_MAX", 4)
     known = Remembered[str, str]()
     kept: list[list[str]] = []
     for key in ("a", "bbb", "cc", "dd", "eeeee", "f"):

@@ -5,12 +5,13 @@ import pytest
 from tests.unit.planner.given import SEAT, demand, holder
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import Layout, TensorEntry, layout_of
-from tensorhub_common.wire.transfer import Plan, Refusal
-from tensorhub_planner.compiling import SourceIndex, compile_program
-from tensorhub_planner.plan import LayoutsDiffer
-from tensorhub_planner.resharding import (
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_of
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Plan, Refusal
+from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Roll
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.planning.plan import LayoutsDiffer
+from tensorhub_planner.planning.resharding import (
     cannot_be_filled,
     in_units,
     nobody_has_it,
@@ -18,9 +19,8 @@ from tensorhub_planner.resharding import (
     source_set,
     turns_to_program,
 )
-from tensorhub_planner.source_set import SourceSet
-from tensorhub_planner.sources import Found, Holder, Holders, Roll
-from tensorhub_planner.topology import Topology
+from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_planner.primitives.topology import Topology
 
 NOWHERE = Topology({})
 UNAVAILABLE = Refusal(error="VersionUnavailable", reason="")

@@ -2,11 +2,11 @@
 
 from tests.unit.planner.given import holder, planned
 
-from tensorhub_common.wire.asks import SERVED_MAX, Beat, Served, Serving
-from tensorhub_planner.busy import Busy, Lane, Reader
-from tensorhub_planner.limits import Limits
-from tensorhub_planner.load import Ledger
-from tensorhub_planner.said import NBYTES_MAX, Named, Said, Word
+from tensorhub_common.protocol.queries import SERVED_MAX, Beat, Served, Serving
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Busy, Lane, Reader
+from tensorhub_planner.load.reports import NBYTES_MAX, Named, Said, Word
+from tensorhub_planner.primitives.limits import Limits
 
 KEPT_S = 3.0
 A: Lane = ("a", "ucxx")

@@ -1,6 +1,6 @@
 """A set of layouts, compared by its name."""
 
-from tensorhub_planner.source_set import SourceSet
+from tensorhub_planner.primitives.source_set import SourceSet
 
 
 def test_equal_sets_have_one_name_and_one_hash() -> None:

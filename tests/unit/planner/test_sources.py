@@ -5,10 +5,10 @@ from tests.unit.common.catalog_world import JOB, MODEL, World, decided, root
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.wire.commands import NO_ROOT, Join, Sender
-from tensorhub_common.wire.transfer import Demand, Refusal, SourceId, Turn
-from tensorhub_planner.sources import ABSENT_MAX, Found, find, replica_layouts
-from tensorhub_planner.topology import Place
+from tensorhub_common.protocol.log.commands import NO_ROOT, Join, Sender
+from tensorhub_common.protocol.plans import Demand, Refusal, SourceId, Turn
+from tensorhub_planner.catalog_view.holders import ABSENT_MAX, Found, find, replica_layouts
+from tensorhub_planner.primitives.topology import Place
 
 
 def demand(

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tensorhub_common.casts import CASTABLE
-from tensorhub_common.derived import derived
-from tensorhub_common.layout import PIECE_BYTES_MAX, Shape
-from tensorhub_common.program import Cut, Owner
-from tensorhub_common.regions import Blocks
-from tensorhub_planner.atoms import Cutout
-from tensorhub_planner.spans import Piece, Span, converts, owner_of, pieces_of, span_of
+from tensorhub_common.layout.casts import CASTABLE
+from tensorhub_common.layout.layout import PIECE_BYTES_MAX
+from tensorhub_common.layout.parts import Shape
+from tensorhub_common.layout.quantized import derived
+from tensorhub_common.programs.program import Cut, Owner
+from tensorhub_common.programs.regions import Blocks
+from tensorhub_planner.compiler.boxes import Cutout
+from tensorhub_planner.compiler.overlaps import Piece, Span, converts, owner_of, pieces_of, span_of
 
 VALUES, SCALES = "fp8-block-128:values", "fp8-block-128:scales"
 ROW_BYTES = PIECE_BYTES_MAX // 4

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tensorhub_planner.limits import LOCAL, NETWORK, Rates
-from tensorhub_planner.striping import Candidate, stripe
+from tensorhub_planner.planning.striping import Candidate, stripe
+from tensorhub_planner.primitives.limits import LOCAL, NETWORK, Rates
 
 GB = 10**9
 RATES = Rates(ingest_bps=10 * GB, source_bps=10 * GB, setup_s=0.01)

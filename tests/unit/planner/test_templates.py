@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import Layout, TensorEntry, encoded, layout_of
-from tensorhub_planner import templates
-from tensorhub_planner.entries import Entries
+from tensorhub_common.layout.layout import Layout, TensorEntry, encoded, layout_of
+from tensorhub_planner.compiler import templates
+from tensorhub_planner.compiler.layout_reader import Entries
 
 NAMES = [f"model.layers.{number:02}.of_a_name_that_is_longer_than_what_blobs_begin_with" for number in range(12)]
 

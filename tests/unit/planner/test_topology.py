@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.planner.given import TOPOLOGY
 
-from tensorhub_planner.topology import TRANSPORTS, WORDS, Distance, Place, Topology
+from tensorhub_planner.primitives.topology import TRANSPORTS, WORDS, Distance, Place, Topology
 
 
 @pytest.mark.parametrize(

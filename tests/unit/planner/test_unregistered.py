@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from tensorhub_common.layout import Layout, Part, TensorEntry, layout_digest, layout_of
-from tensorhub_common.program import UNREAD_MAX
-from tensorhub_planner.compiling import SourceIndex
-from tensorhub_planner.unregistered import Unregistered, global_names, unregistered
+from tensorhub_common.layout.layout import Layout, TensorEntry, layout_digest, layout_of
+from tensorhub_common.layout.parts import Part
+from tensorhub_common.programs.program import UNREAD_MAX
+from tensorhub_planner.compiler.compiler import SourceIndex
+from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
 
 
 def of(names: list[str]) -> Layout:

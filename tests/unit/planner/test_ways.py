@@ -4,14 +4,14 @@ import pytest
 from tests.unit.planner.cut_blocks import reader, sources
 from tests.unit.planner.given import ME, MY_TURN, demand, holder
 
-from tensorhub_common.execution import Execution
-from tensorhub_common.layout import layout_digest
-from tensorhub_common.wire.transfer import Plan, Range, Share
-from tensorhub_planner.compiling import SourceIndex, compile_program
-from tensorhub_planner.coverage import PlanError
-from tensorhub_planner.ranges import common, normal, without
-from tensorhub_planner.sources import Holder, Holders
-from tensorhub_planner.ways import made_of, prove_folds, ways
+from tensorhub_common.layout.layout import layout_digest
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Plan, Range, Share
+from tensorhub_planner.catalog_view.holders import Holder, Holders
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.planning.fp8_strategies import made_of, prove_folds, ways
+from tensorhub_planner.planning.verifier import PlanError
+from tensorhub_planner.primitives.piece_sizes import common, normal, without
 
 LAYOUTS = sources(70, 200, 300, 390)
 FILLED = reader("filled")

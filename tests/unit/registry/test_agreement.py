@@ -5,13 +5,13 @@ import json
 import msgspec
 import pytest
 
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Holding, Sender
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
-from tensorhub_common.wire.events.rounds import RoundDecided
-from tensorhub_common.wire.events.shards import ShardRegistered, Sibling
-from tensorhub_registry.agreement import agrees
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Holding, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.shards import ShardRegistered, Sibling
+from tensorhub_registry.core.release_agreement import agrees
 
 BY = Sender("a", 1, 1)
 JOINED = AgentJoined(

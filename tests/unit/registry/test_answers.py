@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.commands import AnyCommand, Expire, Join, Ready, Register, Sender, Unpublish, Want
-from tensorhub_registry import answers
+from tensorhub_common.protocol.log.commands import AnyCommand, Expire, Join, Ready, Register, Sender, Unpublish, Want
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_registry.queries import views
 
 ROOT = "a" * 32
 LAYOUT = "b" * 64
@@ -34,12 +34,12 @@ PUBLISHED = (JOIN, register(2, "trainer", 0, 1), ready(3, 12))
 
 def test_an_unknown_model_has_nothing() -> None:
     catalog = Catalog("run-7")
-    assert answers.versions(catalog, "m").versions == ()
-    assert answers.replicas(catalog, "m").replicas == ()
+    assert views.versions(catalog, "m").versions == ()
+    assert views.replicas(catalog, "m").replicas == ()
 
 
 def test_a_version_names_its_holders_and_its_publisher() -> None:
-    (version,) = answers.versions(catalog_after(PUBLISHED), "m").versions
+    (version,) = views.versions(catalog_after(PUBLISHED), "m").versions
     assert (version.version, version.state, version.publisher, version.holders) == (
         12,
         "available",
@@ -51,14 +51,14 @@ def test_a_version_names_its_holders_and_its_publisher() -> None:
 
 def test_versions_come_oldest_first_and_stay_without_holders() -> None:
     unpublish = Unpublish(by=Sender("a", 1, 4), model="m", replica="trainer", shard=0)
-    (version,) = answers.versions(catalog_after((*PUBLISHED, unpublish)), "m").versions
+    (version,) = views.versions(catalog_after((*PUBLISHED, unpublish)), "m").versions
     assert (version.state, version.holders) == ("unavailable", ())
 
 
 def test_a_replica_shows_its_shards_in_order_and_its_round() -> None:
     wish = Want(by=Sender("a", 1, 6), model="m", replica="rollout", shard=1, want="latest")
     catalog = catalog_after((*PUBLISHED, register(4, "rollout", 1, 2), register(5, "rollout", 0, 2), wish))
-    trainer, rollout = answers.replicas(catalog, "m").replicas
+    trainer, rollout = views.replicas(catalog, "m").replicas
     assert (trainer.replica, trainer.version, trainer.round) == ("trainer", 12, None)
     assert (rollout.version, rollout.shards, rollout.round) == (None, 2, 6)
     assert [member.shard for member in rollout.members] == [0, 1]
@@ -69,7 +69,7 @@ def test_a_replica_shows_its_shards_in_order_and_its_round() -> None:
 
 def test_status_counts_and_tells_who_lives() -> None:
     expire = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
-    status = answers.status(catalog_after((*PUBLISHED, expire)), 9, "registry-0", 5)
+    status = views.status(catalog_after((*PUBLISHED, expire)), 9, "registry-0", 5)
     assert (status.job, status.seq, status.registry, status.term) == ("run-7", 9, "registry-0", 5)
     assert [(model.model, model.last, model.replicas) for model in status.models] == [("m", 12, 1)]
     assert [(agent.agent, agent.live, agent.incarnation, agent.shards) for agent in status.agents] == [
@@ -80,7 +80,7 @@ def test_status_counts_and_tells_who_lives() -> None:
 def test_a_version_whose_last_holder_is_lost_tells_why_and_its_shard_when() -> None:
     lost = Expire(by=Sender("_registry", 5, 1), agent="a", incarnation=1, term=5)
     catalog = catalog_after((*PUBLISHED, lost), NEWEST)
-    (version,) = answers.versions(catalog, "m").versions
-    (trainer,) = answers.replicas(catalog, "m").replicas
+    (version,) = views.versions(catalog, "m").versions
+    (trainer,) = views.replicas(catalog, "m").replicas
     assert (version.state, version.gone) == ("unavailable", "lost")
     assert (trainer.members[0].live, trainer.members[0].lost_at) == (False, 1_004.0)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tensorhub_common.bus.failures import LogFull, LogShorter, NoAnswer
-from tensorhub_common.wire.asks import JobHealth
-from tensorhub_registry.aside import AGAIN_S_MAX, AGAIN_S_MIN, Aside, set_aside
-from tensorhub_registry.reading import FoldMismatch
-from tensorhub_registry.trouble import NOTED_S, WAITING_S_MIN, Failure, Troubles, health_of
+from tensorhub_common.bus.errors import LogFull, LogShorter, NoAnswer
+from tensorhub_common.log_follower.set_aside import AGAIN_S_MAX, AGAIN_S_MIN, Aside, set_aside
+from tensorhub_common.protocol.queries import JobHealth
+from tensorhub_registry.core.job_health import NOTED_S, WAITING_S_MIN, Failure, Troubles, health_of
+from tensorhub_registry.core.log_entries import FoldMismatch
 
 
 def test_a_job_that_fails_at_each_try_is_tried_ever_more_rarely() -> None:

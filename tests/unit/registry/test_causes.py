@@ -4,11 +4,11 @@ import msgspec
 import pytest
 from tests.unit.span_places import place_at
 
-from tensorhub_common.tracecontext import PUBLISH, TRACEPARENT, TraceContext
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.rounds import RoundDecided, RoundJoined
-from tensorhub_common.wire.events.versions import VersionPublished
-from tensorhub_registry.causes import ONE_TRACE_S_MAX, ROUNDS_MAX, VERSIONS_MAX, Cause, Causes
+from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined
+from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_registry.core.trace_causes import ONE_TRACE_S_MAX, ROUNDS_MAX, VERSIONS_MAX, Cause, Causes
 
 PUBLICATION = place_at(0xA, 0xA1)
 TRANSFER = place_at(0xB, 0xB1)

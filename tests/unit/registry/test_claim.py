@@ -2,10 +2,10 @@
 
 from tensorhub_common.catalog.apply import apply
 from tensorhub_common.catalog.state import Catalog
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.commands import Lead, Sender
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_registry.claim import PROCESS, Claim
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import Lead, Sender
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_registry.core.term_fence import PROCESS, Claim
 
 JOB = "run-7"
 

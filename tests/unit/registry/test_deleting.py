@@ -1,6 +1,6 @@
 """How many deleted jobs are remembered, and for how long."""
 
-from tensorhub_registry.deleting import TOMBSTONE_S, TOMBSTONES_MAX, too_many
+from tensorhub_registry.jobs.deletion import TOMBSTONE_S, TOMBSTONES_MAX, too_many
 
 NOW = 1_000_000_000.0
 

@@ -1,9 +1,9 @@
 """Whom a leader says to be forgotten: not before the fold would take it, and not again and again."""
 
 from tensorhub_common.catalog.state import LOST_KEPT_S, SPOT_KEPT_S, AgentRecord, Catalog, Model, Replica
-from tensorhub_common.catalog.table import AgentState
-from tensorhub_common.levels import NEWEST, Level
-from tensorhub_registry.forgetting import AGAIN_S, FORGOTTEN_MAX, MARGIN_S, Forgettable, Forgetting
+from tensorhub_common.catalog.transitions import AgentState
+from tensorhub_common.protocol.log.levels import NEWEST, Level
+from tensorhub_registry.core.agent_forgetting import AGAIN_S, FORGOTTEN_MAX, MARGIN_S, Forgettable, Forgetting
 
 NOW = 1_000_000_000.0
 

@@ -1,8 +1,8 @@
 """The last outcomes and events, and no more of them than their limits say."""
 
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.versions import VersionRetired
-from tensorhub_registry.history import STORY_EVENTS_MAX, History
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_registry.core.outcome_history import STORY_EVENTS_MAX, History
 
 
 def group(seq: int, size: int = 1) -> tuple[AnyEvent, ...]:

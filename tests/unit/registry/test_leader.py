@@ -3,7 +3,7 @@
 import pytest
 
 from tensorhub_common.machine import Tick
-from tensorhub_registry.leader import (
+from tensorhub_registry.core.election import (
     LEADER_MOVES,
     Connected,
     Deaf,

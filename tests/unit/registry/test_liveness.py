@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from tests.examples_of import examples
 
 from tensorhub_common.machine import Tick
-from tensorhub_common.wire.asks import Beat
-from tensorhub_registry.liveness import Deaf, ExpireAgent, Forget, Input, Listening, Liveness, Unwatch, Watch
+from tensorhub_common.protocol.queries import Beat
+from tensorhub_registry.core.liveness import Deaf, ExpireAgent, Forget, Input, Listening, Liveness, Unwatch, Watch
 
 WINDOW_S = 3.0
 STEP_S = 0.25

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.unit.registry.modelled_log import JOB, ModelledLog
 
-from tensorhub_common.bus.failures import LogFull, NoBus, StreamFailure
-from tensorhub_common.bus.joblog import JobLog
-from tensorhub_common.levels import NEWEST
-from tensorhub_common.wire.commands import Join, Sender
-from tensorhub_registry import claiming, job
-from tensorhub_registry.job import Job
-from tensorhub_registry.liveness import ExpireAgent
-from tensorhub_registry.snapshotting import Snapshotting
+from tensorhub_common.bus.errors import LogFull, NoBus, StreamFailure
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.log.commands import Join, Sender
+from tensorhub_common.protocol.log.levels import NEWEST
+from tensorhub_registry.core.liveness import ExpireAgent
+from tensorhub_registry.jobs import job, term_claim
+from tensorhub_registry.jobs.job import Job
+from tensorhub_registry.jobs.snapshot_maker import Snapshotting
 
 TRIES = 20
 LOST = 5
@@ -48,10 +48,10 @@ class Log:
 
 @pytest.fixture
 async def bus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(claiming, "CLAIM_AGAIN_S", 0.0)
+    monkeypatch.setattr(term_claim, "CLAIM_AGAIN_S", 0.0)
     monkeypatch.setattr(job, "RETRY_S", 0.0)
     monkeypatch.setattr(job, "FULL_RETRY_S", 0.0)
-    monkeypatch.setattr("tensorhub_common.bus.jetstream.is_clustered", lambda _: True)
+    monkeypatch.setattr("tensorhub_common.jetstream.api.is_clustered", lambda _: True)
     monkeypatch.setattr(Snapshotting, "make_room", lambda *_: None)
     return Bus()
 

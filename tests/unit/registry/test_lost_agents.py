@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub_registry import lost_agents
-from tensorhub_registry.liveness import ExpireAgent
-from tensorhub_registry.lost_agents import LostAgents
+from tensorhub_registry.core import lost_agents
+from tensorhub_registry.core.liveness import ExpireAgent
+from tensorhub_registry.core.lost_agents import LostAgents
 
 
 def expiry(agent: str, job: str) -> ExpireAgent:

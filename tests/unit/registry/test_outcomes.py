@@ -6,22 +6,14 @@ import msgspec
 import pytest
 from tests.unit.registry.modelled_log import JOB, Entry, ModelledLog, decided
 
-from tensorhub_common.levels import NEWEST, LevelUnknown
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.commands import Join, Lead, Publish, Register, Sender
-from tensorhub_common.wire.events.hub import AgentJoined, CommandRejected
-from tensorhub_common.wire.events.shards import ShardRegistered
-from tensorhub_registry.outcomes import JobFold
-from tensorhub_registry.reading import FoldMismatch
-from tensorhub_registry.steps import (
-    Acknowledged,
-    Decided,
-    OutOfOrder,
-    Publication,
-    Refused,
-    Stands,
-    Unanswered,
-)
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Join, Lead, Publish, Register, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined, CommandRejected
+from tensorhub_common.protocol.log.levels import NEWEST, LevelUnknown
+from tensorhub_common.protocol.log.shards import ShardRegistered
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.log_entries import FoldMismatch
+from tensorhub_registry.core.steps import Acknowledged, Decided, OutOfOrder, Publication, Refused, Stands, Unanswered
 
 JOIN = Join(by=Sender("a", 1, 1), host="h", site="s")
 LOOSE_WISH = Publish(model="m", replica="r")

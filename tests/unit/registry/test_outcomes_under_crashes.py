@@ -16,7 +16,7 @@ from tests.examples_of import examples
 from tests.unit.registry.modelled_log import JOB, ModelledLog, decided
 
 from tensorhub_common.catalog.snapshot import Snapshot, decode, encode
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.commands import (
     Command,
     Drained,
     Expire,
@@ -32,8 +32,8 @@ from tensorhub_common.wire.commands import (
     Unpublish,
     Want,
 )
-from tensorhub_registry.outcomes import JobFold
-from tensorhub_registry.steps import Acknowledged, Outgoing, Refused, Stands, Unanswered
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.steps import Acknowledged, Outgoing, Refused, Stands, Unanswered
 
 AGENTS = ("a", "b")
 ROOT = "a" * 32

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorhub_registry.trimming import (
+from tensorhub_registry.core.snapshot_policy import (
     LOG_KEEP_ENTRIES_MIN,
     LOG_KEEP_S_MIN,
     SNAPSHOT_ENTRIES_MAX,

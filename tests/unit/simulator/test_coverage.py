@@ -1,9 +1,9 @@
 """Transitions are counted where production makes them, and a move that no table has is told."""
 
-from tensorhub_agent.memory import Held, Memory
+from tensorhub_agent.core.shard_state import Held, Memory
 from tensorhub_common.catalog import availability
-from tensorhub_common.catalog.table import ShardMove, ShardState, move
-from tensorhub_simulator.coverage import UNREACHABLE, counted
+from tensorhub_common.catalog.transitions import ShardMove, ShardState, move
+from tensorhub_simulator.faultsim.runner.transitions import UNREACHABLE, counted
 
 
 def test_a_move_of_a_table_is_counted_by_its_state_and_what_happened() -> None:

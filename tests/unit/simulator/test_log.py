@@ -2,10 +2,10 @@
 
 import pytest
 
-from tensorhub_common.wire.codec import encode
-from tensorhub_common.wire.events.shards import ShardReleased
-from tensorhub_simulator.clock import Clock, Node
-from tensorhub_simulator.log import Follower, ModelLog, WrongLast
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_simulator.engine.clock import Clock, Node
+from tensorhub_simulator.faultsim.models.job_log import Follower, ModelLog, WrongLast
 
 EVENT = encode(ShardReleased(model="m", replica="r", shard=0, cmd=1, i=1, k=1))
 

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from tensorhub_common.wire.commands import AnyCommand, Drained, Expire, Join, Sender
-from tensorhub_common.wire.events.any_event import AnyEvent
-from tensorhub_common.wire.events.hub import AgentJoined, AgentLost, CommandRejected
-from tensorhub_common.wire.events.replicas import ReplicaReady
-from tensorhub_common.wire.events.rounds import RoundDecided
-from tensorhub_common.wire.events.shards import ShardDrained, ShardFilled, ShardRegistered
-from tensorhub_common.wire.events.versions import VersionPublished
-from tensorhub_simulator.logrules import LogRules
-from tensorhub_simulator.memory import Violation
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import AnyCommand, Drained, Expire, Join, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, CommandRejected
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundDecided
+from tensorhub_common.protocol.log.shards import ShardDrained, ShardFilled, ShardRegistered
+from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_simulator.faultsim.invariants.log_rules import LogRules
+from tensorhub_simulator.faultsim.models.segments import Violation
 
 PLACE: dict[str, Any] = {"model": "m", "replica": "r"}
 

@@ -1,7 +1,8 @@
 """docs/simulator.md has a row for each planted bug, and each was found."""
 
-from tensorhub_simulator.bugs import BUGS
-from tensorhub_simulator.page import PAGE, Finding, listed, table
+from tools.docs.simulator_page import PAGE, Finding, listed, table
+
+from tensorhub_simulator.faultsim.mutants.planting import BUGS
 
 
 def test_the_page_lists_every_bug() -> None:

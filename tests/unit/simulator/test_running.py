@@ -2,15 +2,15 @@
 
 import pytest
 
-from tensorhub_agent import pace
-from tensorhub_agent.op_unpublish import Draining
-from tensorhub_simulator import bugs_trust
+from tensorhub_agent.core.operations.drain import Draining
+from tensorhub_agent.rates import source_rate
 from tensorhub_simulator.__main__ import FINDING_SEEDS
-from tensorhub_simulator.bugs import BUGS, planted
-from tensorhub_simulator.coverage import counted
-from tensorhub_simulator.crowding import READERS, is_crowd
-from tensorhub_simulator.running import Totals, run
-from tensorhub_simulator.spreading import processes_here, spread
+from tensorhub_simulator.faultsim.mutants import bugs_trust
+from tensorhub_simulator.faultsim.mutants.planting import BUGS, planted
+from tensorhub_simulator.faultsim.runner.parallel import processes_here, spread
+from tensorhub_simulator.faultsim.runner.run import Totals, run
+from tensorhub_simulator.faultsim.runner.transitions import counted
+from tensorhub_simulator.faultsim.workload.crowd import READERS, is_crowd
 
 
 def test_some_seeds_keep_all_invariants() -> None:
@@ -86,7 +86,7 @@ def test_a_crowd_of_readers_gets_its_version_though_the_holder_is_stopped() -> N
 
 
 def test_nothing_of_a_bug_or_of_the_scale_stays_behind() -> None:
-    before = Draining.on_event, pace.LOCAL_BATCH_BYTES
+    before = Draining.on_event, source_rate.LOCAL_BATCH_BYTES
     with planted("no-drain"):
         run([1], Totals())
-    assert (Draining.on_event, pace.LOCAL_BATCH_BYTES) == before
+    assert (Draining.on_event, source_rate.LOCAL_BATCH_BYTES) == before

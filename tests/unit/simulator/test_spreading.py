@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub_simulator.bugs import planted
-from tensorhub_simulator.running import Totals, run
-from tensorhub_simulator.spreading import CHUNK_SEEDS, spread
+from tensorhub_simulator.faultsim.mutants.planting import planted
+from tensorhub_simulator.faultsim.runner.parallel import CHUNK_SEEDS, spread
+from tensorhub_simulator.faultsim.runner.run import Totals, run
 
 
 def test_the_lowest_seed_that_fails_is_told() -> None:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from tensorhub_agent.memory import Held, Memory
-from tensorhub_agent.shard import ShardCore
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Held, Memory
 from tensorhub_common.catalog.state import Offer, Replica, Round, Shard
-from tensorhub_common.catalog.table import ShardState
-from tensorhub_simulator.agent import AgentNode
-from tensorhub_simulator.memory import Violation
-from tensorhub_simulator.running import scaled_down
-from tensorhub_simulator.setting import draw
-from tensorhub_simulator.standing import check_going, check_standing
-from tensorhub_simulator.world import World
+from tensorhub_common.catalog.transitions import ShardState
+from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.invariants.log_agreement import check_going, check_standing
+from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+from tensorhub_simulator.faultsim.runner.run import scaled_down
+from tensorhub_simulator.faultsim.world import World
 
 
 @pytest.fixture(scope="module")

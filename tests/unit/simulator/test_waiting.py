@@ -2,9 +2,9 @@
 
 import pytest
 
-from tensorhub_common.wire.transfer import Turn
-from tensorhub_simulator.memory import Violation
-from tensorhub_simulator.waiting import Fill, check_no_cycle
+from tensorhub_common.protocol.plans import Turn
+from tensorhub_simulator.faultsim.invariants.wait_graph import Fill, check_no_cycle
+from tensorhub_simulator.faultsim.models.segments import Violation
 
 OLD, NEW = ("m/b", Turn(9, 9)), ("m/b", Turn(12, 9))
 READER, FIRST = ("m/a", Turn(10, 10)), ("m/c", Turn(8, 8))

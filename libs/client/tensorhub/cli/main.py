@@ -6,23 +6,23 @@ from typing import Annotated
 import typer
 
 from tensorhub import __version__
-from tensorhub.cli.bench import bench
-from tensorhub.cli.credentials import credentials
-from tensorhub.cli.delete import delete
-from tensorhub.cli.demo import demo
-from tensorhub.cli.doctor import doctor
-from tensorhub.cli.drain import drain
-from tensorhub.cli.publish import publish
-from tensorhub.cli.pull import pull
-from tensorhub.cli.rulings import pin, quota, retain, rewind, unpin
-from tensorhub.cli.running import Commands
-from tensorhub.cli.simulate import simulate
-from tensorhub.cli.status import status
-from tensorhub.cli.trace import trace
-from tensorhub.cli.up import up
-from tensorhub.cli.upgrade import upgrade
-from tensorhub.cli.versions import versions
-from tensorhub.cli.watch import watch
+from tensorhub.cli.commands.bench import bench
+from tensorhub.cli.commands.credentials import credentials
+from tensorhub.cli.commands.delete import delete
+from tensorhub.cli.commands.demo import demo
+from tensorhub.cli.commands.doctor import doctor
+from tensorhub.cli.commands.drain import drain
+from tensorhub.cli.commands.publish import publish
+from tensorhub.cli.commands.pull import pull
+from tensorhub.cli.commands.retention import pin, quota, retain, rewind, unpin
+from tensorhub.cli.commands.simulate import simulate
+from tensorhub.cli.commands.status import status
+from tensorhub.cli.commands.trace import trace
+from tensorhub.cli.commands.up import up
+from tensorhub.cli.commands.upgrade import upgrade
+from tensorhub.cli.commands.versions import versions
+from tensorhub.cli.commands.watch import watch
+from tensorhub.cli.runner import Commands
 
 app = typer.Typer(
     name="tensorhub",

@@ -11,10 +11,10 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from tensorhub.arguments import SEQ_MAX, TIMEOUT_S_MAX
-from tensorhub_common import setting_values as values
-from tensorhub_common.names import check_name
-from tensorhub_common.subjects import check_job
-from tensorhub_common.wire.commands import VERSION_MAX
+from tensorhub_common.config import parsers as values
+from tensorhub_common.protocol.log.commands import VERSION_MAX
+from tensorhub_common.protocol.names import check_name
+from tensorhub_common.protocol.subjects import check_job
 
 T = TypeVar("T")
 

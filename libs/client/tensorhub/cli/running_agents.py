@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from tensorhub.find import read_hub_file
+from tensorhub._control.discovery import read_hub_file
+from tensorhub_common.config.settings import Settings
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.settings import Settings
 
 
 class RunningAgent(msgspec.Struct, frozen=True):

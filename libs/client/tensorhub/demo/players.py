@@ -19,9 +19,9 @@ import msgspec
 
 from tensorhub.demo.happenings import AnyHappening, Ended
 from tensorhub.demo.messages import LINE_BYTES_MAX, TRAINER, AnyMessage, AnyOrder, Part
-from tensorhub.up import tether
-from tensorhub.up.children import tail
-from tensorhub_common.supervision import Supervisor
+from tensorhub.local import tether
+from tensorhub.local.children import tail
+from tensorhub_common.runtime.supervision import Supervisor
 
 STOP_S: Final = 3.0
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Final
 
 from tensorhub import connect_async
+from tensorhub._control.hub_file import AgentEntry
 from tensorhub.demo.display import PEACEFUL_INTRODUCTION, Display, Lines, Objects
 from tensorhub.demo.plot import ROLLOUTS, Script
 from tensorhub.demo.screen import Screen
 from tensorhub.demo.show import Note
 from tensorhub.demo.stage import Plan, Stage
-from tensorhub.up.hub_file import AgentEntry
-from tensorhub.up.up import SIGNALS, Up
+from tensorhub.local.hub import SIGNALS, Up
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.runtime.supervision import Supervisor
 
 JOB: Final = "demo"
 AGENTS: Final = 1 + len(ROLLOUTS)

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from tensorhub import AsyncHub
+from tensorhub._control.hub_file import AgentEntry
 from tensorhub.demo.display import Display
 from tensorhub.demo.happenings import AnyHappening, Killed, Missed, Released, Started, Wreck
 from tensorhub.demo.messages import MODEL, TRAINER, Part, Sealed
@@ -23,10 +24,9 @@ from tensorhub.demo.plot import LATECOMER, ROLLOUTS, Act, Arm, Plot, Script, Sta
 from tensorhub.demo.show import Show
 from tensorhub.demo.size import Size
 from tensorhub.demo.strike import Memory, Strike
-from tensorhub.up.hub_file import AgentEntry
-from tensorhub_common import settings
-from tensorhub_common.segment_names import segment_beginning
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.config import settings
+from tensorhub_common.config.segment_names import segment_beginning
+from tensorhub_common.runtime.supervision import Supervisor
 
 TIME_S_MAX: Final = 300.0
 TICK_S: Final = 0.25

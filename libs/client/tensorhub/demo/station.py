@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from tensorhub.demo.messages import LINE_BYTES_MAX, AnyMessage, AnyOrder, Leave, Part
-from tensorhub_common.malformed import MALFORMED
-from tensorhub_common.supervision import Supervisor
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.runtime.supervision import Supervisor
 
 STDOUT: Final = 1
 STDERR: Final = 2

@@ -11,8 +11,8 @@ Nothing here imports torch.
 
 from tensorhub.mapping.cuts import Cut, Padded, chunk, share
 from tensorhub.mapping.families import FAMILIES, deepseek_v3, for_model, llama, qwen2, qwen3, qwen3_moe
-from tensorhub.mapping.language import AS_IT_IS, Concat, Padding, Stack, Tensor, concat, tensor
-from tensorhub.mapping.quantising import Fp8, fp8
+from tensorhub.mapping.fp8 import Fp8, fp8
+from tensorhub.mapping.nodes import AS_IT_IS, Concat, Padding, Stack, Tensor, concat, tensor
 from tensorhub.mapping.rules import LEFT_OUT, LeftOut, Mapping, Numbers, Rule
 
 __all__ = [

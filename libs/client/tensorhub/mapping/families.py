@@ -10,12 +10,12 @@ that is the engine's to do again.
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypedDict, Unpack
 
-from tensorhub.mapping.attention import attention, fused_attention, fused_latent_attention, latent_attention
-from tensorhub.mapping.config import Config, lookup_of
 from tensorhub.mapping.cuts import Padded
+from tensorhub.mapping.decoder_rules import attention, fused_attention, fused_latent_attention, latent_attention
 from tensorhub.mapping.feedforward import SHARED, dense, expert_stacks, experts, router
-from tensorhub.mapping.language import AS_IT_IS, tensor
-from tensorhub.mapping.quantising import Fp8
+from tensorhub.mapping.fp8 import Fp8
+from tensorhub.mapping.model_config import Config, lookup_of
+from tensorhub.mapping.nodes import AS_IT_IS, tensor
 from tensorhub.mapping.ranks import Ranks, chosen_experts, experts_of, stage
 from tensorhub.mapping.rules import LEFT_OUT, Mapping, Numbers, Rule
 from tensorhub.mapping.sizes import Lookup, Sizes, experts_sizes_of, latent_sizes_of, sizes_of

@@ -4,9 +4,9 @@ gate and up are divided by rows, down by columns; the bias of down is whole. A s
 first dimension: `w13_weight` is gate and then up of each, `w2_weight` is down.
 """
 
-from tensorhub.mapping.attention import KIND
 from tensorhub.mapping.cuts import Cut, share
-from tensorhub.mapping.language import AS_IT_IS, Concat, Stack, Tensor, concat, tensor
+from tensorhub.mapping.decoder_rules import KIND
+from tensorhub.mapping.nodes import AS_IT_IS, Concat, Stack, Tensor, concat, tensor
 from tensorhub.mapping.rules import Rule
 
 MLP = "model.layers.{layer}.mlp"

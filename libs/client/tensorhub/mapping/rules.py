@@ -11,12 +11,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from tensorhub.mapping.language import Misfit, Node, lay_out, placeholders
+from tensorhub.mapping.fp8 import Fp8, scales, values, weight_of
+from tensorhub.mapping.nodes import Misfit, Node, lay_out, placeholders
 from tensorhub.mapping.patterns import WHOLE_NAME, filled, matched, words
-from tensorhub.mapping.quantising import Fp8, scales, values, weight_of
 from tensorhub_common.errors import LayoutMismatch
-from tensorhub_common.layout import TensorEntry
-from tensorhub_common.parts import Part, Shape, padding
+from tensorhub_common.layout.layout import TensorEntry
+from tensorhub_common.layout.parts import Part, Shape, padding
 
 
 class LeftOut(msgspec.Struct, frozen=True):

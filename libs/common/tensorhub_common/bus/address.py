@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tensorhub_common.access.keys import KeyUnusable, is_seed, public_key_of
-from tensorhub_common.access.permissions import inbox_of
-from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.auth.keys import KeyUnusable, is_seed, public_key_of
+from tensorhub_common.auth.permissions import inbox_of
+from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.names import is_name
-from tensorhub_common.subjects import INBOX
+from tensorhub_common.protocol.names import is_name
+from tensorhub_common.protocol.subjects import INBOX
 
 _CREDS: Final = "BEGIN NATS USER JWT"
 

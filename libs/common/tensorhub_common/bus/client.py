@@ -22,7 +22,7 @@ from nats.errors import SecureConnRequiredError, StaleConnectionError, Unexpecte
 
 from tensorhub_common.bus.message import Message
 from tensorhub_common.bus.parsing import SlowParser, take_messages
-from tensorhub_common.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, handled
 
 NO_HEADERS: Final[Mapping[str, str]] = {}
 

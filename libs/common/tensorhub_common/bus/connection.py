@@ -19,9 +19,17 @@ from typing import Any, Final, Self
 
 import nats.errors
 
-from tensorhub_common.access.tls import TlsFiles
+from tensorhub_common.auth.tls import TlsFiles
 from tensorhub_common.bus.address import Login, addresses, login, shown
-from tensorhub_common.bus.answering import (
+from tensorhub_common.bus.client import NO_HEADERS, LeanClient
+from tensorhub_common.bus.client import Handler as OnMessage
+from tensorhub_common.bus.connection_state import Presence, Watcher
+from tensorhub_common.bus.errors import MessageTooLarge, NoAnswer, NoBus, NoResponder
+from tensorhub_common.bus.keepalive import PING_EVERY_S, PINGS_OUTSTANDING_MAX
+from tensorhub_common.bus.message import Message, header_bytes
+from tensorhub_common.bus.permission_errors import Refusals
+from tensorhub_common.bus.request_mux import CHANCE_BYTES, Awaited
+from tensorhub_common.bus.request_server import (
     CONCURRENT_MAX,
     HANDLER_S_MAX,
     PENDING_MAX,
@@ -29,18 +37,10 @@ from tensorhub_common.bus.answering import (
     Handler,
     answer_or_raise,
 )
-from tensorhub_common.bus.awaited import CHANCE_BYTES, Awaited
-from tensorhub_common.bus.client import NO_HEADERS, LeanClient
-from tensorhub_common.bus.client import Handler as OnMessage
-from tensorhub_common.bus.failures import MessageTooLarge, NoAnswer, NoBus, NoResponder
-from tensorhub_common.bus.message import Message, header_bytes
-from tensorhub_common.bus.presence import Presence, Watcher
-from tensorhub_common.bus.refusals import Refusals
 from tensorhub_common.bus.server_check import check_server, why_never
-from tensorhub_common.bus.silence import PING_EVERY_S, PINGS_OUTSTANDING_MAX
 from tensorhub_common.bus.subscription import Service, Subscription
 from tensorhub_common.errors import RegistryUnavailable
-from tensorhub_common.supervision import Supervisor, handled
+from tensorhub_common.runtime.supervision import Supervisor, handled
 
 CONNECT_TIMEOUT_S: Final = 5.0
 RECONNECT_WAIT_S: Final = 0.1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import nats.errors
 
 from tensorhub_common.bus.address import shown
-from tensorhub_common.bus.failures import NoAnswer, NoResponder
+from tensorhub_common.bus.errors import NoAnswer, NoResponder
 from tensorhub_common.errors import RegistryUnavailable
 
 if TYPE_CHECKING:

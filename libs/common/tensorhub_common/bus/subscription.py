@@ -6,8 +6,8 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from tensorhub_common.bus.answering import Answering
 from tensorhub_common.bus.client import Handler, LeanClient
+from tensorhub_common.bus.request_server import Answering
 
 
 class Subscription:

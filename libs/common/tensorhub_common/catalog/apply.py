@@ -9,14 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from tensorhub_common.catalog import filling, membership, publishing, rounds, ruling, superseding, tending
+from tensorhub_common.catalog import reconcile
+from tensorhub_common.catalog.handlers import admin, filling, membership, publishing, rounds, superseding
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import HUB_LANES_MAX, Catalog, Remembered
-from tensorhub_common.catalog.wellformed import check_sender, is_hub, is_sender
+from tensorhub_common.catalog.validation import check_sender, is_hub, is_sender
 from tensorhub_common.errors import BadCommand, JobGone, StaleSender, gone
-from tensorhub_common.levels import VERBS_SINCE
-from tensorhub_common.names import is_name
-from tensorhub_common.wire.commands import (
+from tensorhub_common.protocol.log.commands import (
     AnyCommand,
     Decline,
     Delete,
@@ -49,8 +48,10 @@ from tensorhub_common.wire.commands import (
     Want,
     Withdraw,
 )
-from tensorhub_common.wire.events.event import HUB_MODEL, Event, kind_of
-from tensorhub_common.wire.events.hub import CommandRejected, CommandRepeated
+from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of
+from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
+from tensorhub_common.protocol.log.levels import VERBS_SINCE
+from tensorhub_common.protocol.names import is_name
 
 _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Publish: publishing.publish,
@@ -73,14 +74,14 @@ _HANDLERS: Final[dict[type, Callable[[Catalog, Any, list[Event]], None]]] = {
     Lead: membership.lead,
     Expire: membership.expire,
     ForgetAgent: membership.forget_agent,
-    Retain: ruling.retain,
-    Pin: ruling.pin,
-    Unpin: ruling.unpin,
-    Rewind: ruling.rewind,
-    Delete: ruling.delete,
-    DeleteJob: ruling.delete_job,
-    DrainAgent: ruling.drain_agent,
-    Quota: ruling.quota,
+    Retain: admin.retain,
+    Pin: admin.pin,
+    Unpin: admin.unpin,
+    Rewind: admin.rewind,
+    Delete: admin.delete,
+    DeleteJob: admin.delete_job,
+    DrainAgent: admin.drain_agent,
+    Quota: admin.quota,
 }
 
 MESSAGE_CHARS_MAX: Final = 2000
@@ -127,7 +128,7 @@ def _decide(catalog: Catalog, command: AnyCommand | Unreadable) -> list[Event]:
         raise Refused(JobGone, str(gone(catalog.job)))
     out: list[Event] = []
     _HANDLERS[type(command)](catalog, command, out)
-    tending.settle(catalog, command, out)
+    reconcile.settle(catalog, command, out)
     rounds.note_turns(catalog, out)
     return out
 

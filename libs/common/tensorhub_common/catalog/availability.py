@@ -14,7 +14,7 @@ from tensorhub_common.catalog.state import (
     Shard,
     Version,
 )
-from tensorhub_common.catalog.table import (
+from tensorhub_common.catalog.transitions import (
     SHARD_MOVES,
     VERSION_MOVES,
     ShardMove,
@@ -23,8 +23,8 @@ from tensorhub_common.catalog.table import (
     VersionState,
     move,
 )
-from tensorhub_common.wire.events.event import Event
-from tensorhub_common.wire.events.versions import VersionAvailable, VersionGone, VersionRetired
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.versions import VersionAvailable, VersionGone, VersionRetired
 
 Out = list[Event]
 

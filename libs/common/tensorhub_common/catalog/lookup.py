@@ -2,10 +2,10 @@
 
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import AgentRecord, Catalog, Model, Replica, Round, Shard
-from tensorhub_common.catalog.table import AgentState
+from tensorhub_common.catalog.transitions import AgentState
 from tensorhub_common.errors import BadCommand, InvalidName, StaleSender, VersionUnavailable
-from tensorhub_common.names import check_name
-from tensorhub_common.wire.commands import Sender, ShardCommand
+from tensorhub_common.protocol.log.commands import Sender, ShardCommand
+from tensorhub_common.protocol.names import check_name
 
 
 def checked_name(what: str, text: str) -> str:

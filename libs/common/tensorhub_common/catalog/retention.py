@@ -6,7 +6,7 @@ having one through every orderly act (unpublish, refill, release, drain of an ag
 
 from tensorhub_common.catalog.refusal import Refused
 from tensorhub_common.catalog.state import RETAINED_MAX, Catalog, Model, Replica
-from tensorhub_common.catalog.table import AgentState, RoundState, VersionState
+from tensorhub_common.catalog.transitions import AgentState, RoundState, VersionState
 from tensorhub_common.errors import RetentionFull
 
 

@@ -19,9 +19,9 @@ import msgspec
 
 from tensorhub_common.catalog.state import Catalog
 from tensorhub_common.errors import TensorHubError
-from tensorhub_common.levels import STATE_FIELDS_SINCE, LevelUnknown, check_level
-from tensorhub_common.malformed import MALFORMED
-from tensorhub_common.wire.events.any_event import AnyEvent
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.levels import STATE_FIELDS_SINCE, LevelUnknown, check_level
 
 FORMAT: Final = 1
 """Raised when what stands in a field means something else than before."""

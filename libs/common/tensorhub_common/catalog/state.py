@@ -8,8 +8,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
-from tensorhub_common.catalog.table import AgentState, RoundState, ShardState, VersionState
-from tensorhub_common.wire.commands import Wish
+from tensorhub_common.catalog.transitions import AgentState, RoundState, ShardState, VersionState
+from tensorhub_common.protocol.log.commands import Wish
 
 VERSIONS_KEPT_MAX: Final = 64
 """So many unavailable versions of a model are remembered before the oldest is retired."""

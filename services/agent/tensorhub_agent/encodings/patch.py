@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tensorhub_agent.encodings.columns import Bytes, Damaged, Units, planes_of, read, stored, units_in, values_of
+from tensorhub_agent.encodings.byte_planes import Bytes, Damaged, Units, planes_of, read, stored, units_in, values_of
 
 GAPS: Final = 1
 BITMAP: Final = 2

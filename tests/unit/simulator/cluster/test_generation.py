@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tensorhub_simulator.cluster.generation import batch_s, boundary_s
-from tensorhub_simulator.cluster.spec import Generation
+from tensorhub_simulator.performance.config import Generation
+from tensorhub_simulator.performance.model.generation import batch_s, boundary_s
 
 
 def mean(generation: Generation) -> float:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tensorhub_simulator.cluster.__main__ import main
+from tensorhub_simulator.performance.__main__ import main
 
 FILE: Final = """
 name: mini
@@ -133,7 +133,7 @@ def test_names_are_words_whatever_stands_in_them(file: str, tmp_path: Path, caps
 
 
 def test_who_reads_no_further_is_no_error(file: str) -> None:
-    program = [sys.executable, "-m", "tensorhub_simulator.cluster", file, "--alone", "--json", "--processes", "1"]
+    program = [sys.executable, "-m", "tensorhub_simulator.performance", file, "--alone", "--json", "--processes", "1"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
@@ -161,7 +161,7 @@ def test_a_picture_of_what_has_no_factor_says_so(file: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", [[], ["--json"]])
 def test_a_full_disk_is_one_line(file: str, how: list[str]) -> None:
-    program = [sys.executable, "-m", "tensorhub_simulator.cluster", file, "--alone", "--processes", "1", *how]
+    program = [sys.executable, "-m", "tensorhub_simulator.performance", file, "--alone", "--processes", "1", *how]
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, check=False, timeout=START_TIMEOUT_S)
     assert ended.returncode == 1
@@ -192,7 +192,7 @@ def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, n
     """Struck when its processes have just been started, or compute; as a terminal does it, all are struck."""
     path = tmp_path / "long.yaml"
     path.write_text(LONG)
-    program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
+    program = [sys.executable, "-m", "tensorhub_simulator.performance", str(path), "--processes", "2"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as running:
         try:
             workers = _wait_for_workers(running.pid, begun=begun)
@@ -211,7 +211,7 @@ def test_an_interrupted_run_says_so_once_and_leaves_no_process(tmp_path: Path, n
 def test_its_processes_end_when_it_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(LONG)
-    program = [sys.executable, "-m", "tensorhub_simulator.cluster", str(path), "--processes", "2"]
+    program = [sys.executable, "-m", "tensorhub_simulator.performance", str(path), "--processes", "2"]
     with subprocess.Popen(program, stderr=subprocess.DEVNULL) as running:
         try:
             workers = _wait_for_workers(running.pid, begun=True)
@@ -261,7 +261,7 @@ def test_it_needs_nothing_that_a_plain_installation_lacks() -> None:
     program = (
         "import sys\n"
         "for name in ('numpy', 'torch', 'ucxx', 'cupy', 'matplotlib'): sys.modules[name] = None\n"
-        "from tensorhub_simulator.cluster.__main__ import main\n"
+        "from tensorhub_simulator.performance.__main__ import main\n"
         "sys.exit(main(['nothing.yaml']))\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

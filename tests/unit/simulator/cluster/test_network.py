@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorhub_simulator.cluster.agenda import Agenda
-from tensorhub_simulator.cluster.network import Connection, Link, Network, fair
+from tensorhub_simulator.engine.agenda import Agenda
+from tensorhub_simulator.performance.model.network import Connection, Link, Network, fair
 
 
 def came(links: list[Link], ways: list[tuple[tuple[int, ...], int, int, float]]) -> list[float]:

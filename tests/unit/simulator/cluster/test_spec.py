@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_simulator.cluster.__main__ import SCENARIOS, read
-from tensorhub_simulator.cluster.comparing import cases, changed, gpus_of, grown
-from tensorhub_simulator.cluster.fabric import build
-from tensorhub_simulator.cluster.spec import ClusterError, decode
+from tensorhub_simulator.performance.__main__ import SCENARIOS, read
+from tensorhub_simulator.performance.comparison import cases, changed, gpus_of, grown
+from tensorhub_simulator.performance.config import ClusterError, decode
+from tensorhub_simulator.performance.model.topology import build
 
 GOOD: dict[str, Any] = {
     "name": "mine",

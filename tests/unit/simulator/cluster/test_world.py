@@ -5,13 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from tensorhub_simulator.cluster import baselines, calibration, running
-from tensorhub_simulator.cluster.comparing import changed, pair
-from tensorhub_simulator.cluster.result import Result
-from tensorhub_simulator.cluster.running import run
-from tensorhub_simulator.cluster.spec import Cluster, ClusterError, Control, Generation, Model, Replicas, Site, Spot
-from tensorhub_simulator.cluster.spec import Link as Line
-from tensorhub_simulator.cluster.world import World
+from tensorhub_simulator.performance import baselines, calibration
+from tensorhub_simulator.performance.comparison import changed, pair
+from tensorhub_simulator.performance.config import (
+    Cluster,
+    ClusterError,
+    Control,
+    Generation,
+    Model,
+    Replicas,
+    Site,
+    Spot,
+)
+from tensorhub_simulator.performance.config import Link as Line
+from tensorhub_simulator.performance.model import running
+from tensorhub_simulator.performance.model.cluster import World
+from tensorhub_simulator.performance.model.running import run
+from tensorhub_simulator.performance.results import Result
 
 FREE = Control(log_s=0, command_s=0, plan_s=0, plan_holder_s=0, open_s=0, batch_s=0, digest_gbyte_s=1e9)
 """A control plane that takes no time."""

@@ -1,0 +1,127 @@
+"""What a shard asks of its agent, and what an answer means when the connection broke in between.
+
+A connection that breaks leaves open whether the agent has done what it was asked. After the shard is attached again,
+the agent's word on what the shard holds settles that, or the same question is asked again; none of them does harm when
+it is asked twice. No I/O here: the session carries it out.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from tensorhub_common.errors import NotPublished, TensorHubError, VersionConflict
+from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_common.protocol.worker import Call, Done, PublishCall, ReadCall, ReleaseCall, UnpublishCall
+
+
+@dataclass(frozen=True, slots=True)
+class Question(ABC):
+    """One call of a user's, however often it has to be sent. `before` and `now` are what the shard held and holds."""
+
+    @abstractmethod
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
+        """Return the frame to send, when `left_s` of the bound remain and `spent_s` have gone."""
+
+    def holds(self, done: Done, now: int | None) -> int | None:
+        """Return what the shard holds after this answer."""
+        return now if done.version is None else done.version
+
+    def settled(self, before: int | None, now: int | None) -> Done | None:  # noqa: ARG002 (for those that override it)
+        """After a break, before it is asked again: return the answer if what the shard holds tells it."""
+        return None
+
+    def answered(self, done: Done, before: int | None, now: int | None) -> Done:  # noqa: ARG002
+        """Asked again after a break and answered: return what both times together mean."""
+        return done
+
+    def excused(self, error: TensorHubError, before: int | None, now: int | None) -> Done | None:  # noqa: ARG002
+        """Asked again after a break and refused: return the answer if the refusal says that it was done before."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Publish(Question):
+    """Publish what the memory holds, as `version` or the next one."""
+
+    version: int | None
+    traceparent: str | None = None
+
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
+        """Return the frame to send."""
+        return PublishCall(
+            call=call, handle=handle, timeout_s=left_s, version=self.version, traceparent=self.traceparent
+        )
+
+    def settled(self, before: int | None, now: int | None) -> Done | None:
+        """It was published if the shard holds what was wanted; without a number, if it holds something newer."""
+        if now is None:
+            return None
+        published = now == self.version if self.version is not None else before is None or now > before
+        return Done(call=0, version=now) if published else None
+
+    def excused(self, error: TensorHubError, before: int | None, now: int | None) -> Done | None:
+        """What was asked before the break may have come to its end after the shard was attached again."""
+        return self.settled(before, now) if isinstance(error, VersionConflict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublish(Question):
+    """Wait until the memory may be overwritten."""
+
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
+        """Return the frame to send."""
+        return UnpublishCall(call=call, handle=handle, timeout_s=left_s)
+
+    def holds(self, done: Done, now: int | None) -> int | None:  # noqa: ARG002
+        """Return that it holds nothing."""
+        return None
+
+    def excused(self, error: TensorHubError, before: int | None, now: int | None) -> Done | None:  # noqa: ARG002
+        """That nothing is published is what was wanted.
+
+        It is asked again even though the shard is said to hold nothing: it may still be draining, and then its
+        memory must not be overwritten yet.
+        """
+        return Done(call=0) if isinstance(error, NotPublished) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Question):
+    """Join the replica's round. `wait_s`: how long a wish for newer waits for one; None means the whole bound."""
+
+    want: Wish
+    wait_s: float | None = None
+    traceparent: str | None = None
+    segment: int | None = None
+    """Where the tensors of a staged shard stand, so that the other segment may be written."""
+
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:
+        """Return the frame to send."""
+        wait_s = None if self.wait_s is None else max(0.0, self.wait_s - spent_s)
+        return ReadCall(
+            call=call,
+            handle=handle,
+            timeout_s=left_s,
+            want=self.want,
+            wait_s=wait_s,
+            traceparent=self.traceparent,
+            segment=self.segment,
+        )
+
+    def answered(self, done: Done, before: int | None, now: int | None) -> Done:
+        """Nothing newer the second time: what the first one brought is the answer."""
+        if self.want == "newer" and done.version is None and now is not None and now != before:
+            return Done(call=0, version=now, report=done.report)
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Question):
+    """Drain the shard and free it. If it was gone already, attaching again has brought it back, empty, to be freed."""
+
+    def frame(self, call: int, handle: int, left_s: float, spent_s: float) -> Call:  # noqa: ARG002
+        """Return the frame to send."""
+        return ReleaseCall(call=call, handle=handle, timeout_s=left_s)
+
+    def holds(self, done: Done, now: int | None) -> int | None:  # noqa: ARG002
+        """Return that it holds nothing."""
+        return None

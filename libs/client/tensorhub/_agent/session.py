@@ -1,0 +1,348 @@
+"""All that one hub object says to its agent: calls about shards, through whatever becomes of the connection.
+
+Always true: every call ends within its own bound, or within `END_S_MIN`; a call is sent on a connection only after its
+shard was registered there; what the agent says is taken in the order in which it was said, before any caller wakes up.
+"""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorhub._agent.attachments import Attachments
+from tensorhub._agent.call_spans import Tracing
+from tensorhub._agent.calls import Question, Read, Release, Unpublish
+from tensorhub._agent.channel import Broken, Link, closed_error
+from tensorhub._agent.shards import Attachment, Place
+from tensorhub_common.errors import AgentUnavailable, NotPublished, ReplicaConflict, TensorHubError, from_code
+from tensorhub_common.protocol.call_deadlines import END_S_MIN, bound_of
+from tensorhub_common.protocol.worker import (
+    CALLS_MAX,
+    REGISTERING_MAX,
+    Attached,
+    Call,
+    Done,
+    Failed,
+    FromAgent,
+    Holds,
+    Mapped,
+    Progress,
+    Registered,
+    Spare,
+    Swapped,
+)
+from tensorhub_common.telemetry import process
+
+OnProgress = Callable[[int, int], None]
+"""Takes (bytes done, bytes in all) a few times a second. The event loop calls it, so it must return soon."""
+
+log = process.logger(__name__)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call that was sent on the present connection."""
+
+    answer: "asyncio.Future[Done | None]"
+    attachment: Attachment
+    question: Question | None = None
+    on_progress: OnProgress | None = None
+
+
+class Session:
+    """The shards of one hub object at its agent. It belongs to the event loop that made it."""
+
+    def __init__(self, socket_path: Path, job: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = Link(socket_path, job, self._take, self._on_up, self._on_down, self._last_words)
+        self._attachments = Attachments(self._link, self._register)
+        self.tracing = Tracing(job, self._link.send, self._link.push)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._turns = asyncio.Semaphore(REGISTERING_MAX)
+        """Of shards on their way in: the agent refuses more than so many at a time."""
+
+    def _last_words(self) -> None:
+        """The event loop ends without `close`: hand over what was made of the calls before."""
+        self.tracing.flush()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the agent serves this session now."""
+        return self._link.is_up
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that connected."""
+        return self._link.is_forked
+
+    @property
+    def agent(self) -> Attached:
+        """What the agent said of itself last. Only after `open`."""
+        assert self._link.agent is not None
+        return self._link.agent
+
+    async def open(self, timeout_s: float) -> Attached:
+        """Reach the agent for the first time. Raises `AgentUnavailable` at the bound, or the agent's refusal."""
+        return await self._link.open(timeout_s)
+
+    def check(self) -> None:
+        """Raise `AgentUnavailable` in a child of `fork`, and after `close`."""
+        self._link.check()
+
+    async def close(self) -> None:
+        """End the connection and all calls. Shards that were not released stay with the agent."""
+        pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            if not each.answer.done():
+                each.answer.set_exception(closed_error())
+        self._attachments.close()
+        self.tracing.flush()
+        await self._link.close()
+
+    def drop(self) -> None:
+        """Close the socket of a session whose event loop has ended."""
+        self._link.drop()
+
+    # -------------------------------------------------------------------------------------------------- shards
+
+    def deadline(self, timeout_s: float) -> float:
+        """Return the end of a bound that begins now."""
+        return self._loop.time() + timeout_s
+
+    async def register(self, place: Place, deadline: float) -> Attachment:
+        """Register a shard. Its descriptor stays open until `close_fd`; if cancelled, the shard is left unclaimed."""
+        self.check()
+        forsaken = self._attachments.forsaken(place)
+        if forsaken is not None:
+            # An interrupted register left it behind, with other tensors and nothing of value in it.
+            forsaken.claimed = True
+            try:
+                await self.release(forsaken, max(0.0, deadline - self._loop.time()))
+            except BaseException:
+                forsaken.claimed = False
+                raise
+        return await self._attachments.register(place, deadline)
+
+    async def empty(self, attachment: Attachment, deadline: float) -> None:
+        """Unpublish what a shard was found with, before its worker has it. On failure the shard is left to the agent.
+
+        It may be draining then: another process that registers it first waits for the end of that, and this one is told
+        to wait by `ReplicaConflict`.
+        """
+        try:
+            await self.ask(attachment, Unpublish(), max(0.0, deadline - self._loop.time()))
+        except NotPublished:
+            pass
+        except BaseException:
+            self._attachments.leave(attachment)
+            raise
+        attachment.found = None
+
+    def loaded(self, attachment: Attachment) -> None:
+        """Tell the agent that every tensor's values stand in the memory."""
+        self._attachments.loaded(attachment)
+
+    async def release(self, attachment: Attachment, timeout_s: float) -> None:
+        """Drain a shard and free it. One that is gone already is no error."""
+        self.check()
+        if self._attachments.is_gone(attachment):
+            return
+        attachment.releasing = True
+        try:
+            await self.ask(attachment, Release(), timeout_s)
+        finally:
+            attachment.releasing = False
+        attachment.lost = ReplicaConflict(f"{attachment.place.where} is released: register it again")
+        self._attachments.forget(attachment)
+
+    async def _register(self, attachment: Attachment, timeout_s: float) -> None:
+        epoch, deadline = self._link.epoch, self._loop.time() + timeout_s
+        await self._take_turn(attachment, deadline)
+        try:
+            if self._link.epoch != epoch:
+                raise Broken(self._link.reason)
+            left_s = max(0.0, deadline - self._loop.time())
+            pending = _Pending(self._loop.create_future(), attachment)
+            end = self._loop.time() + bound_of(left_s).end_s
+            await self._send(pending, lambda number: attachment.place.call(number, left_s), timeout_s, end)
+        finally:
+            self._turns.release()
+        if attachment.lost is not None:
+            raise attachment.lost
+
+    async def _take_turn(self, attachment: Attachment, deadline: float) -> None:
+        """Wait until one of the turns is free. Raises `AgentUnavailable` at the deadline."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise AgentUnavailable(
+                f"the agent at {self._link.socket_path} was still busy with {REGISTERING_MAX} other shards of this "
+                f"process when the time for {attachment.place.where} was over: allow more"
+            ) from None
+
+    # -------------------------------------------------------------------------------------------------- calling
+
+    async def ask(
+        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None = None
+    ) -> Done:
+        """Ask about a shard, again after each break, and return the answer. One call at a time for each shard."""
+        self.check()
+        if attachment.busy:
+            raise ReplicaConflict(
+                f"{attachment.place.where} has a call under way: wait for its end, one at a time is possible"
+            )
+        attachment.busy = True
+        try:
+            return await self._ask(attachment, question, timeout_s, on_progress)
+        finally:
+            attachment.busy = False
+
+    async def _ask(
+        self, attachment: Attachment, question: Question, timeout_s: float, on_progress: OnProgress | None
+    ) -> Done:
+        began, before, stood, broken = self._loop.time(), attachment.version, attachment.live, False
+        end = began + bound_of(timeout_s).end_s
+        while True:
+            handle = await self._attachments.attached(attachment, began + timeout_s)
+            answer = question.settled(before, attachment.version) if broken else None
+            if isinstance(question, Read) and attachment.spare is not None and attachment.live != stood:
+                # The read was done before the connection broke, and its bytes stand where the tensors do not show them.
+                answer = Done(call=0, version=attachment.version)
+            if answer is not None:
+                return answer
+            spent_s = self._loop.time() - began
+            left_s = max(0.0, timeout_s - spent_s)
+            pending = _Pending(self._loop.create_future(), attachment, question, on_progress)
+
+            def frame(number: int, handle: int = handle, left_s: float = left_s, spent_s: float = spent_s) -> Call:
+                return question.frame(number, handle, left_s, spent_s)
+
+            try:
+                done = await self._send(pending, frame, timeout_s, end)
+            except Broken:
+                broken = True
+                continue
+            except TensorHubError as error:
+                excuse = question.excused(error, before, attachment.version) if broken else None
+                if excuse is None:
+                    raise
+                return excuse
+            assert done is not None
+            return question.answered(done, before, attachment.version) if broken else done
+
+    async def _send(self, pending: _Pending, frame: Callable[[int], Call], timeout_s: float, end: float) -> Done | None:
+        """Send a call and wait for its answer until `end`, in the loop's time: that of the caller's bound."""
+        if len(self._pending) >= CALLS_MAX:
+            raise AgentUnavailable(f"{CALLS_MAX} calls are under way on this connection: wait for some of them")
+        number = next(self._numbers)
+        self._pending[number] = pending
+        try:
+            self._link.send(frame(number))
+            async with asyncio.timeout_at(end):
+                return await pending.answer
+        except TimeoutError:
+            raise AgentUnavailable(
+                f"the agent at {self._link.socket_path} did not answer within {max(timeout_s, END_S_MIN):.3g} s: see "
+                "'tensorhub doctor', then call again"
+            ) from None
+        finally:
+            self._pending.pop(number, None)
+
+    # --------------------------------------------------------------------------------- what the agent tells us
+
+    def _on_up(self) -> None:
+        self._attachments.bring_back()
+
+    def _on_down(self) -> None:
+        self._attachments.detach()
+        pending, self._pending = list(self._pending.values()), {}
+        for each in pending:
+            if not each.answer.done():
+                each.answer.set_exception(Broken(self._link.reason))
+
+    def _take(self, frame: FromAgent, fd: int | None) -> None:
+        """Take a frame. A fault of ours fails the call that it is about, or else ends the connection."""
+        try:
+            self._take_frame(frame, fd)
+        except Exception as error:
+            pending = self._pending.pop(getattr(frame, "call", 0), None)
+            if pending is None:
+                raise
+            self._link.work.fault(f"taking {type(frame).__name__}", error)
+            if not pending.answer.done():
+                why = f"this program failed with {type(error).__name__} on the agent's answer; its log says where"
+                pending.answer.set_exception(TensorHubError(why))
+
+    def _take_frame(self, frame: FromAgent, fd: int | None) -> None:
+        match frame:
+            case Registered():
+                self._take_registered(frame, fd)
+            case Spare():
+                self._take_spare(frame, fd)
+            case Swapped():
+                self._attachments.swapped(frame.handle, frame.segment)
+            case Mapped():
+                assert fd is not None
+                self._attachments.lend(frame.handle, fd, frame.version)
+            case Done():
+                self._take_done(frame)
+            case Failed():
+                pending = self._answered(frame.call)
+                if pending is not None:
+                    pending.attachment.traceparent = frame.traceparent
+                    pending.answer.set_exception(from_code(frame.error, frame.message))
+            case Progress():
+                self._take_progress(frame)
+            case Holds():
+                self._attachments.holds(frame.handle, frame.version, frame.trouble)
+            case _:
+                log.warning("the agent sent a frame out of turn", frame=type(frame).__name__)
+
+    def _answered(self, call: int) -> _Pending | None:
+        """Return the call that this answers, or None when nobody waits for it any more."""
+        pending = self._pending.pop(call, None)
+        if pending is None or pending.answer.done():
+            return None
+        if pending.question is not None:
+            pending.attachment.load_untold = False
+        return pending
+
+    def _take_spare(self, frame: Spare, fd: int | None) -> None:
+        pending = self._pending.get(frame.call)
+        if pending is not None:
+            self._attachments.spare(pending.attachment, fd)
+        elif fd is not None:
+            os.close(fd)
+
+    def _take_registered(self, frame: Registered, fd: int | None) -> None:
+        pending = self._answered(frame.call)
+        if pending is not None:
+            self._attachments.registered(pending.attachment, frame, fd)
+            pending.answer.set_result(None)
+        elif fd is not None:
+            os.close(fd)
+
+    def _take_done(self, done: Done) -> None:
+        pending = self._answered(done.call)
+        if pending is None:
+            return
+        attachment = pending.attachment
+        if pending.question is not None:
+            attachment.version = pending.question.holds(done, attachment.version)
+        attachment.report = done.report or attachment.report
+        attachment.traceparent = done.traceparent
+        pending.answer.set_result(done)
+
+    def _take_progress(self, frame: Progress) -> None:
+        pending = self._pending.get(frame.call)
+        if pending is None or pending.on_progress is None:
+            return
+        try:
+            pending.on_progress(frame.done_bytes, frame.total_bytes)
+        except Exception:
+            log.exception("a progress callback failed, and is not called again")
+            pending.on_progress = None

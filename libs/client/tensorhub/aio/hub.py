@@ -1,0 +1,447 @@
+"""The SDK for asyncio programs: `connect_async`, and the hub object that it returns.
+
+`hub_sync.py` is its twin for everybody else, method for method.
+
+Always true: names and numbers are checked before anything travels; no call waits without a bound, but for `watch`,
+which waits for whatever comes; nothing here imports torch before the first `register`.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import zstandard
+
+from tensorhub import arguments
+from tensorhub._agent.session import Session
+from tensorhub._agent.shards import Attachment, Place
+from tensorhub._control.discovery import find_agent
+from tensorhub._control.registry_client import ASK_S, NatsAddress, Registry, left_s
+from tensorhub._control.watch import Watched
+from tensorhub.aio.lifetime import Uncopied, leave, leave_when_dropped
+from tensorhub.aio.resuming import OpenChoice, Resume
+from tensorhub.aio.shard import AsyncShard
+from tensorhub.aio.threads import in_thread
+from tensorhub.mapping import Mapping
+from tensorhub_common.auth.tls import TlsFiles
+from tensorhub_common.bus.address import addresses
+from tensorhub_common.config import settings as settings_module
+from tensorhub_common.config.settings import Settings
+from tensorhub_common.errors import JobGone, TensorHubError
+from tensorhub_common.layout.layout import encoded
+from tensorhub_common.protocol.log.any_event import KINDS, AnyEvent
+from tensorhub_common.protocol.log.commands import Command, Delete, Pin, Retain, Rewind, Unpin
+from tensorhub_common.protocol.log.versions import VersionRetired
+from tensorhub_common.protocol.queries import ReplicaInfo, VersionInfo
+from tensorhub_common.protocol.subjects import check_job
+from tensorhub_common.protocol.worker import Attached
+from tensorhub_common.telemetry import process
+
+if TYPE_CHECKING:
+    from tensorhub._tensors.description import Described, Tensors
+    from tensorhub._tensors.fsdp import Gathered
+    from tensorhub._tensors.installs import Staged
+    from tensorhub._tensors.mapped import Mapped
+    from tensorhub._tensors.residency import Standing
+
+CONNECT_S: Final = 10.0
+CLOSE_AWAY_S: Final = 3.0
+"""How long `close` waits for an agent that is away; the shards stay with it then."""
+FREE_S: Final = 5.0
+ZSTD_LEVEL: Final = 3
+
+log = process.logger(__name__)
+
+
+class AsyncHub(Uncopied):
+    """A connection to one agent, for one job. `connect_async` makes it; use it in the event loop that made it."""
+
+    def __init__(self, job: str, session: Session, registry: Registry) -> None:
+        self.job = job
+        self.registry = registry
+        """Where `versions`, `replicas` and `watch` are asked, and some more that the commands ask."""
+        self._session = session
+        self._shards: dict[AsyncShard, None] = {}
+        self._closed = asyncio.Event()
+        self._job_is_open = False
+        self._was_closed = leave_when_dropped(self, session, registry)
+
+    def __repr__(self) -> str:
+        return f"<hub of job {self.job} at agent {self.agent}>"
+
+    @property
+    def agent(self) -> str:
+        """The id of the agent whose memory the shards stand in."""
+        return self._session.agent.agent
+
+    # -------------------------------------------------------------------------------------------------- shards
+
+    async def register(
+        self,
+        model: str,
+        module_or_tensors: "Tensors",
+        *,
+        replica: str,
+        shard: int = 0,
+        shards: int = 1,
+        spot: bool = False,
+        install: str = "in-place",
+        mapping: Mapping | None = None,
+        resume: Resume | None = None,
+        timeout_s: float = 30,
+    ) -> AsyncShard:
+        """Bring a shard into hub memory, or come back to it; waits for no other shard.
+
+        If the hub holds it ready, its memory stays (`.version` tells); otherwise the given values are copied in.
+        `resume` says what counts where the given values differ from ready memory: "memory", or "values", which replaces
+        it and waits for its readers as `unpublish` does. Left open, `replicate` and `update` work, and `publish`,
+        `unpublish` and `overwriting` raise `ReplicaConflict`. `spot`: the replica may vanish, and never counts for
+        retention. Raises `ReplicaConflict` while its worker lives, `LayoutMismatch` when it doesn't fit its siblings or
+        what was registered before, `MemoryExhausted`. `install`: "staged" takes twice the memory, and a read goes
+        beside what the tensors show, which changes only at its end; "mapped" takes none, and the tensors show a
+        holder's on this host, read-only.
+        `mapping`: what the tensors consist of in the model's own names (`tensorhub.mapping`); `LayoutMismatch` names a
+        tensor that it has no rule for, or that is not as its rule says.
+        """
+        self._session.check()
+        arguments.name("model", model)
+        arguments.name("replica", replica)
+        number, count = arguments.shard_of(shard, shards)
+        is_spot = arguments.flag("spot", spot)
+        how, choice = arguments.install(install), arguments.resume(resume)
+        deadline = self._session.deadline(arguments.seconds("timeout_s", timeout_s))
+        names = arguments.mapping(mapping)
+        described, layout = await in_thread(lambda: _described(module_or_tensors, names))
+        place = Place(
+            model=model, replica=replica, shard=number, shards=count, spot=is_spot, layout=layout, install=how
+        )
+        return await self._made(described, await self._session.register(place, deadline), choice, deadline)
+
+    async def _made(
+        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
+    ) -> AsyncShard:
+        """Let the tensors stand in the registered memory."""
+        try:
+            choice = await self._resumed(described, attachment, resume, deadline)
+            bound = await in_thread(lambda: _bound(described, attachment))
+        except asyncio.CancelledError:
+            attachment.claimed = False
+            raise
+        except BaseException:
+            await self._undo(attachment)
+            raise
+        attachment.close_fd()
+        if not attachment.place.is_mapped and attachment.found is None and (attachment.fresh or _gives_all(described)):
+            self._session.loaded(attachment)
+        made = AsyncShard(
+            self._session,
+            self.registry,
+            attachment,
+            described.layout,
+            bound.tensors,
+            self._forget,
+            bound.swaps,
+            standing=bound.standing,
+            choice=choice,
+        )
+        self._shards[made] = None
+        return made
+
+    async def _resumed(
+        self, described: "Described", attachment: Attachment, resume: Resume | None, deadline: float
+    ) -> OpenChoice | None:
+        """Where ready memory and the given values differ, do what was chosen, or return that a choice is open."""
+        version = attachment.found
+        if version is None or resume == "memory" or not described.values:
+            return None
+        differing = await in_thread(lambda: _differing(described, attachment))
+        if differing and resume == "values":
+            await self._session.empty(attachment, deadline)
+            return None
+        return OpenChoice(version, differing) if differing else None
+
+    async def _undo(self, attachment: Attachment) -> None:
+        """The tensors could not be made. A shard that this call brought is freed; one that was there before stays."""
+        if attachment.fresh:
+            with suppress(TensorHubError):
+                await self._session.release(attachment, FREE_S)
+        attachment.claimed = False
+
+    def _forget(self, shard: AsyncShard) -> None:
+        self._shards.pop(shard, None)
+
+    # ------------------------------------------------------------------------------------------------ questions
+
+    async def versions(self, model: str, *, timeout_s: float = ASK_S) -> list[VersionInfo]:
+        """Return the versions of a model, oldest first. Raises `RegistryUnavailable`."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        arguments.name("model", model)
+        return await self.registry.versions(model, await self._open_job(bound_s))
+
+    async def replicas(self, model: str, *, timeout_s: float = ASK_S) -> list[ReplicaInfo]:
+        """Return the replicas of a model with their shards, in the order of their registration."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        arguments.name("model", model)
+        return await self.registry.replicas(model, await self._open_job(bound_s))
+
+    async def _open_job(self, timeout_s: float) -> float:
+        """The agent opens the job in its own time, so a first question could come before it. Return the time left."""
+        self._session.check()
+        deadline = self._session.deadline(timeout_s)
+        if not self._job_is_open:
+            await self.registry.open_job(timeout_s)
+            self._job_is_open = True
+        return left_s(deadline)
+
+    def watch(
+        self, model: str, after: int | None = None, *, kinds: Collection[str] | None = None
+    ) -> AsyncGenerator[Watched, None]:
+        """Yield the version events of a model in order: all that happened, then what happens, until the hub is closed.
+
+        `after`: go on after the event with this `seq`; raises `LogGap` when the log no longer reaches back to it.
+        `kinds`: other kinds of events than those of versions; an empty collection means all.
+        """
+        self._session.check()
+        arguments.name("model", model)
+        wanted = arguments.kinds(kinds, KINDS)
+        return self._until_closed(self.registry.watch(model, arguments.seen(after), wanted))
+
+    async def _until_closed(self, events: AsyncGenerator[Watched, None]) -> AsyncGenerator[Watched, None]:
+        """Yield what comes; end with an error when the hub is closed meanwhile."""
+        closing = asyncio.ensure_future(self._closed.wait())
+        coming: asyncio.Future[Watched] | None = None
+        try:
+            await self._open_job(ASK_S)
+            while True:
+                coming = asyncio.ensure_future(_next(events))
+                await asyncio.wait({coming, closing}, return_when=asyncio.FIRST_COMPLETED)
+                self._session.check()
+                yield await coming
+        finally:
+            for task in (coming, closing):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+            await events.aclose()
+
+    # ------------------------------------------------------------------------------------------------- rulings
+
+    async def retain(self, model: str, *, last: int, timeout_s: float = ASK_S) -> None:
+        """Keep the last `last` versions of a model from now on; 0, as it begins, keeps none.
+
+        A kept version doesn't lose its last copy by an orderly act: agents with room make a copy in the background,
+        and `unpublish` or a refill waits until one stands, or raises `RetentionFull`. Spot replicas don't count.
+        """
+        await self._rule(Retain(model=arguments.name("model", model), last=arguments.retained(last)), timeout_s)
+
+    async def pin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep one version, however many come after it, until `unpin`. Raises `VersionUnavailable`."""
+        number = arguments.known_version("version", version)
+        await self._rule(Pin(model=arguments.name("model", model), version=number), timeout_s)
+
+    async def unpin(self, model: str, version: int, *, timeout_s: float = ASK_S) -> None:
+        """Keep a version no longer than `retain` says."""
+        number = arguments.known_version("version", version)
+        await self._rule(Unpin(model=arguments.name("model", model), version=number), timeout_s)
+
+    async def rewind(self, model: str, *, to: int, timeout_s: float = ASK_S) -> list[int]:
+        """Go back to a checkpoint: versions above `to` retire, and the next published one is above them all.
+
+        Returns what was retired. Reads of these are decided anew or fail; publications under way fail; an engine that
+        holds one is led back by `update`. Raises `VersionConflict` while one of them is pinned.
+        """
+        command = Rewind(model=arguments.name("model", model), to=arguments.known_version("to", to))
+        events = await self._rule(command, timeout_s)
+        return [event.version for event in events if isinstance(event, VersionRetired)]
+
+    async def delete(self, model: str, *, timeout_s: float = ASK_S) -> None:
+        """Forget a model with its versions and the copies of them. Its replicas must have been released."""
+        await self._rule(Delete(model=arguments.name("model", model)), timeout_s)
+
+    async def delete_job(self, *, timeout_s: float = ASK_S) -> None:
+        """Delete the whole job: agents free its memory and its copies, and every later call of anybody is `JobGone`.
+
+        Tensors stay valid in whoever has them, and are nobody's source any more. The job's name is refused for a week,
+        or until `tensorhub delete --job NAME --forget`.
+        """
+        self._session.check()
+        await self.registry.delete_job(arguments.seconds("timeout_s", timeout_s))
+
+    async def _rule(self, command: Command, timeout_s: float) -> tuple[AnyEvent, ...]:
+        self._session.check()
+        return await self.registry.rule(command, arguments.seconds("timeout_s", timeout_s))
+
+    # ------------------------------------------------------------------------------------------------------ end
+
+    async def close(self, *, release: bool = True, timeout_s: float = 60) -> None:
+        """Release all shards and end the connection. A second call does nothing.
+
+        With `release=False` they stay with the agent, published as they are, for whoever registers them next.
+
+        The connection ends in any case; then the first error of a release is raised. An agent that is away keeps the
+        shards.
+        """
+        releases_all = arguments.flag("release", release)
+        if self._closed.is_set():
+            return
+        self._session.check()
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        if not self._session.is_connected:
+            bound_s = min(bound_s, CLOSE_AWAY_S)
+        try:
+            releases = [shard.release(timeout_s=bound_s) for shard in list(self._shards) if releases_all]
+            outcomes = await asyncio.gather(*releases, return_exceptions=True)
+        finally:
+            self._closed.set()
+            self._was_closed()
+            await self._session.close()
+            await self.registry.close()
+        for outcome in outcomes:
+            # With the job its shards have gone too.
+            if isinstance(outcome, BaseException) and not isinstance(outcome, JobGone):
+                raise outcome
+
+    async def _leave(self) -> None:
+        """End the connection as a process that ends does: the shards stay with the agent, published as they are."""
+        self._closed.set()
+        self._was_closed()
+        await leave(self._session, self.registry)
+
+    async def __aenter__(self) -> Self:
+        self._session.check()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session.is_forked:
+            # A child that leaves its parent's block has nothing of its own to release.
+            return
+        try:
+            await self.close()
+        except TensorHubError as failure:
+            if error is None:
+                raise
+            # What went wrong in the block is what the caller must see.
+            log.warning("the hub could not release all its shards", why=str(failure))
+
+
+async def connect_async(
+    job: str | None = None,
+    *,
+    agent: str | PathLike[str] | None = None,
+    nats: str | None = None,
+    timeout_s: float = CONNECT_S,
+) -> AsyncHub:
+    """Connect to an agent of this host.
+
+    `job`: an isolated namespace, by default `TENSORHUB_JOB`, else "default". `agent`: an agent's id or socket, by
+    default `TENSORHUB_AGENT`, else the first on this host. `nats`: where questions go, by default where the agent is;
+    of a cluster the addresses of several nodes, with commas between.
+    Raises `AgentUnavailable` when no agent answers within the bound, and `RegistryUnavailable` when `nats` is given and
+    not reached.
+    """
+    settings = settings_module.load(os.environ)
+    for sentence in settings_module.strangers(os.environ):
+        log.warning(sentence)
+    name = check_job(arguments.name("job", settings.job if job is None else job))
+    arguments.text("nats", nats)
+    if not isinstance(agent, PathLike):
+        arguments.text("agent", agent)
+    bound_s = arguments.seconds("timeout_s", timeout_s)
+    deadline = asyncio.get_running_loop().time() + bound_s
+    session = Session(find_agent(agent, settings, os.environ), name)
+    registry: Registry | None = None
+    try:
+        attached = await session.open(bound_s)
+        registry = Registry(name, _nats_address(nats, settings, attached))
+        if nats:
+            # An address that was given and is wrong would be noticed by the first question, hours later.
+            await registry.bus(max(0.0, deadline - asyncio.get_running_loop().time()))
+    except BaseException:
+        await session.close()
+        if registry is not None:
+            await registry.close()
+        raise
+    return AsyncHub(name, session, registry)
+
+
+def _nats_address(nats: str | None, settings: Settings, said: Attached) -> NatsAddress:
+    """Return where questions go. What the agent says is for its own NATS: another one is shown none of its keys."""
+    url = nats or settings.nats or said.nats
+    if not set(addresses(url)) <= set(addresses(said.nats)):
+        return NatsAddress(url, settings.credentials, settings.tls)
+    credentials = settings.credentials or (Path(said.credentials) if said.credentials else None)
+    return NatsAddress(url, credentials, settings.tls or (TlsFiles(Path(said.ca)) if said.ca else None))
+
+
+# ------------------------------------------------------------------------------------------------ tensors and memory
+
+
+def _described(module_or_tensors: "Tensors", mapping: Mapping | None) -> "tuple[Described, bytes]":
+    try:
+        from tensorhub._tensors.description import describe  # noqa: PLC0415 (a control host asks questions and has no torch)
+    except ModuleNotFoundError as error:
+        raise TensorHubError(
+            f"register needs {error.name}, which is not installed here: pip install 'tensorhub[torch]'"
+        ) from None
+    described = describe(module_or_tensors, mapping)
+    return described, zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(encoded(described.layout))
+
+
+class _Bound(NamedTuple):
+    """The tensors of a shard in hub memory, how they swap to other memory, and what they are to lie in."""
+
+    tensors: dict[str, Any]
+    swaps: "Staged | Mapped | Gathered | None" = None
+    standing: "Standing | None" = None
+
+
+def _bound(described: "Described", attachment: Attachment) -> _Bound:
+    """Map the segment, or a staged shard's two, and let what was described stand in it; a mapped shard has none yet."""
+    from tensorhub._tensors.description import bind  # noqa: PLC0415
+    from tensorhub._tensors.residency import Standing  # noqa: PLC0415
+    from tensorhub._tensors.segment_mapping import map_segment  # noqa: PLC0415 (they import torch)
+
+    has_values = attachment.found is not None
+    if attachment.place.install == "staged":
+        from tensorhub._tensors.installs import Staged  # noqa: PLC0415
+
+        staged = Staged(described, attachment)
+        return _Bound(staged.tensors, staged, Standing(described, staged.tensors, staged.home, has_values=has_values))
+    if attachment.place.is_mapped:
+        from tensorhub._tensors.mapped import Mapped  # noqa: PLC0415
+
+        mapped = Mapped(described, attachment)
+        return _Bound(mapped.tensors, mapped)
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    tensors = bind(described, memory, memory_wins=has_values)
+    home = {name: tensor.detach() for name, tensor in tensors.items()}
+    standing = Standing(described, tensors, lambda: home, has_values=has_values)
+    if described.managed.parts:
+        from tensorhub._tensors.fsdp import Gathered  # noqa: PLC0415
+
+        return _Bound(tensors, Gathered(described.managed.parts, lambda: attachment.version), standing)
+    return _Bound(tensors, None, standing)
+
+
+def _differing(described: "Described", attachment: Attachment) -> list[str]:
+    """Return the tensors whose given values are not what the shard's memory holds."""
+    from tensorhub._tensors.segment_mapping import map_segment, tensors_at  # noqa: PLC0415 (they import torch)
+
+    memory = map_segment(-1 if attachment.fd is None else attachment.fd, described.layout)
+    return described.differing(tensors_at(described.layout, memory))
+
+
+def _gives_all(described: "Described") -> bool:
+    """Tell whether values were given for every byte of the shard."""
+    return all(entry.name in described.values for entry in described.layout.tensors if entry.nbytes)
+
+
+async def _next(events: AsyncGenerator[Watched, None]) -> Watched:
+    return await anext(events)

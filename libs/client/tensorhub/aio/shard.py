@@ -1,0 +1,332 @@
+"""One shard in hub memory, as its worker uses it.
+
+Always true: `tensors` are the same objects for the shard's whole life, standing in memory that the agent owns; they
+stay valid while they are referenced, also after `release`. Those of a staged or mapped shard show other memory after a
+read, and change only within a call of the shard (staged.py, mapped.py). One call at a time is possible on a shard; a
+second one raises `ReplicaConflict` at once and changes nothing.
+
+A call that is cancelled (Ctrl-C, `asyncio.timeout`) ends here and goes on at the agent until its own bound, so the
+memory may still be written; until then further calls on the shard raise `ReplicaConflict`.
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tensorhub import arguments
+from tensorhub._agent.calls import Publish, Read, Unpublish
+from tensorhub._agent.session import OnProgress, Session
+from tensorhub._agent.shards import Attachment
+from tensorhub._control import lost_versions
+from tensorhub._control.registry_client import Registry
+from tensorhub.aio.lifetime import Uncopied
+from tensorhub.aio.resuming import OpenChoice, listed
+from tensorhub.aio.threads import in_thread
+from tensorhub_common.errors import NotPublished, ReplicaConflict, VersionUnavailable
+from tensorhub_common.layout.layout import Layout
+from tensorhub_common.protocol.worker import ReadReport
+from tensorhub_common.telemetry import process
+
+log = process.logger(__name__)
+
+if TYPE_CHECKING:
+    import torch
+
+    from tensorhub._tensors.fsdp import Gathered
+    from tensorhub._tensors.installs import Staged
+    from tensorhub._tensors.mapped import Mapped
+    from tensorhub._tensors.residency import Standing
+
+log = process.logger(__name__)
+
+
+class AsyncShard(Uncopied):
+    """A shard that this process has registered; `AsyncHub.register` makes it."""
+
+    def __init__(
+        self,
+        session: Session,
+        registry: Registry,
+        attachment: Attachment,
+        layout: Layout,
+        tensors: "dict[str, torch.Tensor]",
+        on_release: Callable[["AsyncShard"], None],
+        swaps: "Staged | Mapped | Gathered | None" = None,
+        *,
+        standing: "Standing | None" = None,
+        choice: OpenChoice | None = None,
+    ) -> None:
+        self.tensors = tensors
+        self.layout = layout
+        self._session = session
+        self._registry = registry
+        self._attachment = attachment
+        self._on_release = on_release
+        self._swaps = swaps
+        self._standing = standing
+        self._choice = choice
+        self._told_of_left = self._told_of_unregistered = False
+        self._last_read: ReadReport | None = None
+
+    def __repr__(self) -> str:
+        place = self._attachment.place
+        return f"<{place.model}/{place.replica} shard {place.shard} of {place.shards}, version {self.version}>"
+
+    @property
+    def model(self) -> str:
+        """The model that it belongs to."""
+        return self._attachment.place.model
+
+    @property
+    def replica(self) -> str:
+        """The replica that it belongs to."""
+        return self._attachment.place.replica
+
+    @property
+    def shard(self) -> int:
+        """Its number within the replica."""
+        return self._attachment.place.shard
+
+    @property
+    def shards(self) -> int:
+        """How many shards the replica has."""
+        return self._attachment.place.shards
+
+    @property
+    def version(self) -> int | None:
+        """What it holds now, or None. Of a staged or mapped shard: what its tensors show."""
+        return self._attachment.version if self._swaps is None else self._swaps.version
+
+    @property
+    def is_new(self) -> bool:
+        """Whether `register` brought it, rather than came back to it."""
+        return self._attachment.fresh
+
+    @property
+    def last_read(self) -> ReadReport | None:
+        """How the last `replicate` or `update` that found something went: bytes, seconds, sources and why these.
+
+        Where an `update` has found a newer version and could not have it, `failure` says why.
+        """
+        return self._last_read
+
+    async def publish(self, version: int | None = None, *, timeout_s: float = 60) -> int:
+        """Publish what the tensors hold and return the version; None means the last published one and one more.
+
+        Returns when every shard of the replica has published it; from then on the memory is immutable until
+        `unpublish`. Raises `VersionConflict`, `NotFilled`, `RoundTimeout`, `ReplicaConflict`.
+        """
+        wanted, bound_s = arguments.published_version(version), arguments.seconds("timeout_s", timeout_s)
+        self._check_chosen()
+        # An unpublish that was interrupted may have gone on to its end, and swapped.
+        self._show()
+        await self._check_standing()
+        with self._session.tracing.call("publish", self._attachment) as call:
+            done = await self._session.ask(self._attachment, Publish(wanted, call.traceparent), bound_s)
+            assert done.version is not None
+            call.version = done.version
+        self._filled()
+        return done.version
+
+    async def unpublish(self, *, timeout_s: float = 60) -> None:
+        """Return when the tensors may be overwritten: no reader is left, or all were told that their lease is over.
+
+        Raises `NotPublished`, and `DrainTimeout` while a mapped reader remains: don't write, call again. A staged shard
+        has other memory to go on in: the tensors stand there when this returns, with the same values, and it waits
+        only for those who map a version before this one.
+        """
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        self._check_writable()
+        try:
+            await self._session.ask(self._attachment, Unpublish(), bound_s)
+        finally:
+            # A staged shard whose memory is mapped by readers goes on in its other one.
+            self._show()
+
+    @asynccontextmanager
+    async def overwriting(
+        self, *, publish: bool = False, version: int | None = None, timeout_s: float = 60
+    ) -> "AsyncGenerator[dict[str, torch.Tensor], None]":
+        """Unpublish what is published, and let the block overwrite the tensors, which it gets.
+
+        With `publish` the tensors are published at the block's end, as `version` or the next one; without it, and
+        after an exception in the block, they stay unpublished. `timeout_s` bounds each of the two calls. Raises what
+        `unpublish` raises, before the block, but for `NotPublished`; and what `publish` raises, after it.
+        """
+        arguments.overwriting(version, publish=publish)
+        self._check_writable()
+        with suppress(NotPublished):
+            await self.unpublish(timeout_s=timeout_s)
+        yield self.tensors
+        if publish:
+            await self.publish(version, timeout_s=timeout_s)
+
+    async def replicate(
+        self,
+        version: int | str = "latest",
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractAsyncContextManager[Any] | None = None,
+    ) -> int:
+        """Fill the tensors with a version, verified, and return its number, once all shards of the replica hold it.
+
+        Every shard of the replica must call it. "latest" waits for a first version up to the bound. Raises
+        `VersionUnavailable`, `LayoutMismatch`, `RoundTimeout`, `IntegrityError`. `swap_under`: a lock (or another
+        context manager) to hold while the tensors of a staged or mapped shard swap.
+        """
+        arguments.lock(swap_under, is_async=True)
+        async with self._swapping(swap_under):
+            return await self._fetch(version, timeout_s, on_progress)
+
+    async def update(
+        self,
+        wait_s: float = 0,
+        *,
+        timeout_s: float = 120,
+        on_progress: OnProgress | None = None,
+        swap_under: AbstractAsyncContextManager[Any] | None = None,
+    ) -> int | None:
+        """Fetch a newer version than the one held, if there is one, and return its number, or None.
+
+        `wait_s`: how long to wait for one. Every shard of the replica must call it; all get the same answer. None also
+        where a newer version can't be had just now: then the shard holds what it held, `last_read.failure` says why,
+        and the next call tries again.
+        `swap_under`: a lock (or another context manager) to hold while the tensors of a staged or mapped shard swap.
+        """
+        arguments.lock(swap_under, is_async=True)
+        async with self._swapping(swap_under):
+            return await self._fetch_newer(wait_s, timeout_s, on_progress)
+
+    async def release(self, *, timeout_s: float = 60) -> None:
+        """Drain the shard, then free it; twice is no error. The tensors stay valid, but are this process's alone."""
+        try:
+            await self._session.release(self._attachment, arguments.seconds("timeout_s", timeout_s))
+        finally:
+            self._show()
+        self._on_release(self)
+
+    def mark_loaded(self) -> None:
+        """Say that every tensor was written, so that a shard which a failed fill left partial may be published."""
+        self._session.check()
+        if self._attachment.version is None:
+            self._filled()
+        self._session.loaded(self._attachment)
+
+    def _check_writable(self) -> None:
+        """Refuse to hand out for writing what can't be written; `NotPublished` would be taken for "go on"."""
+        if self._attachment.place.is_mapped:
+            raise ReplicaConflict(
+                f"{self._attachment.place.where} is mapped read-only: its tensors stand in its publisher's memory; "
+                "overwrite and publish there, or register with install='in-place'"
+            )
+        self._check_chosen()
+
+    def _check_chosen(self) -> None:
+        """Refuse to publish or overwrite what `register` has found in place of the given values."""
+        if self._choice is not None:
+            raise self._choice.error(self._attachment.place.where)
+
+    async def _check_standing(self) -> None:
+        """Refuse to publish hub memory where the weights are elsewhere, or were never written."""
+        if self._standing is None:
+            return
+        left = self._standing.left()
+        if left:
+            raise self._standing.error(self._attachment.place.where, left)
+        if self._standing.is_blank:
+            standing, where = self._standing, self._attachment.place.where
+            await in_thread(lambda: standing.check_filled(where))
+
+    def _filled(self) -> None:
+        """Every tensor has the values that are to be published, whoever brought them."""
+        self._choice = None
+        if self._standing is not None:
+            self._standing.loaded()
+
+    def _tell_of_left(self) -> None:
+        """An engine whose module lies elsewhere goes on with its old weights: it may want that, so it is told once."""
+        if self._told_of_left or self._standing is None:
+            return
+        left = self._standing.left()
+        if left:
+            self._told_of_left = True
+            log.warning(
+                "a read has filled hub memory, in which tensors lie no longer: they show what they held before",
+                shard=self._attachment.place.where,
+                tensors=listed(left),
+            )
+
+    def _tell_of_unregistered(self, report: ReadReport) -> None:
+        """A tensor may be missing by mistake, so one shard of a replica says once what all of them left out."""
+        if report.unregistered_count and not self._told_of_unregistered:
+            self._told_of_unregistered = True
+            log.warning(
+                "the version has tensors that no shard of the replica registered, so they were not read",
+                shard=self._attachment.place.where,
+                tensors=listed(report.unregistered, report.unregistered_count),
+            )
+
+    @asynccontextmanager
+    async def _swapping(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AsyncGenerator[None, None]:
+        """Show what an interrupted read has left, and at the end what the block has brought."""
+        async with self._under(swap_under):
+            self._show()
+        yield
+        async with self._under(swap_under):
+            self._show()
+
+    def _under(self, swap_under: AbstractAsyncContextManager[Any] | None) -> AbstractAsyncContextManager[Any]:
+        return nullcontext() if swap_under is None or not self._must_swap() else swap_under
+
+    def _must_swap(self) -> bool:
+        """Whether the tensors of a staged or mapped shard are to stand in other memory."""
+        return self._swaps is not None and self._swaps.is_due
+
+    def _show(self) -> None:
+        """Let the tensors of a staged or mapped shard show the memory in which it stands now, and FSDP gather it."""
+        if self._swaps is not None:
+            self._swaps.show()
+
+    async def _fetch(self, version: int | str, timeout_s: float, on_progress: OnProgress | None) -> int:
+        """Do what `replicate` does; but tensors that swap show it only after `show`."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        held = await self._read("replicate", Read(arguments.wanted_version(version)), bound_s, on_progress)
+        assert held is not None
+        return held
+
+    async def _fetch_newer(self, wait_s: float, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        """Do what `update` does; but tensors that swap show it only after `show`."""
+        bound_s = arguments.seconds("timeout_s", timeout_s)
+        return await self._read("update", Read("newer", arguments.patience(wait_s, bound_s)), bound_s, on_progress)
+
+    async def _read(self, name: str, question: Read, timeout_s: float, on_progress: OnProgress | None) -> int | None:
+        arguments.function("on_progress", on_progress)
+        shown = getattr(self._swaps, "shown", None)
+        if shown is not None:
+            question = replace(question, segment=shown)
+        with self._session.tracing.call(name, self._attachment) as call:
+            asked = replace(question, traceparent=call.traceparent)
+            try:
+                done = await self._session.ask(self._attachment, asked, timeout_s, on_progress)
+            except VersionUnavailable as error:
+                wanted = asked.want if isinstance(asked.want, int) else None
+                became = await lost_versions.ask(self._registry, self.model, wanted)
+                raise VersionUnavailable(became) if became else error from error
+            call.version = done.version
+        if done.version is not None:
+            self._filled()
+        if done.report is not None:
+            self._note(done.report)
+            if not done.report.failure:
+                self._tell_of_left()
+            self._tell_of_unregistered(done.report)
+        return done.version
+
+    def _note(self, report: ReadReport) -> None:
+        """Keep how a read went; why one has brought nothing is logged once, however often that is tried again."""
+        before = "" if self._last_read is None else self._last_read.failure
+        if report.failure and not before:
+            log.warning("no update", shard=self._attachment.place.where, why=report.failure)
+        self._last_read = report

@@ -1,0 +1,1 @@
+"""One file for each command of `tensorhub`. `cli.main` alone imports them."""

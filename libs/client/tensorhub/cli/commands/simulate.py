@@ -1,0 +1,59 @@
+"""`tensorhub simulate`: the planner and transfers as they are, on a modelled cluster of thousands of GPUs.
+
+The simulator drives the services' cores, which this package doesn't import: this process becomes the simulator's, so
+that its exit code is that one's, and a signal reaches just that one.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorhub.cli import options
+
+MODULE = "tensorhub_simulator.performance"
+
+PROCESSES_MAX = 1024
+
+
+def simulate(
+    *,
+    scenarios: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCENARIO]...", help="A YAML file, or standalone, elastic, across; by default these three."
+        ),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Neither other sizes nor other assumptions.")] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw when GPUs stand still, and how full links are, into this SVG file.")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            help="So many runs at once; by default one for each core.",
+            parser=options.whole(1, PROCESSES_MAX),
+            metavar="N",
+        ),
+    ] = None,
+    json: options.Json = False,
+    job: options.Job = None,  # noqa: ARG001 (every command has it)
+) -> None:
+    """Say how long updates take on a cluster that is described, and what others would take."""
+    if picture is not None and picture.exists() and not picture.is_file():
+        # What is there would be written into, and the picture seen nowhere.
+        raise typer.BadParameter(f"{picture} is no regular file; give the name of one", param_hint="--picture")
+    command = [sys.executable, "-m", "tensorhub_launcher.become", MODULE]
+    command += ["--alone"] if alone else []
+    command += ["--json"] if json else []
+    command += ["--picture", str(picture)] if picture is not None else []
+    command += ["--processes", str(processes)] if processes is not None else []
+    # Between the two programs Ctrl-C waits for the one that comes: no instruction is without a handler.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.execv(sys.executable, [*command, "--", *(scenarios or [])])  # noqa: S606 (no shell is wanted)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,315 @@
+"""Brings up a whole hub on one machine and keeps it up: NATS, registries, a planner and agents.
+
+Each process logs in to NATS with a key of its own, made at the first start in this directory, and may say there what
+its role says and no more; workers and commands have the key that `hub.json` names.
+
+Always true: `hub.json` stands there only while every process has answered that it is ready, and names the processes
+that run now; at the end of this process, in whatever way, none of the others is left.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tensorhub._control import hub_file
+from tensorhub._control.hub_file import AgentEntry, HubFile, NatsEntry, ProcessEntry, RegistryEntry
+from tensorhub.local.children import Child, Children, ChildSpec
+from tensorhub.local.directory import HubDir
+from tensorhub.local.keyring import OF_EVERY_HUB, Keyring
+from tensorhub.local.nats_server import Cluster, NatsServer
+from tensorhub_common.auth.permissions import Role, User
+from tensorhub_common.bus.connection import Bus, connect
+from tensorhub_common.config import settings
+from tensorhub_common.config.segment_names import segment_beginning
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.introspection.ping import ping
+from tensorhub_common.runtime.supervision import Fault, Supervisor
+
+AGENTS_MAX: Final = 256
+REGISTRIES_MAX: Final = 16
+NATS_NODES: Final = (1, 3, 5)
+"""Of an even number no more can be lost than of one less."""
+REPLICAS_MAX: Final = 3
+"""Each log stands on so many nodes, if there are as many: it outlives one of them, and no write waits for more."""
+READY_TIMEOUT_S: Final = 30.0
+PING_TIMEOUT_S: Final = 0.5
+PING_WAIT_S: Final = 0.02
+
+NATS: Final = "nats"
+PLANNER: Final = "planner-0"
+CLIENT: Final = User(Role.CLIENT)
+OF_ANOTHER_NATS: Final = frozenset(
+    f"TENSORHUB_{name}"
+    for name in ("NATS", "CREDENTIALS", "WORKER_CREDENTIALS", "NATS_CA", "NATS_CERTIFICATE", "NATS_KEY")
+)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_log: Final = logging.getLogger(__name__)
+
+
+def _module(name: str) -> tuple[str, ...]:
+    # -P: what stands in the folder that the user happens to be in must not shadow what a service imports.
+    return (sys.executable, "-P", "-m", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """How to run the services; tests put others in their place."""
+
+    registry: tuple[str, ...] = _module("tensorhub_registry")
+    planner: tuple[str, ...] = _module("tensorhub_planner")
+    agent: tuple[str, ...] = _module("tensorhub_agent")
+
+
+class Up:
+    """One hub on this machine. Use it as an async context manager, in the main thread (see `tether`)."""
+
+    def __init__(
+        self,
+        directory: Path,
+        agents: int = 1,
+        hosts: int = 1,
+        *,
+        racks: int = 0,
+        registries: int = 1,
+        nats_nodes: int = 1,
+        site: str = "site-0",
+        commands: Commands | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        if not 1 <= agents <= AGENTS_MAX:
+            raise ValueError(f"{agents} agents are not possible: take 1 to {AGENTS_MAX}")
+        if not 1 <= hosts <= agents:
+            raise ValueError(f"{hosts} hosts are not possible with {agents} agents: take 1 to {agents}")
+        if not 0 <= racks <= hosts:
+            raise ValueError(f"{racks} racks are not possible with {hosts} hosts: take 0 (none is known) to {hosts}")
+        if not 1 <= registries <= REGISTRIES_MAX:
+            raise ValueError(f"{registries} registries are not possible: take 1 to {REGISTRIES_MAX}")
+        if nats_nodes not in NATS_NODES:
+            raise ValueError(f"{nats_nodes} NATS nodes are not possible: take 1, 3 or 5")
+        self._directory = HubDir(directory)
+        self._count = agents
+        self._hosts, self._racks = hosts, racks
+        self._site = site
+        self._commands = commands or Commands()
+        self._environment = dict(os.environ if environment is None else environment)
+        self._keys = Keyring(self._directory.credentials)
+        self._registries = [f"registry-{index}" for index in range(registries)]
+        self._nats_names = [NATS] if nats_nodes == 1 else [f"{NATS}-{index}" for index in range(nats_nodes)]
+        self._nats: dict[str, NatsServer] = {}
+        self._children: Children | None = None
+        self._by_name: dict[str, Child] = {}
+        self._is_ready = False
+        self._fallen: asyncio.Event | None = None
+        self._fault: Fault | None = None
+
+    @property
+    def hub(self) -> HubFile:
+        """What `hub.json` says now."""
+        pids = {name: child.pid for name, child in self._by_name.items()}
+        nodes = [NatsEntry(server.url, pids[name]) for name, server in self._nats.items()]
+        return HubFile(
+            nats=nodes[0].url,
+            nats_pid=nodes[0].pid,
+            credentials=str(self._keys.path_of(CLIENT)),
+            registry=ProcessEntry(pids[self._registries[0]]),
+            planner=ProcessEntry(pids[PLANNER]),
+            agents=[self._entry(agent, index, pids[agent]) for index, agent in enumerate(self._agents())],
+            registries=[RegistryEntry(name, pids[name]) for name in self._registries],
+            nats_nodes=nodes,
+        )
+
+    async def start(self) -> HubFile:
+        """Bring all up and return once each process has said that it is ready. On an error nothing is left running."""
+        self._directory.open()
+        try:
+            hub_file.remove(self._directory.path)
+            self._children = Children(self._on_restart, self._on_fault)
+            self._keys.make([*OF_EVERY_HUB, *(User(Role.AGENT, agent) for agent in self._agents())])
+            await self._start_nats(self._children)
+            registry, planner = self._logs_in(User(Role.REGISTRY)), self._logs_in(User(Role.PLANNER))
+            for name in self._registries:
+                own = {"TENSORHUB_REGISTRY_ID": name, "TENSORHUB_LOG_REPLICAS": str(self._replicas)}
+                await self._start(name, self._commands.registry, own | registry)
+            await self._start(PLANNER, self._commands.planner, {"TENSORHUB_PLANNER_ID": PLANNER} | planner)
+            for index, agent in enumerate(self._agents()):
+                await self._start(agent, self._commands.agent, self._of_agent(agent, index))
+            await self._children.while_starting(self._wait_ready())
+            self._children.settle()
+            self._is_ready = True
+            hub_file.write(self._directory.path, self.hub)
+            return self.hub
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_nats(self, children: Children) -> None:
+        folders = self._directory.nats(len(self._nats_names))
+        cluster = None if len(folders) == 1 else Cluster.of(len(folders))
+        for index, name in enumerate(self._nats_names):
+            server = self._nats[name] = NatsServer(folders[index], self._keys.conf, cluster, index)
+            server.prepare()
+            await self._start(name, server.command, {}, is_last=True)
+        for name, server in self._nats.items():
+            await children.while_starting(server.wait_ready(self._by_name[name].pid))
+        # A cluster can be asked for streams only once its nodes have met.
+        await (await children.while_starting(self._connect())).close()
+
+    async def stop(self) -> None:
+        """Take `hub.json` away and end all processes, within a bound."""
+        if not self._directory.is_open:
+            return
+        self._is_ready = False
+        hub_file.remove(self._directory.path)
+        if self._children is not None:
+            await self._children.stop()
+        self._free_segments()
+        self._directory.close()
+
+    def _free_segments(self) -> None:
+        """Give the agents' memory back; a worker that still has a segment mapped keeps it until it ends.
+
+        An agent leaves its segments for the next one of its name, which suits a restart. An `up` that was killed leaves
+        them too, and the next one in this directory takes them back.
+        """
+        shm = settings.load(self._environment).shm_dir
+        for path in shm.glob(f"{segment_beginning(self._directory.path)}*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def run(self, on_ready: Callable[[HubFile], None]) -> int:
+        """Be up until SIGINT, SIGTERM or SIGHUP comes, then stop all and return the signal's number.
+
+        Raises `TensorHubError` where it can't come up, or can't be kept up.
+        """
+        loop, work = asyncio.get_running_loop(), Supervisor("up")
+        self._fallen = asyncio.Event()
+        told: list[int] = []
+
+        def stop(number: int) -> None:
+            told.append(number)
+            ending.cancel()
+
+        async def be_up(fallen: asyncio.Event) -> None:
+            on_ready(await self.start())
+            await fallen.wait()
+
+        ending = work.start(be_up(self._fallen), "being up", awaited=True)
+        for number in SIGNALS:
+            # It comes once only: how long it takes to stop has a bound, and a second signal would leave something.
+            loop.add_signal_handler(number, stop, number)
+        try:
+            await asyncio.wait({ending})
+            if not told:
+                ending.result()
+                raise TensorHubError(f"the hub can't be kept up: {self._fault}")
+            return told[0]
+        finally:
+            await work.close()
+            await self.stop()
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_fault(self, fault: Fault) -> None:
+        """Take an error that leaves a process unkept: `run` ends, and with it the hub, rather than be half a hub."""
+        self._fault = fault
+        if self._fallen is not None:
+            self._fallen.set()
+
+    def _agents(self) -> list[str]:
+        return [f"agent-{index}" for index in range(self._count)]
+
+    def _host(self, index: int) -> str:
+        return f"host-{index % self._hosts}"
+
+    def _rack(self, index: int) -> str:
+        return f"rack-{index % self._hosts % self._racks}" if self._racks else ""
+
+    def _entry(self, agent: str, index: int, pid: int) -> AgentEntry:
+        host, rack = self._host(index), self._rack(index)
+        return AgentEntry(agent, pid, str(self._directory.socket(agent)), host, self._site, rack)
+
+    @property
+    def _replicas(self) -> int:
+        """On how many nodes each log stands."""
+        return min(REPLICAS_MAX, len(self._nats_names))
+
+    @property
+    def _nats_all(self) -> str:
+        return ",".join(server.url for server in self._nats.values())
+
+    async def _connect(self) -> Bus:
+        return await connect(
+            self._nats_all, name="tensorhub-up", credentials=self._keys.path_of(CLIENT), timeout_s=READY_TIMEOUT_S
+        )
+
+    def _logs_in(self, user: User) -> dict[str, str]:
+        return {"TENSORHUB_NATS": self._nats_all, "TENSORHUB_CREDENTIALS": str(self._keys.path_of(user))}
+
+    def _of_agent(self, agent: str, index: int) -> dict[str, str]:
+        state = self._directory.state(agent)
+        state.mkdir(mode=0o700, exist_ok=True)
+        return {
+            **self._logs_in(User(Role.AGENT, agent)),
+            "TENSORHUB_WORKER_CREDENTIALS": str(self._keys.path_of(CLIENT)),
+            "TENSORHUB_AGENT_ID": agent,
+            "TENSORHUB_HOST": self._host(index),
+            "TENSORHUB_RACK": self._rack(index),
+            "TENSORHUB_SITE": self._site,
+            "TENSORHUB_SOCKET": str(self._directory.socket(agent)),
+            "TENSORHUB_STATE_DIR": str(state),
+            # Loading UCX takes its time, and agents of one host have no use for it.
+            "TENSORHUB_UCXX": self._environment.get("TENSORHUB_UCXX") or ("on" if self._hosts > 1 else "off"),
+        }
+
+    async def _start(self, name: str, command: tuple[str, ...], own: dict[str, str], *, is_last: bool = False) -> None:
+        assert self._children is not None, "started before opened"
+        # What the environment says of a NATS is meant for another hub.
+        theirs = {name: text for name, text in self._environment.items() if name not in OF_ANOTHER_NATS}
+        environment = theirs | own | {"TENSORHUB_DIR": str(self._directory.path)}
+        spec = ChildSpec(name, command, environment, self._directory.log(name), is_last)
+        self._by_name[name] = await self._children.start(spec)
+
+    async def _wait_ready(self) -> None:
+        async with await self._connect() as bus:
+            missing = [name for name in self._by_name if name not in self._nats]
+            try:
+                async with asyncio.timeout(READY_TIMEOUT_S):
+                    while missing:
+                        await _wait_pong(bus, missing[0])
+                        del missing[0]
+            except TimeoutError:
+                raise RegistryUnavailable(
+                    f"{', '.join(missing)} did not say within {READY_TIMEOUT_S:g} s that it is ready: "
+                    f"see {self._directory.log(missing[0])}"
+                ) from None
+
+    def _on_restart(self, _: Child) -> None:
+        if not self._is_ready:
+            return
+        try:
+            hub_file.write(self._directory.path, self.hub)
+        except OSError as error:
+            _log.warning("hub.json can't be written, so it names processes that are gone: %s", error)
+
+
+async def _wait_pong(bus: Bus, process: str) -> None:
+    while await ping(bus, process, PING_TIMEOUT_S) is None:  # noqa: ASYNC110 (only asking again tells)
+        await asyncio.sleep(PING_WAIT_S)

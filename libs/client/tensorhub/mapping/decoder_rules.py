@@ -1,0 +1,93 @@
+"""Rules for a decoder's attention: heads divided by rows of q, k and v and by columns of o; latent attention. Pure.
+
+As vLLM does it: with fewer key and value heads than ranks each of them stands on several ranks in a row. The norms are
+whole everywhere, and so is the bias of o, which only the first rank adds.
+"""
+
+from tensorhub.mapping.cuts import Cut, share
+from tensorhub.mapping.nodes import AS_IT_IS, Node, Tensor, concat, tensor
+from tensorhub.mapping.ranks import Ranks
+from tensorhub.mapping.rules import Rule
+from tensorhub.mapping.sizes import Latent, Sizes
+
+ATTENTION = "model.layers.{layer}.self_attn"
+KIND = "{kind:weight|bias}"
+"""What a rule for rows matches: the matrix, and the bias, which is divided like its rows."""
+
+
+def qkv_cuts(sizes: Sizes, ranks: Ranks) -> dict[str, Cut]:
+    """Return the rows of q, k and v that a rank has. Raises `ValueError` when the heads can't be divided."""
+    rank, count = ranks.tp
+    heads = share(sizes.heads, rank, count, "num_attention_heads")
+    if count > sizes.kv_heads:
+        if count % sizes.kv_heads:
+            raise ValueError(f"{sizes.kv_heads} key and value heads can't stand equally often on {count} ranks")
+        kv_heads = share(sizes.kv_heads, rank // (count // sizes.kv_heads), sizes.kv_heads)
+    else:
+        kv_heads = share(sizes.kv_heads, rank, count, "num_key_value_heads")
+    return {
+        "q_proj": _rows(heads, sizes.head_dim),
+        "k_proj": _rows(kv_heads, sizes.head_dim),
+        "v_proj": _rows(kv_heads, sizes.head_dim),
+    }
+
+
+def attention(sizes: Sizes, ranks: Ranks) -> tuple[Rule, ...]:
+    """Return the rules for q, k, v and o, each by itself, and for the norms of q and k."""
+    cuts = qkv_cuts(sizes, ranks)
+    return (
+        *(Rule(f"{ATTENTION}.{name}.{KIND}", tensor("{name}", cut)) for name, cut in cuts.items()),
+        *_output(cuts["q_proj"]),
+        Rule(f"{ATTENTION}.{{norm:q_norm|k_norm}}.weight", AS_IT_IS),
+    )
+
+
+def fused_attention(sizes: Sizes, ranks: Ranks) -> tuple[Rule, ...]:
+    """Return the rules for q, k and v in one, and for o."""
+    cuts = qkv_cuts(sizes, ranks)
+    qkv = concat(*(tensor(f"{ATTENTION}.{name}.{{kind}}", cut) for name, cut in cuts.items()))
+    return (
+        Rule(f"{ATTENTION}.qkv_proj.{KIND}", qkv),
+        *_output(cuts["q_proj"]),
+        Rule(f"{ATTENTION}.{{norm:q_norm|k_norm}}.weight", AS_IT_IS),
+    )
+
+
+def latent_attention(sizes: Latent, ranks: Ranks) -> tuple[Rule, ...]:
+    """Return the rules for multi-head latent attention, the first projections each by itself."""
+    heads = share(sizes.heads, *ranks.tp, "num_attention_heads")
+    query = _rows(heads, sizes.nope_dim + sizes.rope_dim)
+    return (
+        Rule(f"{ATTENTION}.{{first:q_a_proj|kv_a_proj_with_mqa}}.{KIND}", AS_IT_IS),
+        Rule(f"{ATTENTION}.{{norm:q_a_layernorm|kv_a_layernorm}}.weight", AS_IT_IS),
+        Rule(f"{ATTENTION}.{{query:q_proj|q_b_proj}}.{KIND}", tensor("{name}", query)),
+        Rule(f"{ATTENTION}.kv_b_proj.{KIND}", tensor("{name}", _rows(heads, sizes.nope_dim + sizes.v_dim))),
+        *_output(_rows(heads, sizes.v_dim)),
+    )
+
+
+def fused_latent_attention(sizes: Latent, ranks: Ranks) -> tuple[Rule, ...]:
+    """Return the rules for multi-head latent attention, the first projections in one where the query has a low rank."""
+    if sizes.q_rank is None:
+        return latent_attention(sizes, ranks)
+    first: Node = concat(
+        _whole(f"{ATTENTION}.q_a_proj.{{kind}}", sizes.q_rank),
+        _whole(f"{ATTENTION}.kv_a_proj_with_mqa.{{kind}}", sizes.kv_rank + sizes.rope_dim),
+    )
+    return Rule(f"{ATTENTION}.fused_qkv_a_proj.{KIND}", first), *latent_attention(sizes, ranks)
+
+
+def _output(columns: Cut) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{ATTENTION}.o_proj.weight", tensor("{name}", None, columns)),
+        Rule(f"{ATTENTION}.o_proj.bias", AS_IT_IS),
+    )
+
+
+def _whole(name: str, rows: int) -> Tensor:
+    return tensor(name, Cut(rows, 0, rows))
+
+
+def _rows(heads: Cut, head_dim: int) -> Cut:
+    """Return the rows of some heads."""
+    return Cut(heads.size * head_dim, heads.start * head_dim, heads.stop * head_dim)

@@ -1,0 +1,147 @@
+"""What each user of a hub may publish and subscribe to on NATS, as a table. Pure.
+
+The lists are allow lists: what is not named here is refused by the server. Always true: a user subscribes to no inbox
+but its own, so nobody reads another's replies; an agent publishes commands, beats and questions under its own id alone;
+events, snapshots, leases and streams are the registry's; a client of one job can name no other job.
+
+What these lists can't say: JetStream sends its answers wherever a request's reply subject points, so whoever may ask it
+anything can make *its* words appear on any subject. `bus/entry.py` tells such words from those of a user.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.names import check_name
+
+_API: Final = "$JS.API"
+_LEASES: Final = "$KV.tensorhub.>"
+
+ASKS_OF_REGISTRY: Final = ("open", "versions", "replicas", "status", "outcome", "story", "forget", "health.registry")
+"""What anybody with a job's credentials may ask the leading registry about the job; with those of all, of the hub."""
+ASKS_OF_PLANNER: Final = ("health.planner",)
+"""The same, of the planner."""
+ASKS_OF_AGENTS: Final = ("open", "plan")
+ASKS_OF_ALL_PROCESSES: Final = ("transfers", "spans", "activity")
+"""What every process answers for itself."""
+ASKS_OF_CLIENTS: Final = (*ASKS_OF_REGISTRY, *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)
+
+
+class Role(StrEnum):
+    """What a user is in the hub."""
+
+    ADMIN = "admin"
+    """May everything: for operators, at a terminal."""
+    REGISTRY = "registry"
+    PLANNER = "planner"
+    AGENT = "agent"
+    CLIENT = "client"
+    """A trainer, an engine or a command, of one job or of all."""
+
+
+class User(msgspec.Struct, frozen=True, order=True):
+    """Who logs in. `name` is an agent's id, or a client's job; a client without one may speak in every job."""
+
+    role: Role
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the name, which comes to stand in subjects."""
+        if self.role is Role.AGENT:
+            check_name("agent", self.name or "")
+        elif self.role is Role.CLIENT and self.name is not None:
+            subjects.check_job(self.name)
+        elif self.role is not Role.CLIENT and self.name is not None:
+            raise ValueError(f"there is one {self.role} in a hub, so {self.name!r} can't be its name")
+
+    def __str__(self) -> str:
+        return self.role if self.name is None else f"{self.role} {self.name}"
+
+
+class Permissions(msgspec.Struct, frozen=True):
+    """Allow lists of subjects, wildcards and all."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox_of(public_key: str) -> str:
+    """Return what a user's inboxes begin with."""
+    return f"{subjects.INBOX}.{public_key}"
+
+
+def permissions_of(user: User, inbox: str) -> Permissions:
+    """Return what a user may do whose inboxes begin with `inbox`."""
+    match user.role:
+        case Role.ADMIN:
+            return Permissions((">",), (">",))
+        case Role.REGISTRY:
+            publish, subscribe = _registry()
+        case Role.PLANNER:
+            publish, subscribe = _planner()
+        case Role.AGENT:
+            publish, subscribe = _agent(user.name or "")
+        case Role.CLIENT:
+            publish, subscribe = _client(user.name)
+    # Into its own inbox it writes to learn that the server has read what it sent before; health checks ping.
+    return Permissions((f"{_API}.INFO", subjects.pings(), f"{inbox}.>", *publish), (f"{inbox}.>", *subscribe))
+
+
+def _registry() -> tuple[list[str], list[str]]:
+    streams = [f"{_API}.STREAM.{verb}.*" for verb in ("CREATE", "UPDATE", "PURGE", "DELETE")]
+    publish = [
+        f"{_API}.STREAM.NAMES",
+        *streams,
+        *_reading("*"),
+        _LEASES,
+        subjects.events_of_all_jobs(),
+        subjects.snapshots_of_all_jobs(),
+        subjects.commands_of_all_jobs_by(subjects.REGISTRY),
+        # Answers, and outcomes on the inbox that a command names.
+        f"{subjects.INBOX}.>",
+    ]
+    asks = [subjects.asks_of_all_jobs(what) for what in (*ASKS_OF_REGISTRY, *ASKS_OF_ALL_PROCESSES)]
+    return publish, [*asks, subjects.beats(), subjects.pings()]
+
+
+def _planner() -> tuple[list[str], list[str]]:
+    asks = [subjects.asks_of_all_jobs(what) for what in ("plan", *ASKS_OF_PLANNER, *ASKS_OF_ALL_PROCESSES)]
+    # Transfer programs are blobs.
+    publish = [f"{_API}.STREAM.NAMES", *_reading("*"), subjects.blobs_of_all_jobs(), f"{subjects.INBOX}.>"]
+    return publish, [*asks, subjects.beats(), subjects.pings()]
+
+
+def _agent(agent: str) -> tuple[list[str], list[str]]:
+    publish = [
+        *_reading("*"),
+        subjects.commands_of_all_jobs_by(agent),
+        subjects.blobs_of_all_jobs(),
+        *(subjects.asks_of_all_jobs(what) for what in ASKS_OF_AGENTS),
+        subjects.beat(agent),
+        subjects.asks_by_agent(agent),
+        f"{subjects.INBOX}.>",
+    ]
+    asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_ALL_PROCESSES]
+    return publish, [*asks, subjects.asks_to_agent(agent), subjects.ping(agent)]
+
+
+def _client(job: str | None) -> tuple[list[str], list[str]]:
+    if job is None:
+        streams = [*_reading("*"), f"{_API}.STREAM.NAMES"]
+        asks = [subjects.asks_of_all_jobs(what) for what in ASKS_OF_CLIENTS]
+        return [*streams, subjects.commands_of_all_jobs_by_anyone(), *asks], [subjects.events_of_all_jobs()]
+    streams = [*_reading(subjects.log_stream(job)), *_reading(subjects.blob_stream(job))]
+    asks = [subjects.ask(job, what) for what in ASKS_OF_CLIENTS]
+    return [*streams, subjects.commands_by_anyone(job), *asks], [subjects.events_of(job)]
+
+
+def _reading(stream: str) -> list[str]:
+    """Return what it takes to follow a stream, and to look up single messages of it."""
+    return [
+        f"{_API}.STREAM.INFO.{stream}",
+        f"{_API}.CONSUMER.CREATE.{stream}.>",
+        f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",
+        f"{_API}.DIRECT.GET.{stream}",
+    ]

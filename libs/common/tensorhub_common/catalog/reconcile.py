@@ -1,0 +1,145 @@
+"""What the catalog does by itself after each command: copies are placed and let go, and whoever was held back goes on.
+
+`settle` is the end of every fold, so its events stand behind those of the command that made them possible. Where
+nothing is retained, rewound or drained it does nothing, and an old log folds as it always did.
+"""
+
+from tensorhub_common.catalog import cache_replicas, retention
+from tensorhub_common.catalog.availability import Out
+from tensorhub_common.catalog.handlers import filling, rounds
+from tensorhub_common.catalog.handlers.publishing import drain
+from tensorhub_common.catalog.state import Catalog, Model, Replica
+from tensorhub_common.catalog.transitions import RoundMove, ShardState, VersionState
+from tensorhub_common.errors import RetentionFull
+from tensorhub_common.protocol.log.commands import AnyCommand, Delete
+from tensorhub_common.protocol.log.hub import AgentDrained
+from tensorhub_common.protocol.log.shards import ShardStays
+from tensorhub_common.protocol.log.versions import VersionExposed, VersionKept
+
+
+def settle(catalog: Catalog, command: AnyCommand, out: Out) -> None:
+    """Bring everything that is retained up to date with what the command has changed."""
+    if not catalog.tended:
+        _tell_drained(catalog, out)
+        return
+    concerned = _concerned(catalog, command)
+    for model in concerned:
+        # All of them before anything is placed: one model's copy may stand where another's is to go.
+        _let_go(catalog, model, out)
+    for model in concerned:
+        _settle(catalog, model, out)
+    _tell_drained(catalog, out)
+
+
+def _concerned(catalog: Catalog, command: AnyCommand) -> list[Model]:
+    """Return the models about which the command may have changed anything.
+
+    What it says of one model changes nothing about another, but for the room that it takes or leaves: in the quota, or
+    where copies of both stand. A model that was deleted is no longer among those whose copies stand.
+    """
+    about = getattr(command, "model", None)
+    shared = catalog.quota_bytes > 0 or len(catalog.tended) > 1 or isinstance(command, Delete)
+    return [catalog.models[name] for name in catalog.tended if shared or about is None or about == name]
+
+
+def _let_go(catalog: Catalog, model: Model, out: Out) -> None:
+    """Let go of the copies that have no purpose any more."""
+    keep = retention.retained(model)
+    for replica in list(model.replicas.values()):
+        if cache_replicas.is_useless(catalog, model, replica, keep):
+            cache_replicas.let_go(catalog, model, replica, out)
+
+
+def _settle(catalog: Catalog, model: Model, out: Out) -> None:
+    keep = retention.retained(model)
+    for number in sorted(keep, reverse=True):
+        if model.versions[number].state is VersionState.AVAILABLE and not _is_cached(catalog, model, number):
+            cache_replicas.place(catalog, model, model.versions[number], out)
+    told = -1
+    while told != len(out):
+        # Whoever goes on, or fails, may be what another one of them was waiting for.
+        told = len(out)
+        for replica in list(model.replicas.values()):
+            _release_held(catalog, model, replica, out)
+    _tell_kept(model, keep, out)
+    _forget_retired(model)
+    retired = any(version.state is VersionState.RETIRED for version in model.versions.values())
+    if not model.retain and not model.pins and not retired:
+        # So nothing is kept: all copies were let go of above, and whoever was held back went on.
+        del catalog.tended[model.name]
+
+
+def _is_cached(catalog: Catalog, model: Model, version: int) -> bool:
+    """Tell whether a copy stands or is being made where it can stay."""
+    return any(each.cache == version and retention.is_whole(catalog, each) for each in model.replicas.values())
+
+
+def _release_held(catalog: Catalog, model: Model, replica: Replica, out: Out) -> None:
+    """Let go on who waited for another copy, or tell it that none will come."""
+    leaving = [shard for shard in replica.members.values() if shard.leaving]
+    current = replica.round if replica.round is not None and replica.round.held else None
+    if not leaving and current is None:
+        return
+    version = replica.version
+    if version is not None and retention.must_stay(catalog, model, replica):
+        if retention.is_coming(catalog, model, replica, version):
+            return
+        why = retention.no_room(model, replica, version)
+        for shard in leaving:
+            shard.leaving = False
+            out.append(_stays(model, replica, shard.index, version, why))
+        if current is not None:
+            rounds.end(model, replica, RoundMove.FAILED, out, RetentionFull.__name__, why)
+        return
+    for shard in leaving:
+        drain(model, replica, shard, out)
+    if current is not None:
+        filling.begin(catalog, model, replica, current, out)
+
+
+def _stays(model: Model, replica: Replica, shard: int, version: int, why: str) -> ShardStays:
+    return ShardStays(
+        model=model.name,
+        replica=replica.name,
+        shard=shard,
+        version=version,
+        error=RetentionFull.__name__,
+        message=why,
+    )
+
+
+def _tell_kept(model: Model, keep: set[int], out: Out) -> None:
+    """Say which retained versions have come to have a copy, or have lost the last one."""
+    for number in sorted(model.versions):
+        version = model.versions[number]
+        holder = next((r.name for r in model.replicas.values() if retention.stands(r, number)), None)
+        if number not in keep:
+            version.kept = False
+        elif holder is not None and not version.kept:
+            version.kept = True
+            out.append(VersionKept(model=model.name, version=number, replica=holder))
+        elif holder is None and version.kept:
+            version.kept = False
+            out.append(VersionExposed(model=model.name, version=number, reason=version.gone or "lost"))
+
+
+def _forget_retired(model: Model) -> None:
+    """Forget what was rewound once nobody holds a part of it."""
+    held = {shard.version for replica in model.replicas.values() for shard in replica.members.values()}
+    for number, version in list(model.versions.items()):
+        if version.state is VersionState.RETIRED and number not in held:
+            del model.versions[number]
+
+
+def _tell_drained(catalog: Catalog, out: Out) -> None:
+    """Say which of the agents that are drained may stop."""
+    for name in catalog.leaving:
+        agent = catalog.agents[name]
+        may_stop = not any(
+            retention.must_stay(catalog, catalog.models[model], catalog.models[model].replicas[replica])
+            for model, replica, index in agent.shards
+            if catalog.models[model].replicas[replica].members[index].state is ShardState.READY
+        )
+        if may_stop and not agent.drained:
+            out.append(AgentDrained(agent=name))
+        agent.drained = may_stop

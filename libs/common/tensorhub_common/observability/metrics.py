@@ -1,0 +1,259 @@
+"""The metrics of the hub: one table of them, and how a service gives them their values.
+
+A value is read where it stands when somebody looks: a service hands over a function for each of its metrics, which is
+called at each scrape or push, in a thread of its own. So a metric costs nothing while nobody looks. Only durations are
+recorded as they come about, once for each read or plan.
+
+Always true: a metric that is not in the table can't be given values, and docs/metrics.md is written from the table.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+METER: Final = "tensorhub"
+
+Role = Literal["every", "agent", "registry", "planner"]
+Kind = Literal["counter", "gauge", "histogram"]
+
+Value = tuple[float, Mapping[str, str]]
+"""A number and the labels that tell it from the metric's others."""
+Read = Callable[[], Iterable[Value]]
+
+SECONDS_BUCKETS: Final = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Metric(NamedTuple):
+    """One row. `unit` is UCUM's, as OpenTelemetry has it; what stands in braces there is no part of the name."""
+
+    role: Role
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+_ROWS: Final = (
+    Metric(
+        "every",
+        "tensorhub.spans.dropped",
+        "counter",
+        "{span}",
+        "Finished spans that `tensorhub trace` won't find: they came too fast, or could not be written.",
+    ),
+    Metric(
+        "every",
+        "tensorhub.spans.cpu",
+        "counter",
+        "s",
+        "Processor time that finished spans took, after everybody had been answered; without that of an OTLP exporter.",
+    ),
+    Metric(
+        "every",
+        "tensorhub.faults",
+        "counter",
+        "{fault}",
+        "Errors that escaped from a task, timer, callback or thread. Each is a bug: the log has its traceback.",
+        ("owner",),
+    ),
+    Metric("agent", "tensorhub.agent.read", "counter", "By", "Weights that this agent brought in.", ("transport",)),
+    Metric(
+        "agent",
+        "tensorhub.agent.encoded",
+        "counter",
+        "By",
+        "Weights that stand here by a delta, or came packed: so many bytes of pieces, for which fewer came.",
+        ("encoding",),
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.served",
+        "counter",
+        "By",
+        "Weights that were read from here. On the local transport readers say so at their end.",
+        ("transport",),
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.pieces.retried",
+        "counter",
+        "{piece}",
+        "Pieces that were asked for once more, since their source was lost or their digest was wrong.",
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.reads",
+        "counter",
+        "{read}",
+        "Reads of a shard that ended: `done`, `put-off` (an update that is to be called again), or the name of the "
+        "error that the caller got.",
+        ("outcome",),
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.read.duration",
+        "histogram",
+        "s",
+        "From the log's first decision to a ready replica, less waits. Reads that fetched nothing don't count.",
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.read.wait",
+        "histogram",
+        "s",
+        "Of the same reads, while nothing was decided: a publisher or another shard was waited for.",
+    ),
+    Metric(
+        "agent",
+        "tensorhub.agent.reads.late",
+        "counter",
+        "{read}",
+        "Reads of a shard that got no byte for `TENSORHUB_STALL_S` (`stalled`), or took long for their bytes (`slow`). "
+        "The log has a line for each.",
+        ("kind",),
+    ),
+    Metric("agent", "tensorhub.agent.leases", "gauge", "{lease}", "Readers of this agent's shards.", ("state",)),
+    Metric("agent", "tensorhub.agent.sources", "gauge", "{source}", "Sources that are read from now.", ("transport",)),
+    Metric(
+        "agent",
+        "tensorhub.agent.connections",
+        "gauge",
+        "{connection}",
+        "Connections of readers, and over ucxx those to sources as well; idle ones count.",
+        ("transport",),
+    ),
+    Metric("agent", "tensorhub.agent.segments.used", "gauge", "By", "Memory that the agent's segments take."),
+    Metric("agent", "tensorhub.agent.segments.limit", "gauge", "By", "How much they may take."),
+    Metric("agent", "tensorhub.agent.deltas.used", "gauge", "By", "Memory that the deltas take which the agent keeps."),
+    Metric("agent", "tensorhub.agent.disk.used", "gauge", "By", "What copies of retained versions take on its disk."),
+    Metric("agent", "tensorhub.agent.disk.limit", "gauge", "By", "How much they may take there."),
+    Metric("agent", "tensorhub.agent.workers", "gauge", "{worker}", "Connections of trainers and engines."),
+    Metric(
+        "agent",
+        "tensorhub.agent.refused",
+        "counter",
+        "{refusal}",
+        "What strangers were refused: other users, tickets that are not good, bytes beyond a grant, what is no frame.",
+        ("reason",),
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.commands",
+        "counter",
+        "{command}",
+        "Commands that came while this registry was leading, by the event that each led to, and by its error where it"
+        " was refused.",
+        ("outcome", "error"),
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.events",
+        "counter",
+        "{event}",
+        "Events that those commands led to.",
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.leads",
+        "gauge",
+        "",
+        "1 where this registry is the one that speaks, else 0.",
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.passed_over",
+        "counter",
+        "{entry}",
+        "Entries on events' subjects that are none: somebody has JetStream answer there (docs/security.md).",
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.unpublished",
+        "gauge",
+        "{command}",
+        "Commands that were folded and whose outcome is not known to stand in the log yet.",
+        ("job",),
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.jobs.stopped",
+        "gauge",
+        "{job}",
+        "Jobs that this registry has set aside, since it can't go on from what their log says. They are tried again.",
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.agents",
+        "gauge",
+        "{agent}",
+        "Agents by state.",
+        ("job", "state"),
+    ),
+    Metric(
+        "registry",
+        "tensorhub.registry.versions",
+        "gauge",
+        "{version}",
+        "Versions that can be read now.",
+        ("job", "model"),
+    ),
+    Metric("planner", "tensorhub.planner.plans", "counter", "{plan}", "Questions that were answered with a plan."),
+    Metric(
+        "planner",
+        "tensorhub.planner.refusals",
+        "counter",
+        "{plan}",
+        "Questions that were not, by the error that the reader got.",
+        ("error",),
+    ),
+    Metric(
+        "planner",
+        "tensorhub.planner.plan.duration",
+        "histogram",
+        "s",
+        "From a question to its answer, with the wait for the log.",
+    ),
+)
+
+METRICS: Final[Mapping[str, Metric]] = {row.name: row for row in _ROWS}
+"""Every metric by its name."""
+
+
+def observe(meter: Meter, name: str, read: Read) -> None:
+    """Have `read` called whenever somebody looks at this metric. What it raises costs this metric alone, this time."""
+    row = METRICS[name]
+
+    def callback(_: CallbackOptions) -> list[Observation]:
+        try:
+            return [Observation(value, dict(labels)) for value, labels in read()]
+        except Exception:  # noqa: BLE001 (it reads what another thread changes; the next look may well succeed)
+            _log.debug("%s could not be read", name, exc_info=True)
+            return []
+
+    make = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}[row.kind]
+    make(row.name, callbacks=[callback], unit=row.unit, description=row.meaning)
+
+
+def recorder(meter: Meter, name: str) -> Callable[[float], None]:
+    """Return what records a duration."""
+    row = METRICS[name]
+    assert row.kind == "histogram", f"{name} is read, not recorded"
+    histogram = meter.create_histogram(
+        row.name, unit=row.unit, description=row.meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+    )
+    return histogram.record
+
+
+def one(read: Callable[[], float]) -> Read:
+    """Make a metric without labels of a number."""
+    return lambda: [(read(), {})]
+
+
+def by(label: str, read: Callable[[], Mapping[str, float]]) -> Read:
+    """Make a metric with one label of a table. It is copied at once, since another thread may change it."""
+    return lambda: [(value, {label: key}) for key, value in list(read().items())]

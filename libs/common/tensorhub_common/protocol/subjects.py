@@ -1,0 +1,336 @@
+"""Every subject and stream name that the hub uses, in one place.
+
+A subject is built here or nowhere, and each token of it has been checked, so that no name from outside can widen into a
+wildcard or reach another job's subjects. `parse` is the way back: it takes exactly what the functions above it make.
+
+    tensorhub.v1.<job>.cmd.<verb>[.<agent>]          in the job's log
+    tensorhub.v1.<job>.event.<model>.<noun>.<what>   in the job's log
+    tensorhub.v1.<job>.blob.<digest>.<i>             in the job's blob stream
+    tensorhub.v1.<job>.snapshot.<digest>.<i>         in the job's snapshot stream
+    tensorhub.v1.<job>.snapshot.index                the same: which snapshots there are
+    tensorhub.v1.<job>.ask.<what>                    request and reply: the registry or the planner answers
+    tensorhub.v1._hub.ask.<what>                     the same, of the hub as a whole
+    tensorhub.v1._hub.agent.<agent>.<what>.<asker>   request and reply: that agent answers, and knows which one asks
+    tensorhub.v1._hub.beat.<agent>                   an agent lives
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.errors import InvalidName
+from tensorhub_common.protocol.names import check_name, is_name
+
+PREFIX: Final = "tensorhub.v1"
+HUB: Final = "_hub"
+"""Stands in the job's place for what belongs to the hub as a whole, and in the model's for what belongs to no model."""
+REGISTRY: Final = "_registry"
+"""Stands in the sender's place of a registry's commands; no agent can be called so."""
+
+INBOX: Final = "_INBOX"
+"""The first token of all inboxes."""
+INBOX_CHARS_MAX: Final = 512
+
+LOG_STREAM_PREFIX: Final = "TENSORHUB_"
+BLOB_STREAM_PREFIX: Final = "TENSORHUB_BLOBS_"
+SNAPSHOT_STREAM_PREFIX: Final = "TENSORHUB_SNAPSHOTS_"
+_TAKEN: Final = ("BLOBS_", "SNAPSHOTS_")
+"""How no job's name may begin: its log would be called as another stream of another job."""
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
+
+
+class CommandSubject(msgspec.Struct, frozen=True):
+    """What the subject of a command says. `agent` is the process that alone may publish on it, or None: anyone."""
+
+    job: str
+    verb: str
+    agent: str | None = None
+
+
+class EventSubject(msgspec.Struct, frozen=True):
+    """What the subject of an event says."""
+
+    job: str
+    model: str
+    noun: str
+    what: str
+
+
+class BlobSubject(msgspec.Struct, frozen=True):
+    """What the subject of one chunk of a blob says."""
+
+    job: str
+    digest: str
+    index: int
+
+
+class SnapshotSubject(msgspec.Struct, frozen=True):
+    """What the subject of one part of a snapshot says; without a digest it is the index of all."""
+
+    job: str
+    digest: str | None = None
+    index: int = 0
+
+
+class AskSubject(msgspec.Struct, frozen=True):
+    """What the subject of a question says. `job` is None where the hub as a whole is asked."""
+
+    job: str | None
+    what: str
+
+
+class AgentAskSubject(msgspec.Struct, frozen=True):
+    """What the subject of a question to one agent says. `asker` is the agent that alone may publish on it."""
+
+    agent: str
+    what: str
+    asker: str
+
+
+class BeatSubject(msgspec.Struct, frozen=True):
+    """What the subject of a beat says."""
+
+    agent: str
+
+
+Subject = CommandSubject | EventSubject | BlobSubject | SnapshotSubject | AskSubject | AgentAskSubject | BeatSubject
+
+
+def cmd(job: str, verb: str, agent: str | None = None) -> str:
+    """Return the subject of a command; with `agent`, the one on which that process alone may publish."""
+    subject = f"{_job(job)}.cmd.{_token('verb', verb)}"
+    return subject if agent is None else f"{subject}.{check_name('agent', agent)}"
+
+
+def commands_of(job: str) -> str:
+    """Return the wildcard over all commands of a job."""
+    return f"{_job(job)}.cmd.>"
+
+
+def commands_by_anyone(job: str) -> str:
+    """Return the wildcard over a job's commands that no single process is the sender of."""
+    return f"{_job(job)}.cmd.*"
+
+
+def commands_of_all_jobs_by_anyone() -> str:
+    """Return the same, of every job."""
+    return f"{PREFIX}.*.cmd.*"
+
+
+def commands_of_all_jobs_by(process: str) -> str:
+    """Return the wildcard over what one agent, or the registries, may command in every job."""
+    return f"{PREFIX}.*.cmd.*.{process if process == REGISTRY else check_name('agent', process)}"
+
+
+def event(job: str, model: str, noun: str, what: str) -> str:
+    """Return the subject of an event; `model` is `HUB` where the event belongs to no model."""
+    token = model if model == HUB else check_name("model", model)
+    return f"{_job(job)}.event.{token}.{_token('noun', noun)}.{_token('event', what)}"
+
+
+def events_of(job: str, model: str | None = None) -> str:
+    """Return the wildcard over all events of a job, or of one of its models."""
+    if model is None:
+        return f"{_job(job)}.event.>"
+    return f"{_job(job)}.event.{check_name('model', model)}.>"
+
+
+def events_of_all_jobs() -> str:
+    """Return the wildcard over all events there are."""
+    return f"{PREFIX}.*.event.>"
+
+
+def blob(job: str, digest: str, index: int) -> str:
+    """Return the subject of chunk number `index` of the blob with this digest."""
+    return f"{_job(job)}.blob.{check_digest(digest)}.{index:d}"
+
+
+def blobs_of(job: str) -> str:
+    """Return the wildcard over all chunks of all blobs of a job."""
+    return f"{_job(job)}.blob.>"
+
+
+def blobs_of_all_jobs() -> str:
+    """Return the wildcard over all chunks of all blobs there are."""
+    return f"{PREFIX}.*.blob.>"
+
+
+def snapshot(job: str, digest: str, index: int) -> str:
+    """Return the subject of part number `index` of the snapshot with this digest."""
+    return f"{_job(job)}.snapshot.{check_digest(digest)}.{index:d}"
+
+
+def snapshot_index(job: str) -> str:
+    """Return the subject of the word that says which snapshots a job has."""
+    return f"{_job(job)}.snapshot.index"
+
+
+def snapshots_of(job: str) -> str:
+    """Return the wildcard over all that is kept of a job's snapshots."""
+    return f"{_job(job)}.snapshot.>"
+
+
+def snapshots_of_all_jobs() -> str:
+    """Return the wildcard over what is kept of the snapshots of every job."""
+    return f"{PREFIX}.*.snapshot.>"
+
+
+def ask(job: str, what: str) -> str:
+    """Return the subject of a question about a job; `what` is one name or several with dots between."""
+    return f"{_job(job)}.ask.{_dotted(what)}"
+
+
+def asks_of_all_jobs(what: str) -> str:
+    """Return the wildcard under which one service answers `ask(job, what)` for every job."""
+    return f"{PREFIX}.*.ask.{_dotted(what)}"
+
+
+def hub_ask(what: str) -> str:
+    """Return the subject of a question to the hub as a whole."""
+    return f"{PREFIX}.{HUB}.ask.{_dotted(what)}"
+
+
+def ping(process: str) -> str:
+    """Return the subject on which the process with this id answers that it lives."""
+    return hub_ask(f"ping.{check_name('process', process)}")
+
+
+def folders() -> str:
+    """Return the subject on which every registry and planner answers what it is. No process has that name."""
+    return hub_ask("ping") + "._folders"
+
+
+def pings() -> str:
+    """Return the wildcard over the pings of all processes."""
+    return hub_ask("ping") + ".*"
+
+
+def agent_ask(agent: str, what: str, asker: str) -> str:
+    """Return the subject on which one agent asks another; `asker` alone may publish on it."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_token('question', what)}.{check_name('agent', asker)}"
+
+
+def agent_asks(agent: str, what: str) -> str:
+    """Return the wildcard under which an agent answers one question, whoever asks."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.{_token('question', what)}.*"
+
+
+def asks_to_agent(agent: str) -> str:
+    """Return the wildcard over all questions to an agent."""
+    return f"{PREFIX}.{HUB}.agent.{check_name('agent', agent)}.*.*"
+
+
+def asks_by_agent(asker: str) -> str:
+    """Return the wildcard over all questions of an agent to others."""
+    return f"{PREFIX}.{HUB}.agent.*.*.{check_name('agent', asker)}"
+
+
+def beat(agent: str) -> str:
+    """Return the subject of an agent's beats."""
+    return f"{PREFIX}.{HUB}.beat.{check_name('agent', agent)}"
+
+
+def beats() -> str:
+    """Return the wildcard over the beats of all agents."""
+    return f"{PREFIX}.{HUB}.beat.*"
+
+
+def is_inbox(subject: str) -> bool:
+    """Tell whether an answer may be sent there: only to inboxes, so that nobody makes a process speak elsewhere."""
+    if not subject.startswith(f"{INBOX}.") or len(subject) > INBOX_CHARS_MAX:
+        return False
+    if not subject.isascii() or not subject.isprintable() or any(c in subject for c in " *>"):
+        return False
+    return all(subject.split("."))
+
+
+def log_stream(job: str) -> str:
+    """Return the name of the stream that is the job's log."""
+    return f"{LOG_STREAM_PREFIX}{check_job(job)}"
+
+
+def blob_stream(job: str) -> str:
+    """Return the name of the stream that holds the job's blobs."""
+    return f"{BLOB_STREAM_PREFIX}{check_job(job)}"
+
+
+def snapshot_stream(job: str) -> str:
+    """Return the name of the stream that holds the job's snapshots."""
+    return f"{SNAPSHOT_STREAM_PREFIX}{check_job(job)}"
+
+
+def job_of_log(stream: str) -> str | None:
+    """Return the job whose log this stream is, or None when it is something else."""
+    job = stream.removeprefix(LOG_STREAM_PREFIX)
+    if job == stream or job.startswith((*_TAKEN, "_")) or not is_name(job):
+        return None
+    return job
+
+
+def check_job(job: str) -> str:
+    """Return `job` if a job may be called so; raise `InvalidName` otherwise."""
+    if check_name("job", job).startswith(_TAKEN):
+        taken = next(beginning for beginning in _TAKEN if job.startswith(beginning))
+        raise InvalidName(f"job name {job!r} begins with {taken!r}, which names a stream of the hub: choose another")
+    return job
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest` if it is 64 lower-case hexadecimal digits; raise `InvalidName` otherwise."""
+    if _DIGEST.fullmatch(digest) is None:
+        raise InvalidName(f"{digest!r:.80} is no digest: take the 64 lower-case hexadecimal digits that `put` returned")
+    return digest
+
+
+def parse(subject: str) -> Subject:
+    """Say what a subject means. Raises `InvalidName` for what the functions above can't have made."""
+    root = f"{PREFIX}."
+    if subject.startswith(root):
+        job, _, rest = subject.removeprefix(root).partition(".")
+        match rest.split("."):
+            case ["agent", agent, what, asker] if job == HUB:
+                return AgentAskSubject(check_name("agent", agent), _token("question", what), check_name("agent", asker))
+            case ["beat", agent] if job == HUB:
+                return BeatSubject(check_name("agent", agent))
+            case ["ask", *what]:
+                return AskSubject(None if job == HUB else check_job(job), _dotted(".".join(what)))
+            case ["cmd", verb]:
+                return CommandSubject(check_job(job), _token("verb", verb))
+            case ["cmd", verb, agent]:
+                return CommandSubject(check_job(job), _token("verb", verb), check_name("agent", agent))
+            case ["event", model, noun, what]:
+                token = model if model == HUB else check_name("model", model)
+                return EventSubject(check_job(job), token, _token("noun", noun), _token("event", what))
+            case [*stored] if (part := _part_of(job, stored)) is not None:
+                return part
+    raise InvalidName(f"{subject!r:.200} is no subject of the hub: they begin with {root!r} and a job's name")
+
+
+def _part_of(job: str, tokens: list[str]) -> BlobSubject | SnapshotSubject | None:
+    match tokens:
+        case ["blob", digest, index] if _INDEX.fullmatch(index):
+            return BlobSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", digest, index] if _INDEX.fullmatch(index):
+            return SnapshotSubject(check_job(job), check_digest(digest), int(index))
+        case ["snapshot", "index"]:
+            return SnapshotSubject(check_job(job))
+    return None
+
+
+def _job(job: str) -> str:
+    return f"{PREFIX}.{check_job(job)}"
+
+
+def _token(what: str, text: str) -> str:
+    if not is_name(text):
+        raise InvalidName(f"{what} {text!r:.80} can't stand in a subject: take letters, digits, '_' or '-'")
+    return text
+
+
+def _dotted(what: str) -> str:
+    for token in what.split("."):
+        _token("question", token)
+    return what

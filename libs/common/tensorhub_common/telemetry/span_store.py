@@ -1,0 +1,126 @@
+"""Keeps a process's finished spans, without ever holding up whoever finishes one.
+
+`take` only appends to a queue. A thread of the keeper's own turns what is queued into lines and writes them, batch
+after batch. Always true: the queue has a bound, and what finds it full is dropped and counted; a full disk or a
+directory that can't be written costs spans and one warning, and never an error of the service.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+
+from tensorhub_common.observability.span_cost import SPANS
+from tensorhub_common.observability.span_lines import FinishedSpan, SpanLines
+from tensorhub_common.protocol.spans import Span
+from tensorhub_common.telemetry.span_files import SpanFiles
+
+QUEUE_SPANS_MAX: Final = 8_192
+"""So many finished spans wait to be written; what comes on top is dropped."""
+
+BATCH_SPANS_MAX: Final = 512
+LOOK_EVERY_S: Final = 1.0
+"""A finished span stands in the files this much later, or when somebody asks for it."""
+
+WRITE_EVERY_S: Final = 5.0
+"""Where spans end all the time they are written so seldom: most of what a write costs is its beginning."""
+
+CLOSE_S_MAX: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class SpanKeeper(SpanProcessor):
+    """The keeper of one process, from its construction to `shutdown`."""
+
+    def __init__(self, files: SpanFiles, service: str = "", instance: str = "") -> None:
+        """Begin to keep spans in these files; records are of this service."""
+        self.files = files
+        self._lines = SpanLines(service, instance)
+        self.dropped = 0
+        """How many spans were not kept, for whatever reason."""
+        self._queue: deque[FinishedSpan] = deque()
+        self._warned = False
+        self._closed = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._write_always, name="span-keeper", daemon=True)
+        self._thread.start()
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a finished span that somebody made by OpenTelemetry's own means."""
+        self.take(span)
+
+    def take(self, span: FinishedSpan) -> None:
+        """Take a finished span: of this process, as a record, or of another one, in the hub's own form."""
+        if len(self._queue) >= QUEUE_SPANS_MAX:
+            self.dropped += 1
+        else:
+            self._queue.append(span)
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Write what is queued now. Tells whether all of it stands in the files."""
+        deadline = time.monotonic() + timeout_millis / 1e3
+        if not self._writing.acquire(timeout=max(timeout_millis / 1e3, 0)):
+            return False
+        try:
+            with SPANS.counted():
+                while self._queue and time.monotonic() < deadline:
+                    if not self._write_batch():
+                        break
+            return not self._queue
+        finally:
+            self._writing.release()
+
+    def newest(self, about: bytes, wanted: Callable[[Span], bool], count_max: int) -> tuple[list[Span], int]:
+        """Look through the files, and what was still queued; see `SpanFiles.newest`."""
+        self.force_flush(round(LOOK_EVERY_S * 1e3))
+        return self.files.newest(about, wanted, count_max)
+
+    def shutdown(self) -> None:
+        """Write what is left, within a bound, and take no more."""
+        self._closed.set()
+        self._thread.join(CLOSE_S_MAX)
+
+    def _write_always(self) -> None:
+        written_at = -math.inf
+        while not self._closed.wait(LOOK_EVERY_S):
+            if self._queue and time.monotonic() >= written_at + WRITE_EVERY_S:
+                self.force_flush()
+                written_at = time.monotonic()
+        self.force_flush()
+
+    def _write_batch(self) -> bool:
+        """Write some of the queue; False when another process is writing just now, and it should be tried again."""
+        batch = [self._queue[index] for index in range(min(len(self._queue), BATCH_SPANS_MAX))]
+        lines = self._lines_of(batch)
+        try:
+            too_long = self.files.append(lines)
+        except Exception as why:  # noqa: BLE001 (whatever a disk does, the service goes on)
+            too_long = len(lines)
+            self._warn(why)
+        if too_long is None:
+            return False
+        self.dropped += too_long + len(batch) - len(lines)
+        for _ in batch:
+            self._queue.popleft()
+        return True
+
+    def _lines_of(self, batch: list[FinishedSpan]) -> list[bytes]:
+        """Return the lines of those that can be written: one that holds what is no text costs itself alone."""
+        lines = []
+        for span in batch:
+            try:
+                lines.append(self._lines.line(span))
+            except Exception as why:  # noqa: BLE001 (whatever a span holds, the service and the others go on)
+                self._warn(why)
+        return lines
+
+    def _warn(self, why: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("finished spans can't be kept in %s, so they are dropped: %s", self.files.directory, why)

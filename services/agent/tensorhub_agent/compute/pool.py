@@ -1,0 +1,323 @@
+"""Copying and hashing on native threads: the hot path of the agent.
+
+A batch of spans goes from one view to another, and comes back with the digest of each piece as it stands in the
+destination *after* the copy. Hashing the source first would vouch for bytes that a source which moves on in the middle
+has not sent. A piece is copied part by part and each part is hashed while it is still in the core's cache: hashing from
+memory would take of the bandwidth that copying is short of.
+
+Always true:
+- What `copy_job.py` says of every job: it ends only when none of its threads writes any more. Until then nobody else
+  may write into its destination.
+- Nothing outside the batch's spans is written. Spans that don't fit are refused before the first byte.
+- Jobs take turns, task by task, so hashing 70 GB for one shard does not hold up a small read for another. Chores, which
+  nobody waits for, have a turn only when no job does.
+
+Calls through ctypes, and xxhash on more than 100 KB, let go of the GIL; slice assignment between memoryviews doesn't.
+Whoever lets go must win the GIL back, and waits for it up to `sys.getswitchinterval()` while the event loop computes:
+that is why parts are not smaller, and why an agent sets a short interval.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tensorhub_agent.compute.chores import Chore
+from tensorhub_agent.compute.copy_job import Job
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.runtime.shield import settled
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout.layout import PieceTable
+from tensorhub_common.runtime.supervision import Supervisor
+
+THREADS_MAX: Final = 4
+"""More threads than this don't make memory faster."""
+
+PART_BYTES: Final = 512 * 1024
+"""So much is copied, then hashed. Half of a usual L2 cache; above it, glibc may store past the cache."""
+
+TASK_BYTES_MAX: Final = 16 * 1024 * 1024
+TASK_BYTES_MIN: Final = 1024 * 1024
+TASKS_PER_THREAD: Final = 4
+"""A batch is cut into so many tasks for each thread, within the two bounds: the last ones end nearly together."""
+
+PIECE_COST_BYTES: Final = 16 * 1024
+"""What a piece costs beside its bytes, in bytes: with it tasks of tiny pieces are as long as the others."""
+
+JOBS_MAX: Final = 4096
+"""A pool has at most so many jobs under way; the windows of all reads together stay far below it."""
+
+JOIN_S: Final = 5.0
+
+Columns = npt.NDArray[np.int64]
+AnyJob = TypeVar("AnyJob", bound=Job)
+memmove: Final = ctypes.CDLL(None).memmove
+memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove.restype = None
+
+
+class CopyPoolFull(TensorHubError):
+    """More than `JOBS_MAX` jobs are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Pieces by column: `nbytes[i]` bytes go from byte `origin[i]` of the source to byte `to[i]` of the destination."""
+
+    to: Sequence[int]
+    origin: Sequence[int]
+    nbytes: Sequence[int]
+
+    @classmethod
+    def of(cls, table: PieceTable, ranges: Sequence[tuple[int, int]] | None = None) -> "Spans":
+        """Return canonical pieces of a layout that stands at both ends; `ranges` of (first, count), None means all."""
+        if ranges is None:
+            return cls(table.at, table.at, table.nbytes)
+        at = [start for first, count in ranges for start in table.at[first : first + count]]
+        nbytes = [size for first, count in ranges for size in table.nbytes[first : first + count]]
+        return cls(at, at, nbytes)
+
+
+class CopyJob(Job):
+    """A batch of spans under way. `await job.result()`, or `stop()` it; it holds its views until it has ended."""
+
+    def __init__(self, destination: memoryview, source: memoryview | None, spans: Spans, digests: bytearray) -> None:
+        """Prepare; `CopyPool` starts it. Without `source` the destination is only hashed."""
+        super().__init__(destination, source)
+        self._to_address = address_of(destination)
+        self._from_address = None if source is None else address_of(source)
+        self._spans = spans
+        self._digests = digests
+
+    async def result(self) -> bytes:
+        """Wait for the end; return the pieces' digests one after another (empty with digests off).
+
+        Raises `CopyStopped` when it was stopped before all was done.
+        """
+        await self.done()
+        return bytes(self._digests)
+
+    def _do(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+        if self._digests:
+            self._copy_and_digest(first, last, hasher)
+        else:
+            self._copy(first, last)
+
+    def _copy(self, first: int, last: int) -> None:
+        spans, to_address, from_address = self._spans, self._to_address, self._from_address
+        assert from_address is not None
+        for piece in range(first, last):
+            memmove(to_address + spans.to[piece], from_address + spans.origin[piece], spans.nbytes[piece])
+
+    def _copy_and_digest(self, first: int, last: int, hasher: xxhash.xxh3_128) -> None:
+        views = self._views
+        assert views is not None
+        nbytes, piece = self._spans.nbytes, first
+        while piece < last:
+            if nbytes[piece] > PART_BYTES:
+                self._one_by_parts(piece, views[0], hasher)
+                piece += 1
+            else:
+                piece = self._several_at_once(piece, last, views[0])
+
+    def _one_by_parts(self, piece: int, view: memoryview, hasher: xxhash.xxh3_128) -> None:
+        """Copy and hash a piece that is larger than a part."""
+        spans = self._spans
+        to, size, end = spans.to[piece], spans.nbytes[piece], spans.to[piece] + spans.nbytes[piece]
+        to_address = self._to_address
+        offset = None if self._from_address is None else self._from_address + spans.origin[piece] - to
+        hasher.reset()
+        for at in range(to, to + size, PART_BYTES):
+            stop = min(at + PART_BYTES, end)
+            if offset is not None:
+                memmove(to_address + at, offset + at, stop - at)
+            hasher.update(view[at:stop])
+        self._digests[piece * PIECE_DIGEST_BYTES : (piece + 1) * PIECE_DIGEST_BYTES] = hasher.digest()
+
+    def _several_at_once(self, piece: int, last: int, view: memoryview) -> int:
+        """Copy pieces that follow one another at both ends in one go, a part at most; then hash each."""
+        to, origin, nbytes = self._spans.to, self._spans.origin, self._spans.nbytes
+        begin, size, after = piece, nbytes[piece], piece + 1
+        while (
+            after < last
+            and to[after] == to[begin] + size
+            and origin[after] == origin[begin] + size
+            and size + nbytes[after] <= PART_BYTES
+        ):
+            size += nbytes[after]
+            after += 1
+        if self._from_address is not None:
+            memmove(self._to_address + to[begin], self._from_address + origin[begin], size)
+        digest, at = xxhash.xxh3_128_digest, to[begin]
+        for number in range(begin, after):
+            stop = at + nbytes[number]
+            self._digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = digest(view[at:stop])
+            at = stop
+        return after
+
+
+class CopyPool:
+    """Threads that copy and hash. One for an agent; its methods belong to the thread of an event loop.
+
+    The threads start with the first work. A job's error is its own; one that escapes from a thread ends the process.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        """Take how many threads; 0 means one for each core that this process may use, `THREADS_MAX` at most."""
+        self.threads = threads or min(THREADS_MAX, len(os.sched_getaffinity(0)))
+        self._turns: SimpleQueue[Job | Chore | None] = SimpleQueue()
+        self._chores = asyncio.Lock()
+        """One chore at a time has a turn, so what stands beside it in the queue is a job."""
+        self._chore: Chore | None = None
+        self._jobs: set[Job] = set()
+        self._work = Supervisor("copying")
+        self._workers: list[threading.Thread] = []
+
+    def copy_and_digest(
+        self, destination: memoryview, source: memoryview, spans: Spans, *, digests: bool = True
+    ) -> CopyJob:
+        """Copy the spans; with `digests` the result is the digest of each piece, taken in the destination.
+
+        Raises ValueError, and copies nothing, when a span does not fit into one of the views.
+        """
+        to, origin, nbytes = columns(spans)
+        check_fits("source", len(source), origin, nbytes)
+        check_fits("destination", len(destination), to, nbytes)
+        if destination.readonly:
+            raise ValueError("the destination can't be written")
+        if digests:
+            job = CopyJob(destination, source, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES))
+        else:
+            to, origin, nbytes = split(*merged(to, origin, nbytes))
+            job = CopyJob(destination, source, Spans(to.tolist(), origin.tolist(), nbytes.tolist()), bytearray())
+        return self.start(job, nbytes)
+
+    def digest(self, view: memoryview, spans: Spans) -> CopyJob:
+        """Hash the pieces where they stand: `nbytes[i]` bytes at `to[i]` of the view."""
+        to, _, nbytes = columns(spans)
+        check_fits("view", len(view), to, nbytes)
+        return self.start(CopyJob(view, None, spans, bytearray(len(nbytes) * PIECE_DIGEST_BYTES)), nbytes)
+
+    async def background(self, work: Callable[[], None]) -> None:
+        """Do what takes about as long as a task, as soon as no job has a turn, however long that may be.
+
+        It returns when no thread does the work any more; a cancelled caller is kept until then.
+        """
+        async with self._chores:
+            chore = Chore(work, lambda: self._turns.qsize() > 0)
+            self._begin()
+            self._turns.put(chore)
+            self._chore = chore
+            try:
+                await settled(chore.over, chore.stop)
+            finally:
+                self._chore = None
+
+    def close(self) -> None:
+        """Stop the jobs under way and let the threads end."""
+        for job in self._jobs:
+            job.stop()
+        if self._chore is not None:
+            self._chore.stop()
+        for _ in self._workers:
+            self._turns.put(None)
+        for worker in self._workers:
+            worker.join(JOIN_S)
+
+    def _begin(self) -> None:
+        for number in range(len(self._workers), self.threads):
+            # Daemons, so that an exit never hangs on a copy that is under way.
+            worker = self._work.thread(functools.partial(_work, self._turns), f"copy-{number}")
+            self._workers.append(worker)
+            worker.start()
+
+    def start(self, job: AnyJob, nbytes: Columns) -> AnyJob:
+        """Have a job done whose item i has `nbytes[i]` bytes; return it. Raises `CopyPoolFull`."""
+        if len(self._jobs) >= JOBS_MAX:
+            raise CopyPoolFull(f"{JOBS_MAX} copies are under way already; post less at a time")
+        turns = job.begin(_task_bounds(nbytes, self.threads), self.threads)
+        if turns:
+            self._begin()
+            self._jobs.add(job)
+            job.add_done_callback(self._jobs.discard)
+        for _ in range(turns):
+            self._turns.put(job)
+        return job
+
+
+def _work(turns: "SimpleQueue[Job | Chore | None]") -> None:
+    hasher = xxhash.xxh3_128()
+    while (job := turns.get()) is not None:
+        if job.run_task(hasher):
+            turns.put(job)
+        # A thread that waits must not keep the last job's memory mapped.
+        del job
+    # The pool closes. What was put back behind the None must still hear its end.
+    with contextlib.suppress(Empty):
+        while True:
+            job = turns.get_nowait()
+            if job is None:
+                turns.put(None)
+                return
+            while job.run_task(hasher):
+                pass
+
+
+def address_of(view: memoryview) -> int:
+    """Return where a view begins in this process's memory."""
+    # numpy, because ctypes gives no address of a read-only buffer. The job keeps the view, which keeps the memory.
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if len(view) else 0
+
+
+def columns(spans: Spans) -> tuple[Columns, Columns, Columns]:
+    """Return the columns of spans. Raises ValueError when they have different lengths."""
+    to, origin, nbytes = (np.asarray(column, dtype=np.int64) for column in (spans.to, spans.origin, spans.nbytes))
+    if not len(to) == len(origin) == len(nbytes):
+        raise ValueError("the columns of spans have different lengths")
+    return to, origin, nbytes
+
+
+def check_fits(what: str, size: int, at: Columns, nbytes: Columns) -> None:
+    """Raise ValueError unless each span lies within a memory of this size."""
+    # Compared without adding the two columns, which could overflow.
+    if np.any(nbytes < 0) or np.any(at < 0) or np.any(nbytes > size) or np.any(at > size - nbytes):
+        raise ValueError(f"a span does not fit into the {what} of {size} bytes")
+
+
+def merged(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
+    """Join spans that follow one another at both ends: long copies are faster, and need less of the GIL."""
+    if not len(nbytes):
+        return to, origin, nbytes
+    apart = (to[1:] != to[:-1] + nbytes[:-1]) | (origin[1:] != origin[:-1] + nbytes[:-1])
+    first = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    return to[first], origin[first], np.add.reduceat(nbytes, first)
+
+
+def split(to: Columns, origin: Columns, nbytes: Columns) -> tuple[Columns, Columns, Columns]:
+    """Cut spans to the length of a task."""
+    parts = np.maximum(1, -(-nbytes // TASK_BYTES_MAX))
+    number = np.arange(int(parts.sum())) - np.repeat(np.cumsum(parts) - parts, parts)
+    offset = number * TASK_BYTES_MAX
+    size = np.minimum(TASK_BYTES_MAX, np.repeat(nbytes, parts) - offset)
+    return np.repeat(to, parts) + offset, np.repeat(origin, parts) + offset, size
+
+
+def _task_bounds(nbytes: Columns, threads: int) -> list[int]:
+    """Cut pieces into tasks of about equal work; task i is the pieces from bound i to bound i + 1."""
+    if not len(nbytes):
+        return [0]
+    cost = np.cumsum(nbytes + PIECE_COST_BYTES)
+    wanted = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, int(cost[-1]) // (threads * TASKS_PER_THREAD)))
+    task_of_piece = (cost - 1) // wanted
+    inner: list[int] = (np.flatnonzero(np.diff(task_of_piece)) + 1).tolist()
+    return [0, *inner, len(nbytes)]

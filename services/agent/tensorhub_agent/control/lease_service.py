@@ -1,0 +1,180 @@
+"""Serves one job's readers: answers who asks for a lease, opens memory to who shows its ticket, notes who is done.
+
+The core decides who gets a lease. Always true: a ticket opens memory once, and only to the agent that it was given to;
+a question whose answer is known soon waits for it, at most `LEASE_HOLD_S`.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.control.postponed import Postponed
+from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.effects import AnyEffect, Key
+from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.leases.lease import Lease, LeaseMove
+from tensorhub_agent.runtime.timer import Alarm
+from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace
+from tensorhub_agent.transports.base import LeaseOpened
+from tensorhub_agent.transports.registry import Transports
+from tensorhub_common.protocol.plans import LeaseAnswer, LeaseAsk, LeaseGrant, LeaseRefusal
+from tensorhub_common.runtime.supervision import Supervisor
+
+LEASE_HOLD_S: Final = 1.0
+"""A question for a lease on what is about to be filled waits for so long: less than `sources.LEASE_ASK_S`."""
+
+PATCHES_HOLD_S: Final = 0.8
+"""A question waits so long for a delta that is being made: a second's worth of it is some GB. Less than the above."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Lending:
+    """One job's readers, and the memory that they read."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        shelf: Shelf,
+        transports: Transports,
+        tracing: Tracing,
+        alarm: Alarm,
+        postponed: Postponed,
+        carry_out: Callable[[list[AnyEffect]], None],
+        *,
+        deltas: JobDeltas,
+        work: Supervisor,
+        accused: Callable[[Key, int, str], None],
+    ) -> None:
+        """`carry_out` does what the core wants, and then has the `postponed` asked again.
+
+        `accused` takes a shard, a version and a root of which a reader got wrong bytes.
+        """
+        self._accused, self._work = accused, work
+        self._deltas = deltas
+        self._held: dict[str, float] = {}
+        """Until when questions wait for a delta that is being made."""
+        self._core, self._shelf, self._transports = core, shelf, transports
+        self._tracing, self._alarm, self._postponed, self._carry_out = tracing, alarm, postponed, carry_out
+        self._loop = asyncio.get_running_loop()
+
+    async def asked(
+        self, question: LeaseAsk, name: str, ticket: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> LeaseAnswer:
+        """Answer a reader's agent."""
+        if question.wrong:
+            if question.root is not None:
+                key = Key(question.model, question.source.replica, question.source.shard)
+                self._accused(key, question.version, question.root)
+            return LeaseRefusal(reason="its memory is looked at")
+        began_ns = time.time_ns()
+        held = LeaseRefusal(reason="the shard is not being filled with this version yet", is_early=True)
+        try:
+            answer = await self._postponed.answer(lambda: self._grant(question, name, ticket), LEASE_HOLD_S) or held
+        finally:
+            self._held.pop(name, None)
+        self._tracing.lease_asked(question, answer, headers, began_ns)
+        self._alarm.set(self._core.deadline())
+        return answer
+
+    def _grant(self, question: LeaseAsk, name: str, ticket: str) -> LeaseAnswer | None:
+        if question.again and not question.hold_s:
+            if self._core.table.is_of(question.again, question.reader.agent):
+                self.ended(question.again, LeaseMove.READER_GONE)
+            return LeaseRefusal(reason="its reader has let it go")
+        endpoint = self._transports.endpoint(question.transport)
+        if endpoint is None:
+            return LeaseRefusal(reason=self._transports.lack(question.transport))
+        if question.mapped and question.transport != "local":
+            # Nothing over another transport would ever give the memory back.
+            return LeaseRefusal(reason="memory is mapped over the transport local alone")
+        if question.mapped and not self._can_be_lent(question):
+            return LeaseRefusal(reason="it is a copy in a file on disk, which is not mapped by workers")
+        if self._waits_for_patches(question, name):
+            return None
+        answer = self._core.lease_asked(question, name, ticket, endpoint, self._loop.time())
+        return self._with_patches(question, answer) if isinstance(answer, LeaseGrant) else answer
+
+    def _waits_for_patches(self, question: LeaseAsk, name: str) -> bool:
+        """Tell whether a delta for the reader is being made just now; it is waited for, but not for long."""
+        if question.base is None or question.root is None or not question.awaits_patches:
+            return False
+        key = Key(question.model, question.source.replica, question.source.shard)
+        if not self._deltas.is_coming(key, question.base, question.root):
+            return False
+        now = self._loop.time()
+        if name not in self._held:
+            self._held[name] = now + PATCHES_HOLD_S
+            self._work.call_at(self._held[name], self._postponed.happened, what="asking again for a delta")
+        return now < self._held[name]
+
+    def _with_patches(self, question: LeaseAsk, grant: LeaseGrant) -> LeaseGrant:
+        """Offer patches with a lease on a whole shard, if there are any that lead there from what the reader holds."""
+        key = Key(question.model, question.source.replica, question.source.shard)
+        place = self._shelf.places.get(key)
+        if question.base is None or question.root is None or grant.filling or place is None:
+            return grant
+        offer = self._deltas.offer(key, question.base, question.root, place)
+        if offer is None:
+            return grant
+        is_coming = self._deltas.is_coming(key, question.base, question.root)
+        sizes = self._core.table.patch(grant.lease, offer, question.base if is_coming else None)
+        return msgspec.structs.replace(grant, patch_sizes=sizes, patches_coming=is_coming)
+
+    def look_for_patches(self, lease: str) -> bool:
+        """Offer a lease's reader what has been made since; tells whether more is coming."""
+        awaiting = self._core.table.awaiting_patches(lease)
+        root = awaiting.offered.root if awaiting is not None else None
+        if awaiting is None or awaiting.base is None or root is None:
+            return False
+        place = self._shelf.places.get(awaiting.key)
+        is_coming = self._deltas.is_coming(awaiting.key, awaiting.base, root)
+        offer = None if place is None else self._deltas.offer(awaiting.key, awaiting.base, root, place)
+        if offer is not None:
+            self._core.table.patch(lease, offer, awaiting.base if is_coming else None)
+        return is_coming
+
+    def _can_be_lent(self, question: LeaseAsk) -> bool:
+        place = self._shelf.places.get(Key(question.model, question.source.replica, question.source.shard))
+        return place is None or place.segment.origin == 0
+
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | None:
+        """Take a ticket from the transport, once, of the agent that it was given to."""
+        if not self._core.table.is_for(ticket, reader):
+            return None
+        lease = self._core.redeemed(ticket, self._loop.time())
+        self._alarm.set(self._core.deadline())
+        if lease is None:
+            return None
+        place, pieces, table = self._shelf.places[lease.key], lease.pieces(), self._core.table
+        promised = lease.promised()
+        if pieces is None:
+            patches = lease.patches.patches if lease.patches is not None else ()
+            opened = LeaseOpened(lease.name, place.segment, patches=patches)
+            return self._lent(lease, place) if lease.is_mapped else opened
+
+        def lacks(origin: int, nbytes: int) -> bool:
+            if lease.units is not None:
+                return table.lacks_units(lease.name, origin, nbytes)
+            at = place.table.piece_at
+            return table.lacks(lease.name, at(origin), at(origin + nbytes - 1) + 1)
+
+        return LeaseOpened(lease.name, place.segment, pieces, lacks, promised=promised)
+
+    def _lent(self, lease: Lease, place: ShelfPlace) -> LeaseOpened | None:
+        """Open the segment for a reader that maps it; its lock begins within the lease, so nothing comes between."""
+        try:
+            return LeaseOpened(lease.name, place.segment, fd=place.segment.open_lent())
+        except OSError as why:
+            _log.warning("%s can't be lent: %s", place.segment.name, why)
+            self.ended(lease.name, LeaseMove.READER_GONE)
+            return None
+
+    def ended(self, lease: str, how: LeaseMove) -> None:
+        """Note that a reader is done, or gone."""
+        self._carry_out(self._core.lease_ended(lease, how, self._loop.time()))

@@ -1,0 +1,444 @@
+"""What the agent's pure cores ask their driver to do, and what the driver tells them came of it.
+
+The driver (production's `service.py`, or the simulator) carries out the effects of one call in their order. An effect
+that takes time is answered later by the event named beside it; an answer that nobody waits for any more is ignored.
+"""
+
+import msgspec
+
+from tensorhub_agent.primitives.amax import Table
+from tensorhub_agent.primitives.lease_messages import Stock
+from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.call_deadlines import OUTCOME_S_MAX
+from tensorhub_common.protocol.log.commands import AnyCommand, Wish
+from tensorhub_common.protocol.log.shards import Sibling
+from tensorhub_common.protocol.plans import Demand, PlanAnswer, Range, Share, Turn
+from tensorhub_common.protocol.worker import Encoded, ReadReport
+
+
+class Key(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Names a shard within one job."""
+
+    model: str
+    replica: str
+    shard: int
+
+
+# Calls of workers. `call` is the driver's own number; every call is answered once, by Answer or Raise.
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker wants; `deadline` in the machine's time, `session` is the worker's connection."""
+
+    call: int
+    session: int
+    deadline: float
+    outcome_s: float = OUTCOME_S_MAX
+    """How long it waits after that for the log's word."""
+
+
+class CallRegister(Call, frozen=True, kw_only=True):
+    """Bring a shard whose segment the driver has made already (or adopted)."""
+
+
+class CallPublish(Call, frozen=True, kw_only=True):
+    """Publish what the memory holds."""
+
+    version: int | None
+
+
+class CallUnpublish(Call, frozen=True, kw_only=True):
+    """Make the memory writable again."""
+
+
+class CallRead(Call, frozen=True, kw_only=True):
+    """Take part in the replica's round. `patience` is when a wish for newer stops waiting."""
+
+    want: Wish
+    patience: float
+
+
+class CallRelease(Call, frozen=True, kw_only=True):
+    """Drain the shard and free its memory."""
+
+
+AnyCall = CallRegister | CallPublish | CallUnpublish | CallRead | CallRelease
+
+
+# Effects.
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """Something for the driver to do."""
+
+
+class Say(Effect, frozen=True):
+    """Append the command to the log, after all earlier ones of its lane and as often as it takes."""
+
+    command: AnyCommand
+
+
+class Answer(Effect, frozen=True, kw_only=True):
+    """The call returns."""
+
+    call: int
+    version: int | None = None
+    report: ReadReport | None = None
+
+
+class Raise(Effect, frozen=True):
+    """The call raises. `report` is how far a read came."""
+
+    call: int
+    error: str
+    message: str
+    report: ReadReport | None = None
+
+
+class Hold(Effect, frozen=True):
+    """Tell the shard's worker which version its replica holds now."""
+
+    key: Key
+    version: int | None
+
+
+class Digest(Effect, frozen=True):
+    """Hash the shard's segment; answered by `Digested(number)`."""
+
+    key: Key
+    number: int
+    filled: bool = False
+    """Hash where reads write: of a staged shard its spare memory."""
+
+
+class Save(Effect, frozen=True, kw_only=True):
+    """Write the shard's manifest, before any later effect of the same call is carried out.
+
+    That of a copy on a disk is written beside the loop, in its order. What rests on it is said after `Kept`.
+    """
+
+    key: Key
+    state: str
+    partial: bool
+    version: int | None = None
+    root: str | None = None
+    digests: bytes = b""
+    swap: bool = False
+    """The shard's spare memory is its memory from now on, and the other one is the spare."""
+
+
+class Keep(Effect, frozen=True, kw_only=True):
+    """Have the shard's manifest say that this version was filled in, and stands whole; answered by `Kept(number)`."""
+
+    key: Key
+    number: int
+    version: int
+    root: str
+    digests: bytes
+
+
+class Probe(Effect, frozen=True):
+    """Find out whether anybody still maps the shard's memory, or its spare memory; answered by `Probed`."""
+
+    key: Key
+    spare: bool
+
+
+class Duplicate(Effect, frozen=True):
+    """Copy what stands in the shard's memory into its spare memory; answered by `Duplicated`."""
+
+    key: Key
+
+
+class LetGo(Effect, frozen=True):
+    """Let go of the memory that a read has taken to be mapped, and that was not swapped in."""
+
+    key: Key
+
+
+class CheckSiblings(Effect, frozen=True):
+    """Compare the layouts of one replica's shards; answered by `SiblingsChecked(number)`."""
+
+    key: Key
+    number: int
+    siblings: tuple[Sibling, ...]
+
+
+class MakeCopy(Effect, frozen=True):
+    """Make memory for a shard of a cache replica, whose layout has this digest; answered by `CopyMade`."""
+
+    key: Key
+    shards: int
+    layout: str
+    nbytes: int
+
+
+class AskPlan(Effect, frozen=True):
+    """Ask the planner; answered by `PlanCame(number)`."""
+
+    key: Key
+    number: int
+    demand: Demand
+
+
+class Base(msgspec.Struct, frozen=True):
+    """A version whose bytes the reader's shard holds whole when it begins to be filled with another one."""
+
+    version: int
+    root: str
+
+
+class OpenSource(Effect, frozen=True):
+    """Get a lease and open the transport with its ticket; answered by `SourceOpened` or `SourceLost`."""
+
+    key: Key
+    source: int
+    share: Share
+    version: int
+    root: str | None
+    turn: Turn | None = None
+    """Of the reader's round; a half-filled source serves later turns only."""
+    mapped: bool = False
+    """The source's memory is to be mapped."""
+    program: Execution | None = None
+    """What is asked for are units of this program."""
+    base: Base | None = None
+    """Patches that lead from there would do instead of pieces."""
+    rate: float | None = None
+    """What this agent has got over the source's link before, in bytes a second."""
+    table: Table | None = None
+    """Where partials of the program are folded."""
+    hold: bool = False
+    """Get the lease alone, answered by `SourceHeld`, and keep it until `EnterSource`."""
+
+
+class EnterSource(Effect, frozen=True):
+    """Open the transport of a source whose lease is held; answered by `SourceOpened` or `SourceLost`."""
+
+    key: Key
+    source: int
+
+
+class Post(Effect, frozen=True):
+    """Bring these pieces from the source; answered by `BatchDone(batch)`, or by `SourceLost`.
+
+    For a shard that is mapped: take the memory in which they stand.
+    """
+
+    key: Key
+    source: int
+    batch: int
+    pieces: tuple[Range, ...]
+
+
+class FoldAmax(Effect, frozen=True):
+    """Count what a source has said of partials, and then write scales; done when the next effect is carried out."""
+
+    key: Key
+    source: int
+    partials: tuple[Range, ...]
+    scales: tuple[Range, ...]
+    table: Table
+
+
+class Confirm(Effect, frozen=True):
+    """Ask the source whether the lease still holds; answered by `Confirmed`."""
+
+    key: Key
+    source: int
+
+
+class Accuse(Effect, frozen=True):
+    """Tell a source's agent that its bytes were wrong though its lease held; comes before its closing."""
+
+    key: Key
+    source: int
+
+
+class CloseSource(Effect, frozen=True):
+    """End the transport. `SourceClosed` follows only when no byte of it can reach the destination any more.
+
+    It follows within a bound of the driver's own, whatever the source does: no call ends before it.
+    """
+
+    key: Key
+    source: int
+
+
+class BreakLease(Effect, frozen=True):
+    """Tell the reader that its lease is over."""
+
+    lease: str
+    reason: str
+
+
+class Show(Effect, frozen=True):
+    """Tell the reader of a half-filled shard which pieces stand there, or are promised, or not any more."""
+
+    lease: str
+    news: Stock
+
+
+class Free(Effect, frozen=True):
+    """Remove the shard's segment and manifest; the shard is gone from the agent."""
+
+    key: Key
+
+
+class Rejoin(Effect, frozen=True):
+    """The log does not know this incarnation any more: take a higher one and tell the core by `begin`."""
+
+
+class Fenced(Effect, frozen=True):
+    """Another process speaks under this agent's name with a higher incarnation: end, with one clear error."""
+
+
+# Events.
+
+
+class Digested(msgspec.Struct, frozen=True):
+    """The segment's piece digests (empty with digests off)."""
+
+    key: Key
+    number: int
+    digests: bytes
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The next process of this agent will find what was filled in, or why it may not."""
+
+    key: Key
+    number: int
+    failure: str | None = None
+
+
+class Probed(msgspec.Struct, frozen=True):
+    """Whether somebody maps the memory."""
+
+    key: Key
+    spare: bool
+    lent: bool
+
+
+class Duplicated(msgspec.Struct, frozen=True):
+    """The spare memory has the same bytes."""
+
+    key: Key
+
+
+class SiblingsChecked(msgspec.Struct, frozen=True):
+    """Why the siblings' layouts clash, or None."""
+
+    key: Key
+    number: int
+    mismatch: str | None
+
+
+class CopyMade(msgspec.Struct, frozen=True):
+    """The bytes of the copy's pieces, or why there is no memory for it."""
+
+    key: Key
+    shards: int
+    layout: str
+    nbytes: tuple[int, ...] = ()
+    failure: str | None = None
+
+
+class PlanCame(msgspec.Struct, frozen=True):
+    """The planner's answer; a planner that does not answer is a Refusal too."""
+
+    key: Key
+    number: int
+    answer: PlanAnswer
+    program: Execution | None = None
+    """The transfer program that the plan names."""
+    completion: Completion | None = None
+    """What its units make of the shard's own pieces."""
+    folds: Folds | None = None
+    """What of it has to be folded, if anything has; and memory for that."""
+    table: Table | None = None
+
+
+class SourceHeld(msgspec.Struct, frozen=True):
+    """The lease stands, and is kept until the transport is wanted. `digests` of all of the source's pieces."""
+
+    key: Key
+    source: int
+    digests: bytes
+
+
+class SourceOpened(msgspec.Struct, frozen=True):
+    """The lease stands and the transport is open. `digests` of all of the source's pieces.
+
+    `pieces` are those that a half-filled source has so far; None: it has everything. `promises`: of the others the
+    reader waits for what the source promises, no more.
+    """
+
+    key: Key
+    source: int
+    digests: bytes
+    pieces: tuple[Range, ...] | None = None
+    promises: bool = False
+
+
+class Available(msgspec.Struct, frozen=True):
+    """A half-filled source lives, and tells of its pieces, beside those that it has told of."""
+
+    key: Key
+    source: int
+    news: Stock
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """So many more bytes of the source's batches have come; told a few times a second at most, or never."""
+
+    key: Key
+    source: int
+    nbytes: int
+
+
+class BatchDone(msgspec.Struct, frozen=True):
+    """The batch stands in the destination; `digests` were taken there (empty with digests off)."""
+
+    key: Key
+    source: int
+    batch: int
+    digests: bytes
+    encoded: tuple[Encoded, ...] = ()
+    """What of it came otherwise than as it is."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """Whether the lease still holds after the last byte."""
+
+    key: Key
+    source: int
+    holds: bool
+
+
+class SourceLost(msgspec.Struct, frozen=True):
+    """The source refused, broke the lease, or its connection ended."""
+
+    key: Key
+    source: int
+    reason: str
+
+
+class SourceClosed(msgspec.Struct, frozen=True):
+    """Nothing of the source can reach the destination any more."""
+
+    key: Key
+    source: int
+
+
+AnyEffect = (
+    Say | Answer | Raise | Hold | Digest | Save | Keep | Probe | Duplicate | LetGo | CheckSiblings | MakeCopy | AskPlan
+    | OpenSource | EnterSource | Post | FoldAmax | Confirm | Accuse | CloseSource | BreakLease | Show | Free | Rejoin
+    | Fenced
+)  # fmt: skip
+ReadEvent = (
+    PlanCame | SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed
+)  # fmt: skip
+ShardNews = Digested | Kept | Probed | Duplicated | SiblingsChecked | ReadEvent

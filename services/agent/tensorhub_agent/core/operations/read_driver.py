@@ -1,0 +1,422 @@
+"""Carries one read's transfer: its wishes go out as effects, and what comes of them goes in. Pure.
+
+Always true: a transfer is forgotten only when it is quiet, so a new one never shares a destination byte with an old
+one. What is being filled is offered to readers of later turns while its transfer goes on, piece by piece as each is
+verified in the memory that is being filled; when the transfer is given up, their leases are broken first.
+"""
+
+from collections.abc import Sequence
+
+from tensorhub_agent.core.effects import (
+    Accuse,
+    AskPlan,
+    Available,
+    Base,
+    BatchDone,
+    CloseSource,
+    Confirm,
+    Confirmed,
+    Digest,
+    Digested,
+    EnterSource,
+    FoldAmax,
+    LetGo,
+    OpenSource,
+    PlanCame,
+    Post,
+    Progressed,
+    ShardNews,
+    SourceClosed,
+    SourceHeld,
+    SourceLost,
+    SourceOpened,
+)
+from tensorhub_agent.core.operations.showing import Showing
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.primitives.amax import Table
+from tensorhub_agent.primitives.lease_messages import Cede, Have, Promise, Retract, Stock
+from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_agent.primitives.ranges import mark, marked
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.transfer import Phase, Transfer
+from tensorhub_common.errors import VersionUnavailable
+from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.log.commands import NO_ROOT
+from tensorhub_common.protocol.plans import Demand, Plan, Range, Refusal, Share, SourceId, Turn
+
+PlanWish = tuple[tuple[Range, ...], tuple[SourceId, ...]]
+"""Pieces that need a source, and sources to leave out."""
+
+
+class Carrier:
+    """A transfer under way, or none."""
+
+    def __init__(self, core: ShardCore) -> None:
+        """Begin without one."""
+        self._core, self._showing = core, Showing(core)
+        self.transfer: Transfer | None = None
+        self.abandoned = False
+        self._retried = 0
+        """Pieces that were asked for once more by transfers that are forgotten."""
+        self.at_seq = 0
+        """What the planner must have folded to know what this read rests on."""
+        self._plan_number = 0
+        self._turn: Turn | None = None
+        self.program: Execution | None = None
+        """What is read are units of this program, and not the shard's own pieces."""
+        self.turned_by: Plan | None = None
+        """The plan that named the program."""
+        self._completion: Completion | None = None
+        self._table: Table | None = None
+        self._digested: tuple[int, bytes] = (0, b"")
+        """Of a read by a program, the question for the digests of what it has filled, and the answer."""
+        self._driven_at = 0.0
+        self._base: Base | None = None
+        self._forgoes_kept = False
+
+    def begin(self, version: int, root: str | None, turn: Turn, now: float) -> None:
+        """Begin to read a version; what an earlier failed read of the same bytes has proven counts."""
+        core, limits, kept = self._core, self._core.limits, self._core.held.kept
+        assert self.transfer is None
+        same = kept is not None and (kept[0], kept[1]) == (version, root) and not self._forgoes_kept
+        self.program, self._completion, self._table, self._digested = None, None, None, (0, b"")
+        self.turned_by = None
+        self.transfer = self._new(
+            version,
+            root,
+            # What is mapped weighs nothing, so all of it is asked for at once.
+            nbytes=(0,) * len(core.place.nbytes) if core.place.mapped else core.place.nbytes,
+            # What is mapped is the holder's own memory. It counts once the holder has said that the lease still holds.
+            verify=limits.digests and not core.place.mapped,
+            now=now,
+            kept=(kept[2], kept[3]) if kept is not None and same else None,
+        )
+        self._turn = turn
+        self._base = self.transfer.base = self._base_for(root)
+        if limits.digests and root is not None and root != NO_ROOT and not core.place.swaps:
+            # Otherwise nothing vouches for a piece before all of them stand. One that swaps serves what it held.
+            core.table.expect(core.key, version, root, turn, len(core.place.nbytes))
+
+    def forgo_kept(self) -> None:
+        """Read all pieces from now on: nobody was found for those that an earlier read has not proven.
+
+        Whoever is left may have other layouts alone, and those are read as a whole or not at all.
+        """
+        self._forgoes_kept = True
+
+    def _base_for(self, root: str | None) -> Base | None:
+        """Return what stands here whole and will be overwritten: patches are good for that, and for nothing else.
+
+        What an earlier fill has begun to overwrite is no version's bytes. Without digests nothing judges a patch.
+        """
+        core, held = self._core, self._core.held
+        limits = core.limits
+        if not limits.digests or not limits.encodings or core.place.mapped:
+            return None
+        if held.memory is not Memory.READY or held.version is None:
+            return None
+        if held.root in (None, NO_ROOT) or root in (None, NO_ROOT):
+            return None
+        return Base(held.version, held.root)
+
+    def _new(
+        self,
+        version: int,
+        root: str | None,
+        nbytes: Sequence[int],
+        *,
+        verify: bool,
+        now: float,
+        kept: tuple[bytearray, bytes] | None = None,
+        folds: Folds | None = None,
+    ) -> Transfer:
+        limits = self._core.limits
+        return Transfer(
+            version=version,
+            root=root,
+            nbytes=nbytes,
+            verify=verify,
+            window_bytes=limits.window_bytes,
+            stall_s=limits.stall_s,
+            sources_lost_s=limits.sources_lost_s,
+            first_number=self._core.number(),
+            now=now,
+            kept=kept,
+            able=self._able,
+            by_amax=self._by_amax,
+            folds=folds,
+        )
+
+    def _able(self, share: Share) -> bytearray | None:
+        """Return marks of the units that a source of this layout gives; None: all pieces."""
+        if self.program is None:
+            return None
+        marks = bytearray(len(self.program))
+        mark(marks, self.program.given_by(share.layout or ""))
+        return marks
+
+    def _by_amax(self, share: Share) -> bytearray | None:
+        """Return marks of the units that a source of this layout computes of parts of blocks; None: none."""
+        ranges = () if self.program is None else self.program.by_amax(share.layout or "")
+        if self.program is None or not ranges:
+            return None
+        marks = bytearray(len(self.program))
+        mark(marks, ranges)
+        return marks
+
+    def _planned(self, news: PlanCame, now: float) -> None:
+        """Take a plan. One that names a program turns a read that has nothing yet into one of the program's units."""
+        transfer, answer = self.transfer, news.answer
+        assert transfer is not None
+        if news.program is not None and not news.program.fills(self._core.place.layout):
+            # Its boxes are places in other memory than this, and whatever came would be hashed as if it belonged here.
+            answer = Refusal(error=VersionUnavailable.__name__, reason="the plan's program fills another layout")
+        elif news.program is not None and self.program is None and transfer.has_nothing:
+            self.program, self._completion, self._table = news.program, news.completion, news.table
+            self.turned_by = answer if isinstance(answer, Plan) else None
+            before, sizes = transfer, news.program.nbytes()
+            transfer = self._new(before.version, before.root, sizes, verify=False, now=now, folds=news.folds)
+            transfer.goes_on(before)
+            transfer.asking.asked(now)
+            self.transfer = transfer
+            self._expect_units(transfer)
+        elif isinstance(answer, Plan) and answer.program != self._reads_by:
+            # Its ranges number other things than this read's do, and in memory that is written already.
+            answer = Refusal(error=VersionUnavailable.__name__, reason="what is left has other layouts: read it anew")
+        transfer.planned(answer, now)
+
+    @property
+    def _reads_by(self) -> str | None:
+        return None if self.program is None else self.program.digest
+
+    def _expect_units(self, transfer: Transfer) -> None:
+        """Let readers of later turns wait for what comes here, by the word of its sources instead of by digests."""
+        core = self._core
+        core.break_waiting("the shard is filled from other layouts than its own")
+        if self._turn is not None and not core.place.swaps:
+            pieces, units = len(core.place.nbytes), self._completion
+            core.table.expect(core.key, transfer.version, transfer.root, self._turn, pieces, units=units)
+
+    def digest(self) -> None:
+        """Ask for the digests of what a program has filled: of the shard's own pieces, where they stand."""
+        core = self._core
+        self._digested = (core.number(), b"")
+        core.out.append(Digest(core.key, self._digested[0], filled=True))
+
+    def has_digested(self, news: ShardNews) -> bool:
+        """Take these digests; tell whether they are what was asked for."""
+        if not isinstance(news, Digested) or news.number != self._digested[0]:
+            return False
+        self._digested = (0, news.digests)
+        return True
+
+    def serve(self) -> None:
+        """The memory is being filled: show what stands in it already."""
+        if self.transfer is not None and self.program is None:
+            done = self.transfer.proof.done
+            self._showing.pieces(tuple(marked(done, 0, len(done))))
+
+    def tell(self, news: ShardNews, now: float) -> None:
+        """Pass on what came of the transfer's wishes."""
+        transfer = self.transfer
+        assert transfer is not None
+        match news:
+            case PlanCame() if news.number == self._plan_number:
+                self._planned(news, now)
+            case SourceHeld():
+                transfer.held(news.source, news.digests, now)
+            case SourceOpened():
+                transfer.opened(news.source, news.digests, now, news.pieces, promises=news.promises)
+            case Available():
+                self._heard(transfer, news.source, news.news, now)
+            case Progressed():
+                transfer.progressed(news.source, news.nbytes, now)
+            case BatchDone():
+                transfer.batch_done(news.source, news.batch, news.digests, now, news.encoded)
+            case Confirmed():
+                transfer.confirmed(news.source, news.holds, now)
+            case SourceLost():
+                transfer.lost(news.source, news.reason, now)
+            case SourceClosed():
+                transfer.closed(news.source, now)
+
+    def _heard(self, transfer: Transfer, source: int, news: Stock, now: float) -> None:
+        match news:
+            case Have():
+                transfer.available(source, news.pieces, now)
+            case Promise():
+                transfer.promised(source, news.pieces)
+            case Retract():
+                transfer.retracted(source, news.pieces, now)
+            case Cede():
+                key, heir = self._core.key, news.heir
+                if (heir.replica, heir.shard) == (key.replica, key.shard):
+                    transfer.inherited(source, news.pieces, now)
+                else:
+                    transfer.ceded(source, news.pieces, heir, now)
+
+    def drive(self, agent: str, now: float) -> None:
+        """Let time pass for the transfer, and carry out what it wants. `agent` is who asks the planner."""
+        transfer = self.transfer
+        assert transfer is not None
+        core = self._core
+        transfer.is_relayed = core.table.awaiting(core.key) > 0
+        transfer.tick(now)
+        todo = transfer.todo()
+        self._driven_at = now
+        if transfer.phase in (Phase.DONE, Phase.FAILED):
+            self._measure()
+        if transfer.proof.digests is not None:
+            core.table.vouch(core.key, transfer.proof.digests)
+        self._fold(todo)
+        if self._completion is None:
+            self._showing.pieces(tuple(todo.proven))
+        else:
+            self._showing.units(tuple(todo.proven), self._completion)
+        self._showing.promise(transfer, todo.ceded)
+        if todo.plan is not None:
+            self._ask_plan(transfer, todo.plan, agent, now)
+        self._emit(todo)
+        self._core.numbers_up_to(transfer.readings.next_number)
+
+    def abandon(self) -> None:
+        """Close all sources of a read that is no longer wanted. It is forgotten once it is quiet."""
+        if self.transfer is None:
+            return
+        self.stop()
+        self.abandoned = True
+        self.forget_if_quiet()
+
+    def stop(self) -> None:
+        """End the transfer; `is_quiet` tells when it has ended."""
+        self._core.break_waiting("the source is not filled with this version any more")
+        if self._core.place.mapped:
+            self._core.out.append(LetGo(self._core.key))
+        if self.transfer is not None:
+            self._measure()
+            self.transfer.stop()
+            self._emit(self.transfer.todo())
+
+    def _measure(self) -> None:
+        """Take note of how fast each link was, also of a read that is given up: it may be for a slow one."""
+        if self.transfer is not None:
+            self._core.measured.note(self.transfer.readings.meters.take(self._driven_at), self._driven_at)
+
+    def forget_if_quiet(self) -> None:
+        """Forget an abandoned transfer that can write nothing any more."""
+        if self.abandoned and self.is_quiet:
+            self.remember()
+            self._retried = self.retried
+            self.transfer, self.abandoned = None, False
+
+    @property
+    def retried(self) -> int:
+        """How many pieces were asked for once more, by this transfer and those before it."""
+        sources = () if self.transfer is None else self.transfer.sources.values()
+        return self._retried + sum(source.retried for source in sources)
+
+    @property
+    def digests(self) -> bytes:
+        """What every piece hashes to, as far as the log's root has vouched for that; empty without digests."""
+        return self._digested[1] or (self.transfer.proof.digests if self.transfer is not None else None) or b""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing can be written into the destination any more."""
+        return self.transfer is None or self.transfer.quiet
+
+    def remember(self) -> None:
+        """Remember which pieces are proven, for a later read of the same bytes."""
+        transfer, held = self.transfer, self._core.held
+        written = held.memory is Memory.FILLING or self._core.place.staged
+        keep = transfer.proof.keep() if transfer is not None and written else None
+        if transfer is not None and keep is not None and transfer.root is not None:
+            held.kept = (transfer.version, transfer.root, *keep)
+
+    def _ask_plan(self, transfer: Transfer, plan: PlanWish, agent: str, now: float) -> None:
+        core, key = self._core, self._core.key
+        self._measure()
+        pieces, avoid = plan
+        self._plan_number = core.number()
+        demand = Demand(
+            model=key.model,
+            version=transfer.version,
+            replica=key.replica,
+            shard=key.shard,
+            agent=agent,
+            root=transfer.root,
+            at_seq=self.at_seq,
+            pieces=pieces,
+            avoid=avoid,
+            turn=self._turn,
+            mapped=core.place.mapped,
+            program=self._reads_by,
+            rates=core.measured.told(now),
+            promises=True,
+            packs=True,
+            uncrossed=self._uncrossed(transfer),
+            crossers=transfer.readings.mates.crossers,
+        )
+        core.out.append(AskPlan(key, self._plan_number, demand))
+
+    def plan_kept_back(self) -> None:
+        """The question for a plan waits for others of this agent."""
+        if self.transfer is not None:
+            self.transfer.asking.kept_back()
+
+    def plan_sent(self, number: int, now: float) -> bool:
+        """The question that was kept back goes out, if it is still wanted."""
+        transfer = self.transfer
+        if transfer is None or number != self._plan_number or not transfer.asking.waiting:
+            return False
+        transfer.asking.goes_out(now)
+        return True
+
+    def _uncrossed(self, transfer: Transfer) -> tuple[SourceId, ...]:
+        """Return who does not bring over what is asked for: of what was ceded to this shard, none of its mates."""
+        key, mates = self._core.key, transfer.readings.mates
+        if not mates.asks_for_inherited:
+            return tuple(mates.uncrossed)
+        return tuple(each for each in mates.crossers if (each.replica, each.shard) != (key.replica, key.shard))
+
+    def _root_of(self, share: Share) -> str | None:
+        """Return what a source must hold by the log: in its own layout, where that is not the reader's."""
+        assert self.transfer is not None
+        return self.transfer.root if self.program is None else share.root
+
+    def _fold(self, todo: Todo) -> None:
+        """Count partials, before anything is asked for by them and before anybody hears of the scales."""
+        for source, partials, scales in todo.fold:
+            assert self._table is not None
+            self._core.out.append(FoldAmax(self._core.key, source, partials, scales, self._table))
+
+    def _emit(self, todo: Todo) -> None:
+        core, key, transfer = self._core, self._core.key, self.transfer
+        assert transfer is not None
+        out = core.out
+        base = self._base if self.program is None else None
+        out.extend(
+            OpenSource(
+                key,
+                n,
+                share,
+                transfer.version,
+                self._root_of(share),
+                self._turn,
+                core.place.mapped,
+                self.program,
+                base,
+                core.measured.rate((share.link, share.transport)),
+                self._table,
+                is_held,
+            )
+            for is_held, shares in ((False, todo.open), (True, todo.hold))
+            for n, share in shares
+        )
+        out.extend(EnterSource(key, n) for n in todo.enter)
+        out.extend(Post(key, n, batch, ranges) for n, batch, ranges in todo.post)
+        out.extend(Confirm(key, n) for n in todo.confirm)
+        out.extend(Accuse(key, n) for n in todo.accuse)
+        out.extend(CloseSource(key, n) for n in todo.close)

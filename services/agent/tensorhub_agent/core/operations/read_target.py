@@ -1,0 +1,156 @@
+"""The memory that one read writes: taken from its readers, filled, and then a version or a part of one. Pure.
+
+A shard that swaps is filled beside what it holds, which is served until all of its replica swaps. Always true: nothing
+may be written before the last lease on the memory has ended or was broken and a probe has found nobody who maps it;
+and others may read what was filled only once the log counts it.
+"""
+
+from tensorhub_agent.core.effects import Keep, Kept, ShardNews
+from tensorhub_agent.core.operations.reclaim import Vacancy, Where
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_common.protocol.log.shards import ShardFilled
+
+
+class Destination:
+    """Where one read writes. What returns a bool says whether the memory may be written from now on."""
+
+    def __init__(self, core: ShardCore) -> None:
+        """Leave what stands there as it is, until `vacate`."""
+        self._core = core
+        self._vacancy: Vacancy | None = None
+        """While the memory that is to be written may be mapped by somebody."""
+        self._vacated = False
+        """The log has let go of what stands here, to have it overwritten, and nothing has been written yet."""
+        self._drain_until = 0.0
+        self._keeping: int | None = None
+        """Which question has not been answered, whether the manifest says what was filled."""
+        self._beside: tuple[int, str] | None = None
+        """What stands whole in the spare memory of a staged shard: the version, and its root."""
+
+    # Taken from its readers.
+
+    def vacate(self, now: float) -> bool:
+        """Stop serving what is to be overwritten."""
+        core = self._core
+        if core.place.swaps:
+            # The bytes go to the spare memory, and what stands here goes on being served.
+            core.held.kept = None
+            self._vacancy = Vacancy(core, Where.SPARE)
+            return self._take()
+        core.hold(None)
+        core.table.stop(core.key)
+        self._vacated = True
+        self._drain_until = now + core.limits.refill_drain_s
+        return self._when_read_out(now)
+
+    def _when_read_out(self, now: float) -> bool:
+        core = self._core
+        if core.table.reading(core.key) > 0 and now < self._drain_until:
+            return False
+        core.break_readers("the shard is being filled with another version")
+        self._vacancy = self._vacancy or Vacancy(core, Where.OWN)
+        return self._take()
+
+    def _take(self) -> bool:
+        """Nobody has a lease on what is to be overwritten; it may be written once nobody maps it either."""
+        core, vacancy = self._core, self._vacancy
+        if vacancy is None:
+            return False
+        vacancy.seek()
+        if not vacancy.is_found:
+            return False
+        self._vacancy = None
+        self._vacated = False
+        if not core.place.swaps:
+            core.become(Memory.FILLING, partial=True, kept=None)
+        return True
+
+    def on_news(self, news: ShardNews, now: float) -> bool:
+        """Take what was found out about who maps the memory."""
+        if self._vacancy is None:
+            return False
+        self._vacancy.on_news(news, now)
+        return self._take()
+
+    def on_readers_gone(self, now: float) -> bool:
+        """The last reader of what stood here went."""
+        return self._vacancy is None and self._when_read_out(now)
+
+    def tick(self, now: float) -> bool:
+        """Let time pass while readers are waited for."""
+        if self._vacancy is not None:
+            self._vacancy.tick(now)
+            return self._take()
+        return now >= self._drain_until and self._when_read_out(now)
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted while readers are waited for."""
+        return self._drain_until if self._vacancy is None else self._vacancy.deadline()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the memory can't be written because somebody maps it."""
+        return self._vacancy is not None and self._vacancy.is_blocked
+
+    # What it holds then.
+
+    def keep(self, version: int, root: str, digests: bytes) -> None:
+        """Have the manifest say what was filled, before the log counts it: an agent killed behind that must find it."""
+        self._keeping = self._core.number()
+        self._core.out.append(
+            Keep(key=self._core.key, number=self._keeping, version=version, root=root, digests=digests)
+        )
+
+    def has_kept(self, news: Kept) -> bool:
+        """Tell whether this answers the last question."""
+        return news.number == self._keeping
+
+    def filled(self, event: ShardFilled, digests: bytes) -> None:
+        """The log counts this shard as ready, so others may read it; one that swaps only with its whole replica."""
+        if self._core.place.swaps:
+            self._beside = event.version, event.root
+        else:
+            self.stand(event.version, event.root, digests)
+
+    def fill_at_once(self, version: int, root: str) -> None:
+        """The round began and ended with this shard's word, and the log says of it only that the replica is ready."""
+        self._beside = version, root
+
+    def swap(self, version: int, digests: bytes) -> None:
+        """The whole replica holds the version: what was filled with it beside the old one takes its place."""
+        if self._beside is not None and self._beside[0] == version:
+            self.stand(version, self._beside[1], digests, swap=True)
+
+    def stand(self, version: int, root: str, digests: bytes, *, swap: bool = False) -> None:
+        """Let others read what was filled; with `swap` in place of what stood here, whose readers are told."""
+        core = self._core
+        if swap:
+            core.break_readers("the shard has swapped to another version")
+        core.become(Memory.READY, swap=swap, version=version, root=root, digests=digests, partial=False, kept=None)
+        if not core.place.mapped:
+            core.table.offer(core.key, version, root, digests)
+
+    def begin_anew(self) -> None:
+        """The log decided again, so nobody is waited for, and what was filled beside does not count."""
+        self._beside = self._vacancy = self._keeping = None
+
+    def stated(self) -> None:
+        """The agent has joined anew and stated what stands here untouched: the log counts it again, so it is served."""
+        core, held = self._core, self._core.held
+        if self._vacated and held.memory is Memory.READY:
+            self._vacated, self._vacancy = False, None
+            core.break_waiting("the agent joined anew")
+            if held.root is not None:
+                core.table.offer(core.key, held.version, held.root, held.digests)
+
+    def leave(self) -> None:
+        """The read ends here, and nothing is written any more."""
+        core = self._core
+        if core.held.memory is Memory.FILLING:
+            # The memory stays as it is: a part of a version.
+            core.become(Memory.EMPTY, partial=True)
+        elif self._vacated and core.held.memory is Memory.READY:
+            # The log counts it as given up, and nobody has written yet.
+            core.break_readers("the shard was to be filled with another version")
+            core.become(Memory.EMPTY)

@@ -1,0 +1,100 @@
+"""Finds memory of one shard that nobody maps, so that it may be written. Pure.
+
+Who maps a shard's memory (install="mapped") holds a lock on it until the mapping is gone. The kernel doesn't tell of
+that end, so it is asked again and again while somebody waits. A shard that is to be emptied and has spare memory need
+not wait for those who map its own: the bytes are copied into the spare memory, which is the shard's from then on.
+
+Always true: `is_found` is said only of memory of which a probe, made after the last lease had ended, has found no lock;
+nothing is copied into spare memory that somebody maps.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from tensorhub_agent.core.effects import Duplicate, Duplicated, Probe, Probed, ShardNews
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Memory
+
+PROBE_AGAIN_S: Final = 0.02
+"""So often it is asked whether mapped memory is free. It costs three system calls."""
+
+
+class Where(StrEnum):
+    """Which memory is wanted."""
+
+    OWN = "own"
+    SPARE = "spare"
+    EITHER = "either"
+    """The shard's own; or the spare one, with the same bytes."""
+
+
+class Vacancy:
+    """One search. Once `is_found`, the wanted memory may be written, if no lease was granted since."""
+
+    def __init__(self, core: ShardCore, where: Where) -> None:
+        """Begin when `seek` is called."""
+        self._core = core
+        self._where = where if core.place.staged or where is Where.OWN else Where.OWN
+        self._asked = False
+        self._copying = False
+        self._at: float | None = None
+        self.is_blocked = False
+        """Somebody was found to map the memory, and it was not free since."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether nobody maps the wanted memory."""
+        held = self._core.held
+        return not self._copying and not (held.spare_lent if self._where is Where.SPARE else held.lent)
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether the spare memory is being written."""
+        return self._copying
+
+    def seek(self) -> None:
+        """Ask, unless that is under way."""
+        if not self.is_found and not self._asked and not self._copying and self._at is None:
+            self._ask(spare=self._where is Where.SPARE)
+
+    def _ask(self, *, spare: bool) -> None:
+        self._asked = True
+        self._core.out.append(Probe(self._core.key, spare))
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what a probe has found, or that the copy is done."""
+        core = self._core
+        if isinstance(news, Duplicated) and self._copying:
+            self._copying = False
+            core.become(Memory.DRAINING, swap=True)
+        elif isinstance(news, Probed) and self._asked:
+            self._asked = False
+            if news.spare:
+                core.held.spare_lent = news.lent
+            else:
+                core.held.lent = news.lent
+            self._follow(news, now)
+
+    def _follow(self, news: Probed, now: float) -> None:
+        if self.is_found:
+            self.is_blocked = False
+        elif self._where is Where.EITHER and not news.spare and self._core.held.spare_lent:
+            self._ask(spare=True)
+        elif self._where is Where.EITHER and not self._core.held.spare_lent:
+            self._copying, self.is_blocked = True, False
+            # What a failed read had left there is overwritten.
+            self._core.held.kept = None
+            self._core.out.append(Duplicate(self._core.key))
+        else:
+            self.is_blocked = True
+            self._at = now + PROBE_AGAIN_S
+
+    def tick(self, now: float) -> None:
+        """Ask again when it is time."""
+        if self._at is not None and now >= self._at:
+            self._at = None
+            self.seek()
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        return self._at

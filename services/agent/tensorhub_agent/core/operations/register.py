@@ -1,0 +1,99 @@
+"""Registering one shard whose segment stands already. Pure.
+
+The log orders registrations, so of two siblings with clashing layouts the later one is refused, by its own agent.
+"""
+
+from tensorhub_agent.core.effects import CallRegister, CheckSiblings, ShardNews, SiblingsChecked
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_common.errors import AgentUnavailable, LayoutMismatch, RegistryUnavailable
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import Register, Release, Sender
+from tensorhub_common.protocol.log.hub import CommandRejected, CommandRepeated
+from tensorhub_common.protocol.log.shards import ShardRegistered
+
+
+class RegisterOperation:
+    """One register call of one shard."""
+
+    def __init__(self, core: ShardCore, call: CallRegister) -> None:
+        """Take the call."""
+        self.core, self.call = core, call
+        self.reached = True
+        self._by: Sender | None = None
+        self._checks: int | None = None
+        """Where the log has taken it, while its siblings' layouts are compared: so may an earlier registration's be."""
+
+    def start(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+        """Tell the log."""
+        place, key = self.core.place, self.core.key
+        self._by = self.core.say(
+            Register(
+                model=key.model,
+                replica=key.replica,
+                shard=key.shard,
+                shards=place.shards,
+                spot=place.spot,
+                layout=place.layout,
+                nbytes=0 if place.mapped else sum(place.nbytes),
+                mapped=place.mapped,
+            )
+        )
+
+    def on_event(self, event: AnyEvent, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+        """Take the log's word."""
+        if event.by is None or event.by != self._by:
+            return
+        if isinstance(event, ShardRegistered):
+            if event.siblings:
+                self._checks = event.cmd
+                self.core.out.append(CheckSiblings(self.core.key, event.cmd, event.siblings))
+            else:
+                self._done()
+        elif isinstance(event, CommandRejected | CommandRepeated) and event.error is not None:
+            self._drop(event.error, event.message or "")
+
+    def on_news(self, news: ShardNews, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+        """Take what the siblings' layouts say."""
+        if isinstance(news, SiblingsChecked) and news.number == self._checks:
+            if news.mismatch is None:
+                self._done()
+            else:
+                self._release()
+                self._drop(LayoutMismatch.__name__, f"{self.core.where}: {news.mismatch}: give the same tensors")
+
+    def _done(self) -> None:
+        self.core.registered = True
+        self.core.finish()
+
+    def _release(self) -> None:
+        key = self.core.key
+        self.core.say(Release(model=key.model, replica=key.replica, shard=key.shard))
+
+    def _drop(self, error: str, message: str) -> None:
+        self.core.fail(error, message)
+        self.core.leave()
+
+    def on_readers_gone(self, now: float) -> None:
+        """There are no readers yet."""
+
+    def tick(self, now: float) -> None:
+        """At the bound take the registration back."""
+        if now >= self.call.deadline:
+            self._release()
+            self._drop(
+                RegistryUnavailable.__name__,
+                f"no registry confirmed {self.core.where} within the bound: see 'tensorhub status', "
+                "then register again",
+            )
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        return self.call.deadline
+
+    def abandon(self, now: float) -> None:
+        """Never called: a registration is finished for the next worker."""
+
+    def restart(self, now: float) -> None:  # noqa: ARG002 (as every operation has it)
+        """The agent joined anew; whether the shard was counted is unknown."""
+        self._release()
+        self._drop(AgentUnavailable.__name__, "the agent was taken for lost and has joined anew: register again")

@@ -1,0 +1,135 @@
+"""The copies of retained versions that the log wants of this agent. Pure.
+
+A copy is a shard like any other, but nobody works in it: its calls are this keeper's own. It is made when the log
+places it, reads its version in the round of its cache replica, and is freed when the log says that it is released.
+What a restart leaves of it is adopted as any segment is; where that is not whole it is read again.
+
+Always true: a copy that can't be made, or not be read in `TRIES_MAX` attempts, is released, so that the log places it
+elsewhere or tells who waits for it; at most one call is under way on each.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_agent.core.effects import Answer, CallRead, CallRelease, Key, MakeCopy, Raise
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_common.protocol.log.replicas import CopyPlaced
+from tensorhub_common.protocol.log.rounds import RoundJoined
+from tensorhub_common.protocol.names import cached_version
+
+KEEPER: Final = -1
+"""The session of the keeper's calls; those of workers count from 1."""
+
+READ_S_MAX: Final = 600.0
+"""A copy that is not read within this is tried again."""
+
+AGAIN_S: Final = 1.0
+TRIES_MAX: Final = 5
+RELEASE_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy that is being made or kept. `again` is when it is tried once more."""
+
+    version: int
+    tries: int = 0
+    again: float | None = None
+    failed: bool = False
+    releasing: bool = False
+    awaited: bool = False
+    """A sibling reads the version again, and its round waits for this shard, which stands."""
+
+
+class Keeper:
+    """The copies of one agent in one job."""
+
+    def __init__(self, agent: str) -> None:
+        """Begin with none."""
+        self._agent = agent
+        self.copies: dict[Key, Copy] = {}
+        self._calls: dict[int, Key] = {}
+        self._last = 0
+
+    def placed(self, event: CopyPlaced) -> list[MakeCopy]:
+        """Take the log's wish for copies; those of this agent are to be made."""
+        wanted = []
+        for member in event.members:
+            key = Key(event.model, event.replica, member.shard)
+            if member.agent == self._agent and key not in self.copies:
+                self.copies[key] = Copy(event.version)
+                wanted.append(MakeCopy(key, len(event.members), member.layout, member.nbytes))
+        return wanted
+
+    def found(self, key: Key) -> None:
+        """Take a copy that an earlier process left, whole or not."""
+        version = cached_version(key.replica)
+        if version is not None:
+            self.copies.setdefault(key, Copy(version))
+
+    def only(self, standing: Collection[Key]) -> None:
+        """The agent joins and states what stands here: what does not, the log won't count on."""
+        self.copies = {key: copy for key, copy in self.copies.items() if key in standing}
+
+    def called_for(self, event: RoundJoined) -> None:
+        """A shard of a copy has joined a round: the others join it too, whether they stand or not."""
+        for shard in event.missing:
+            copy = self.copies.get(Key(event.model, event.replica, shard))
+            if copy is not None:
+                copy.awaited = True
+
+    def forget(self, key: Key) -> None:
+        """The log wants the copy no more."""
+        self.copies.pop(key, None)
+
+    def give_up(self, key: Key) -> None:
+        """The copy can't stay here."""
+        if key in self.copies:
+            self.copies[key].releasing = True
+
+    def tend(self, core: ShardCore, now: float) -> None:
+        """Begin what is to be done about a copy, if nothing is under way."""
+        copy = self.copies.get(core.key)
+        if copy is None or core.gone:
+            return
+        if core.operation is not None:
+            # It is on its way into that round already, or comes to its own end first.
+            copy.awaited = False
+            return
+        if copy.failed:
+            copy.failed, copy.again = False, now + AGAIN_S
+        if copy.again is not None and now < copy.again:
+            return
+        copy.again = None
+        if copy.releasing or copy.tries >= TRIES_MAX:
+            copy.releasing = True
+            core.called(CallRelease(call=self._call(core.key), session=KEEPER, deadline=now + RELEASE_S), now)
+        elif core.held.memory is not Memory.READY or copy.awaited:
+            copy.tries += 1
+            copy.awaited = False
+            until = now + READ_S_MAX
+            call = CallRead(
+                call=self._call(core.key), session=KEEPER, deadline=until, want=copy.version, patience=until
+            )
+            core.called(call, now)
+
+    def _call(self, key: Key) -> int:
+        self._last -= 1
+        self._calls[self._last] = key
+        return self._last
+
+    def ended(self, effect: Answer | Raise) -> bool:
+        """Take the end of a call; tells whether it was one of these."""
+        key = self._calls.pop(effect.call, None)
+        copy = self.copies.get(key) if key is not None else None
+        if copy is not None and isinstance(effect, Raise):
+            copy.failed, copy.again = True, 0.0
+        elif copy is not None:
+            copy.tries = 0
+        return key is not None
+
+    def deadline(self) -> float | None:
+        """Say when a copy is tried again; at once where a try has just failed."""
+        return min((copy.again for copy in self.copies.values() if copy.again is not None), default=None)

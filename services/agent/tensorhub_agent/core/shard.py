@@ -1,0 +1,433 @@
+"""One shard in this agent's memory: what the memory is, and the one call that is under way on it. Pure.
+
+The log decides what exists; this core decides what may be done to the memory. Always true: nothing is written into
+memory that is offered to readers, and no call is answered while anything can still be written into the memory for it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.core.config import Limits
+from tensorhub_agent.core.effects import (
+    Answer,
+    AnyCall,
+    AnyEffect,
+    BreakLease,
+    CallPublish,
+    CallRegister,
+    CallRelease,
+    CallUnpublish,
+    Free,
+    Hold,
+    Raise,
+    Save,
+    Say,
+    ShardNews,
+)
+from tensorhub_agent.core.operation import Lingering, Operation
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.leases.table import LeaseTable
+from tensorhub_agent.rates.measured import Measured
+from tensorhub_common.errors import (
+    AgentUnavailable,
+    DrainTimeout,
+    JobGone,
+    ReplicaConflict,
+    StaleSender,
+    TensorHubError,
+)
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.commands import AnyCommand, Decline, Drained, Sender, Unpublish
+from tensorhub_common.protocol.log.publications import PublishWished
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.shards import ShardReleased
+from tensorhub_common.protocol.worker import ReadReport
+
+WISH_S_MAX: Final = 60.0
+"""A publication wished for from outside is given up after this."""
+
+NOBODY: Final = 0
+"""The number of a call that nobody waits for: a publication wished for from outside."""
+
+
+Begin = Callable[["ShardCore", AnyCall], Operation]
+
+
+class ShardCore:
+    """The state of one shard. The operations beside this file do the work of calls."""
+
+    def __init__(
+        self,
+        place: Place,
+        table: LeaseTable,
+        limits: Limits,
+        sender: Callable[[], Sender],
+        begin: Begin,
+        held: Held | None = None,
+        measured: Measured | None = None,
+    ) -> None:
+        """Take what was adopted, or begin with empty memory. `begin` makes the operation that does a call."""
+        self.place, self.key = place, place.key
+        self.table, self.limits, self.measured = table, limits, measured or Measured()
+        self.held = held or Held()
+        self.replica_version: int | None = None
+        self.session: int | None = None
+        self.operation: Operation | None = None
+        self.lingering: Lingering | None = None
+        """What goes on of a call that ended without the log's word."""
+        self.queued: AnyCall | None = None
+        self.out: list[AnyEffect] = []
+        self.gone = False
+        self.registered = held is not None
+        """Whether the log has taken the registration, as far as the agent knows."""
+        self.dismissed = False
+        self.doomed: str | None = None
+        """The job is deleted: what callers are told."""
+        self._sender, self._begin = sender, begin
+        self._wish = 0
+        self._numbers = 0
+        if self.held.memory is Memory.READY and self.held.root is not None and not self.place.mapped:
+            self.table.offer(self.key, self.held.version, self.held.root, self.held.digests)
+
+    # What operations use.
+
+    def say(self, command: AnyCommand) -> Sender:
+        """Send a command on this shard's lane."""
+        by = self._sender()
+        self.out.append(Say(msgspec.structs.replace(command, by=by)))
+        return by
+
+    def number(self) -> int:
+        """Return a number that no other source, batch or question of this shard has."""
+        self._numbers += 1
+        return self._numbers
+
+    def numbers_up_to(self, last: int) -> None:
+        """Note that numbers below `last` are taken."""
+        self._numbers = max(self._numbers, last)
+
+    def hold(self, version: int | None) -> None:
+        """Note what the whole replica holds, and tell the worker."""
+        if version != self.replica_version:
+            self.replica_version = version
+            self.out.append(Hold(self.key, version))
+
+    def become(self, memory: Memory, *, swap: bool = False, **changes: object) -> None:
+        """Change what the memory is, and have the manifest say so before anything later is done.
+
+        With `swap` this is said of the spare memory, which is the shard's from now on. Memory that somebody may have
+        mapped is not empty: it drains on, until an unpublish finds that nobody has.
+        """
+        if swap:
+            self.held.lent, self.held.spare_lent = self.held.spare_lent, self.held.lent
+        if memory is Memory.EMPTY and self.held.lent:
+            memory = Memory.DRAINING
+            self.held.version, self.held.root, self.held.digests = None, None, b""
+        self.held.memory = memory
+        if memory in (Memory.EMPTY, Memory.FILLING):
+            self.held.version, self.held.root, self.held.digests = None, None, b""
+        for name, value in changes.items():
+            setattr(self.held, name, value)
+        self.out.append(
+            Save(
+                key=self.key,
+                state=str(memory),
+                partial=self.held.partial,
+                version=self.held.version,
+                root=self.held.root,
+                digests=self.held.digests,
+                swap=swap,
+            )
+        )
+
+    def finish(self, *, version: int | None = None, report: ReadReport | None = None) -> None:
+        """Answer the call under way. Who registers what is gone is told so: there is no memory to hand over."""
+        registers = self.operation is not None and isinstance(self.operation.call, CallRegister)
+        call = self._ended()
+        if registers and self.gone:
+            error = AgentUnavailable if self.doomed is None else JobGone
+            why = self.doomed or f"{self.where} is gone from its agent: register it again"
+            self.out.append(Raise(call, error.__name__, why))
+        elif call != NOBODY:
+            self.out.append(Answer(call=call, version=version, report=report))
+
+    def fail(self, error: type[TensorHubError] | str, message: str, report: ReadReport | None = None) -> None:
+        """Let the call under way raise. `report` is how far a read came."""
+        if self.operation is not None and isinstance(self.operation.call, CallRegister):
+            # Who was not let in has no claim: it may come again.
+            self.session = None
+        call = self._ended()
+        name = error if isinstance(error, str) else error.__name__
+        # Of incarnations callers know nothing: to them the agent was away for a moment.
+        name = AgentUnavailable.__name__ if name == StaleSender.__name__ else name
+        if self.doomed is not None and name != DrainTimeout.__name__:
+            name, message = JobGone.__name__, self.doomed
+        if call != NOBODY:
+            self.out.append(Raise(call, name, message, report))
+        elif not self.gone:
+            self._decline(self._wish, name, message)
+
+    def linger(self, what: Lingering) -> None:
+        """The call under way was told that the log is silent; what it had begun goes on."""
+        if not self.gone:
+            self.lingering = what
+
+    def settled(self, what: Lingering) -> None:
+        """The log has said what became of it."""
+        if self.lingering is what:
+            self.lingering = None
+
+    def _ended(self) -> int:
+        call = self.operation.call.call if self.operation is not None else NOBODY
+        self.operation = None
+        if self.session is None:
+            self.forsake()
+        self.break_waiting("nothing is filled in here any more")
+        if self.dismissed:
+            self.leave()
+        return call
+
+    def leave(self) -> None:
+        """Be gone from the agent, with the memory."""
+        if self.gone:
+            return
+        self.gone = True
+        self.lingering = None
+        self.break_readers("the shard is gone from this agent")
+        self.break_waiting("the shard is gone from this agent")
+        self.out.append(Free(self.key))
+        self._refuse_queued(f"{self.where} is gone from its agent: register it again")
+
+    def _refuse_queued(self, why: str) -> None:
+        if self.queued is not None:
+            error = AgentUnavailable if self.doomed is None else JobGone
+            self.out.append(Raise(self.queued.call, error.__name__, self.doomed or why))
+            self.queued = None
+
+    def break_readers(self, reason: str) -> None:
+        """End the offer, and tell whoever reads."""
+        for lease in self.table.forget(self.key):
+            self.out.append(BreakLease(lease, reason))
+
+    def break_waiting(self, reason: str) -> None:
+        """The memory will not be filled as was expected: tell whoever reads what is there."""
+        for lease in self.table.abandon(self.key):
+            self.out.append(BreakLease(lease, reason))
+
+    def dismiss(self, now: float) -> None:
+        """The log does not count the shard as this agent's: leave as soon as nothing can be written any more."""
+        self.dismissed = True
+        self.break_readers("the shard is gone from this agent")
+        if self.operation is not None:
+            self.operation.restart(now)
+        if self.operation is None:
+            self.leave()
+
+    def doom(self, why: str, now: float) -> None:
+        """The job is deleted: the same, and whoever calls or waits is told that."""
+        self.doomed = why
+        self.dismiss(now)
+
+    @property
+    def where(self) -> str:
+        """Name the shard in a sentence."""
+        return f"shard {self.key.shard} of {self.key.model}/{self.key.replica}"
+
+    def is_mine(self, event: AnyEvent) -> bool:
+        """Tell whether an event is about this shard's replica."""
+        return getattr(event, "model", None) == self.key.model and getattr(event, "replica", None) == self.key.replica
+
+    # What happens.
+
+    def called(self, call: AnyCall, now: float) -> None:
+        """Begin a call, or refuse it at once."""
+        if isinstance(call, CallRegister):
+            if self.session is not None and self.session != call.session:
+                self.out.append(
+                    Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a live worker: release it there")
+                )
+                return
+            self.session = call.session
+        if self.operation is not None:
+            orphan = self.operation.call.session != call.session
+            if orphan and self.queued is None:
+                # A worker that died left this call behind; it ends within its bound, and then the new one begins.
+                self.queued = call
+                return
+            self.out.append(
+                Raise(call.call, ReplicaConflict.__name__, f"{self.where} has a call under way: wait for it")
+            )
+            return
+        if self.lingering is not None and not self._makes_way(self.lingering, call):
+            return
+        self.operation = self._begin(self, call)
+        self.operation.start(now)
+        self._begin_queued(now)
+
+    def _makes_way(self, lingering: Lingering, call: AnyCall) -> bool:
+        """Tell whether a call may begin beside what lingers, or in its place; refuse it otherwise."""
+        why = None if isinstance(call, CallRelease) else lingering.excludes
+        if why is None:
+            if isinstance(call, CallRelease | CallUnpublish):
+                # It drains what stands here in its own name. So may a worker that comes back, who looks first.
+                self.lingering = None
+            return True
+        if call.call == NOBODY:
+            self._decline(self._wish, ReplicaConflict.__name__, why)
+        else:
+            self.out.append(Raise(call.call, ReplicaConflict.__name__, why))
+        if isinstance(call, CallRegister):
+            self.session = None
+        return False
+
+    def worker_gone(self, session: int, now: float) -> None:
+        """The worker's connection ended: give up what it waited for, unless that has got far enough to be finished."""
+        if self.session == session:
+            self.session = None
+            if self.operation is None:
+                self.forsake()
+        if self.queued is not None and self.queued.session == session:
+            self._refuse_queued(f"the worker of {self.where} is gone")
+        operation = self.operation
+        if operation is not None and operation.call.session == session and not operation.reached:
+            operation.abandon(now)
+        self._begin_queued(now)
+
+    def forsake(self) -> None:
+        """What a worker had mapped is gone with it, so a mapped shard holds nothing before it says anything else."""
+        if self.place.mapped and self.held.memory is Memory.READY:
+            self.take_back()
+            self.hold(None)
+            self.become(Memory.EMPTY)
+
+    def on_event(self, event: AnyEvent, now: float) -> None:
+        """Take an event of the log that is about this shard's replica or answers its lane."""
+        if (
+            isinstance(event, ShardReleased)
+            and self.is_mine(event)
+            and event.shard == self.key.shard
+            and self.registered
+        ):
+            # Whoever waited for this may have given up, and the shard is gone nevertheless.
+            self.dismiss(now)
+            return
+        if self.lingering is not None:
+            self.lingering.on_event(event, now)
+        if self.operation is not None:
+            publishing = isinstance(self.operation.call, CallPublish)
+            if isinstance(event, PublishWished) and self.is_mine(event) and not publishing:
+                self._decline(event.cmd, ReplicaConflict.__name__, f"{self.where} has a call under way: wish again")
+            self.operation.on_event(event, now)
+        else:
+            self._without_operation(event, now)
+        self._begin_queued(now)
+
+    def on_news(self, news: ShardNews, now: float) -> None:
+        """Take what came of an effect."""
+        if self.lingering is not None:
+            self.lingering.on_news(news, now)
+        if self.operation is not None:
+            self.operation.on_news(news, now)
+        self._begin_queued(now)
+
+    def readers_changed(self, now: float) -> None:
+        """A lease ended: somebody may be waiting for the last one."""
+        if self.table.reading(self.key) == 0:
+            for each in (self.lingering, self.operation):
+                if each is not None:
+                    each.on_readers_gone(now)
+        self._begin_queued(now)
+
+    def tick(self, now: float) -> None:
+        """Let time pass."""
+        if self.queued is not None and now >= self.queued.deadline:
+            self.out.append(
+                Raise(self.queued.call, ReplicaConflict.__name__, f"an earlier call on {self.where} has not ended")
+            )
+            self.queued = None
+        for each in (self.lingering, self.operation):
+            if each is not None:
+                each.tick(now)
+        self._begin_queued(now)
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        times = [self.queued.deadline] if self.queued is not None else []
+        for each in (self.lingering, self.operation):
+            when = each.deadline() if each is not None else None
+            times += [when] if when is not None else []
+        return min(times, default=None)
+
+    def rejoined(self, now: float) -> None:
+        """The agent has a new incarnation: what was said by the old one may not have counted."""
+        if self.lingering is not None:
+            self.lingering.restart(now)
+        if self.operation is not None:
+            self.operation.restart(now)
+        self._begin_queued(now)
+
+    def believed(self, version: int | None, root: str | None) -> None:
+        """Take what the log believes after the agent joined: memory that it can't vouch for is no version."""
+        if self.held.memory is Memory.READY and root != self.held.root:
+            self.break_readers("the log does not know what stands here")
+            self.become(Memory.EMPTY)
+            version = None
+        self.hold(version)
+
+    def overwritten_for_log(self, version: int) -> None:
+        """The log has given up what stands here to have it overwritten with a version, and nobody does that."""
+        if not self.place.swaps and self.held.memory is Memory.READY and self.held.version != version:
+            self.hold(None)
+            self.break_readers("the log has given up what stands here")
+            self.become(Memory.EMPTY)
+
+    def check(self) -> None:
+        """Raise AssertionError when memory and offers disagree."""
+        offered = self.table.offers.get(self.key)
+        granting = offered is not None and offered.granting
+        if self.held.memory is Memory.FILLING:
+            assert not granting, f"{self.where} is written while it grants leases"
+            assert self.table.reading(self.key) == 0, f"{self.where} is written under its readers"
+        if self.held.memory is Memory.READY:
+            assert self.held.version is not None
+        else:
+            assert self.held.memory is Memory.DRAINING or not self.held.lent, f"{self.where} may be written while lent"
+        coming = self.table.coming.get(self.key)
+        if coming is not None:
+            assert self.operation is not None, f"{self.where} is to be filled, and nobody does it"
+            assert self.held.memory is Memory.FILLING or not any(coming.has or b""), f"{self.where} shows old pieces"
+
+    def _begin_queued(self, now: float) -> None:
+        if self.operation is None and self.queued is not None and not self.gone:
+            call, self.queued = self.queued, None
+            self.called(call, now)
+
+    def _without_operation(self, event: AnyEvent, now: float) -> None:
+        if isinstance(event, PublishWished) and self.is_mine(event):
+            self._wish = event.cmd
+            wish = CallPublish(call=NOBODY, session=NOBODY, deadline=now + WISH_S_MAX, version=event.version)
+            self.called(wish, now)
+        elif (
+            isinstance(event, ReplicaReady)
+            and self.is_mine(event)
+            and (self.held.memory, self.held.version) == (Memory.READY, event.version)
+        ):
+            self.hold(event.version)
+
+    def _decline(self, wish: int, error: str, message: str) -> None:
+        """Tell everybody why a wish from outside is not fulfilled: its sender has no call that could raise."""
+        key = self.key
+        self.say(
+            Decline(model=key.model, replica=key.replica, shard=key.shard, wish=wish, error=error, message=message)
+        )
+
+    def take_back(self) -> None:
+        """A call ends without the log's word: should the log count the shard as a holder, it shall not for long.
+
+        This stands in the lane behind what was fenced and before whatever the shard says next.
+        """
+        key = self.key
+        self.say(Unpublish(model=key.model, replica=key.replica, shard=key.shard, void=True))
+        self.say(Drained(model=key.model, replica=key.replica, shard=key.shard))

@@ -1,0 +1,97 @@
+"""One job's deltas on this agent: made of what its workers publish, kept of what its readers apply, lent to others.
+
+Always true: an offer leads from exactly the bytes that the reader names to exactly those that its lease is for, by
+their roots; whether that is what comes out is for the digests in the destination to say.
+"""
+
+from collections.abc import Callable
+
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.core.effects import Base, Key, Save
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_agent.deltas.builder import DeltaMaker, Publication
+from tensorhub_agent.leases.delta_store import Delta, DeltaBook, Offer
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_agent.storage.segments import SegmentStore
+from tensorhub_agent.storage.shard_store import ShelfPlace
+
+
+class JobDeltas:
+    """The deltas of one job."""
+
+    def __init__(
+        self,
+        job: str,
+        book: DeltaBook,
+        pool: CopyPool,
+        store: SegmentStore,
+        made: Callable[[], None],
+        *,
+        is_making: bool,
+    ) -> None:
+        """Keep deltas in the agent's book; `made` is called when there is a new one to be lent."""
+        self._job, self._book, self._is_making = job, book, is_making
+        self._maker = DeltaMaker(pool, store, book, made)
+        self._digested: dict[Key, bytes] = {}
+        """What a publication of the shard that is under way was digested to."""
+        self._applied: dict[Key, Delta] = {}
+        """What the read that is under way has brought."""
+
+    # What happens to shards.
+
+    def digested(self, key: Key, digests: bytes) -> None:
+        """The shard's memory is being published, and hashes to this."""
+        if self._is_making and digests:
+            self._digested[key] = digests
+
+    def saved(self, effect: Save, place: ShelfPlace) -> None:
+        """The shard's memory is something else now."""
+        key = effect.key
+        digests = self._digested.pop(key, b"")
+        if effect.state != Memory.READY:
+            self._maker.withdrawn(self._name(key))
+        elif digests and digests == effect.digests and effect.root is not None:
+            publication = Publication(place.segment, place.table, effect.root, digests)
+            self._maker.published(self._name(key), publication)
+        delta = self._applied.get(key)
+        if delta is not None and (effect.state != Memory.FILLING or effect.swap):
+            self._book.end(self._applied.pop(key))
+
+    def freed(self, key: Key) -> None:
+        """The shard is gone."""
+        self._digested.pop(key, None)
+        self._applied.pop(key, None)
+        self._maker.freed(self._name(key))
+
+    async def stop(self) -> None:
+        """End everything; no memory is read any more when this returns."""
+        await self._maker.stop()
+
+    # For readers of others.
+
+    def is_coming(self, key: Key, base: str, root: str) -> bool:
+        """Tell whether a delta that leads there is being made, or will be as soon as the log has taken the version."""
+        digests = self._digested.get(key)
+        if digests is not None and root_digest(digests) == root and self._maker.follows(self._name(key)):
+            return True
+        return self._book.is_coming(self._name(key), base, root)
+
+    def offer(self, key: Key, base: str, root: str, place: ShelfPlace) -> Offer | None:
+        """Return what a reader that holds `base` may have instead of pieces."""
+        return self._book.offer(self._name(key), base, root, place.table.nbytes)
+
+    # For reads of this agent.
+
+    def applied(self, key: Key, base: Base, root: str, pieces: int, patches: dict[int, bytes]) -> None:
+        """Keep patches that have led this shard's pieces from its old version to what the log vouches for."""
+        delta = self._applied.get(key)
+        if delta is None or (delta.base, delta.root) != (base.root, root):
+            if delta is not None:
+                # The read that brought it was given up: no patch of it comes any more, and nobody may wait for one.
+                self._book.end(delta)
+            delta = self._applied[key] = self._book.begin(self._name(key), base.root, root, pieces)
+        for piece, patch in patches.items():
+            self._book.put(delta, piece, patch)
+
+    def _name(self, key: Key) -> tuple[str, Key]:
+        return self._job, key

@@ -1,0 +1,616 @@
+"""The agent within one job: drives an `AgentCore` with the log, the workers, the planner and the transports.
+
+All decisions are the core's. This file carries out its effects in their order and brings it what comes of them.
+
+Invariant: an error of the core, or of what is done for it, is this job's alone. It sets the job aside: nothing is
+decided or said any more, every call under way raises, leases are broken, and the memory stays as it is.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.compute.amax_table import AmaxTable
+from tensorhub_agent.control.command_queue import CALLS_WAIT_MAX, Lanes
+from tensorhub_agent.control.lease_service import Lending
+from tensorhub_agent.control.planner_client import Questions, Target
+from tensorhub_agent.control.postponed import Postponed
+from tensorhub_agent.control.program_cache import Programs
+from tensorhub_agent.control.tracer import NO_HEADERS, Tracing
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.effects import (
+    Accuse,
+    Answer,
+    AnyCall,
+    AnyEffect,
+    AskPlan,
+    BatchDone,
+    BreakLease,
+    CallRead,
+    CheckSiblings,
+    CloseSource,
+    Confirm,
+    Digest,
+    Duplicate,
+    EnterSource,
+    Fenced,
+    FoldAmax,
+    Free,
+    Hold,
+    Keep,
+    Kept,
+    Key,
+    LetGo,
+    MakeCopy,
+    OpenSource,
+    PlanCame,
+    Post,
+    Probe,
+    Raise,
+    Rejoin,
+    Save,
+    Say,
+    ShardNews,
+    Show,
+    SiblingsChecked,
+)
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Held, Memory, Place
+from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.jobs.context import Surroundings
+from tensorhub_agent.jobs.memory_tasks import MemoryWork
+from tensorhub_agent.jobs.pending_calls import Callers, Waiting
+from tensorhub_agent.jobs.worker_server import Worker
+from tensorhub_agent.observability.read_log import NotBegun, ReadWatch
+from tensorhub_agent.observability.read_status import reads_under_way
+from tensorhub_agent.runtime.timer import Alarm
+from tensorhub_agent.sources.manager import Sources
+from tensorhub_agent.storage.manifest import Adopted
+from tensorhub_agent.storage.shard_store import Shelf
+from tensorhub_agent.transfer.source import Reading
+from tensorhub_common.bus.errors import LogGap, LogMissing, LogShorter
+from tensorhub_common.errors import AgentUnavailable, JobGone, RegistryUnavailable, TensorHubError
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.observability.trace_context import TraceContext, headers_of
+from tensorhub_common.programs.amax_reductions import folds_of
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.log.codec import read_event
+from tensorhub_common.protocol.log.hub import AgentJoined
+from tensorhub_common.protocol.plans import SourceId
+from tensorhub_common.protocol.queries import ReadUnderWay
+from tensorhub_common.protocol.subjects import events_of
+from tensorhub_common.protocol.worker import ReadReport
+from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.supervision import Fault, Supervisor
+from tensorhub_common.telemetry import process
+
+JOIN_S_MAX: Final = 10.0
+"""How long a worker's first call waits for the agent to have joined the job."""
+
+FOLLOW_AGAIN_S: Final = 0.2
+
+TENSORS_NAMED_MAX: Final = 8
+"""So many tensors that were overwritten are named."""
+
+REPLICA: Final = b'"replica":"'
+"""Behind this an event names the replica that it is about."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class JobAgent:
+    """One job's share of the agent."""
+
+    def __init__(self, job: str, around: Surroundings, rejoin_all: Callable[[], None]) -> None:
+        """Prepare; `start` opens the job and joins it.
+
+        `rejoin_all` raises the incarnation, and has all jobs join anew.
+        """
+        self.job = job
+        self.aside: str | None = None
+        """Why the job was set aside."""
+        self._work = Supervisor(f"job {job}", on_fault=self._set_aside)
+        self._around, self._rejoin_all = around, rejoin_all
+        self._loop = asyncio.get_running_loop()
+        self.core = AgentCore(around.agent, around.limits, around.measured)
+        self.shelf: Shelf = around.shelves.of(job)
+        self._joblog = JobLog(around.bus, job)
+        self._log_following = Counterpart(
+            f"the log of job {job}", lost="can't be followed, so that is tried again", back="is followed"
+        )
+        programs = Programs(job, around.blobs)
+        self._questions = Questions(job, around.bus, around.blobs, programs, around.planner)
+        self._lanes = Lanes(self._joblog, self._questions.open_job, self._work, rejoin_all)
+        self.callers = Callers(self.core.shards, self.shelf, self._work, around.reads)
+        limits = around.limits
+        self._watch = ReadWatch(limits.stall_s, limits.slow_read_s, around.reads.late)
+        self._tracing = Tracing(job, around.agent, digests=around.limits.digests, maker=process.span_maker())
+        self._alarm = Alarm(self._work, self._tick)
+        self._joined = asyncio.Event()
+        self._postponed = Postponed()
+        self.deltas = JobDeltas(
+            job,
+            around.deltas,
+            around.pool,
+            around.shelves.store,
+            self._postponed.happened,
+            is_making=around.limits.deltas > 0,
+        )
+        self._memory = MemoryWork(self.shelf, around.pool, self.deltas, self._news, digests=around.limits.digests)
+        self.sources = Sources(
+            job,
+            around.bus,
+            around.transports,
+            programs,
+            self._news,
+            deltas=self.deltas,
+            encodings=around.limits.encodings,
+            on_fault=lambda fault: around.fault(str(fault)),
+        )
+        self.lending = Lending(
+            self.core,
+            self.shelf,
+            around.transports,
+            self._tracing,
+            self._alarm,
+            self._postponed,
+            self.carry_out,
+            deltas=self.deltas,
+            work=self._work,
+            accused=self._accused,
+        )
+        self._looked_at: dict[Key, int] = {}
+        """Which version of a shard was looked at last, because a reader got wrong bytes of it."""
+        # An event matters here if it names this agent, or says that the job is deleted or that an agent is lost, for
+        # whom a read here may wait. Names can't hold a quotation mark, so the JSON of one is its text.
+        self._concerns = (
+            f'"{around.agent}"'.encode(),
+            f'"{around.agent}/'.encode(),
+            b'"job.deleted"',
+            b'"agent.lost"',
+        )
+        self._replicas: set[bytes] = set()
+        """And if it is about a replica of one of these names."""
+
+    # Standing in the log.
+
+    def start(self) -> None:
+        """Open the job, follow its log, and join; goes on in the background.
+
+        What was set aside is stated by whichever call opens the job, be it a worker's of a job too many: the log would
+        let go of it, and the process that can take it back would have to free it.
+        """
+        for key in self.shelf.aside:
+            self.core.set_aside(key)
+            self.concern(key.replica)
+        self._work.start(self._follow(), "following the log")
+
+    async def wait_joined(self, timeout_s: float) -> None:
+        """Return once the log has taken this agent's word. Raises `RegistryUnavailable`, `JobGone`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._joined.wait()
+        except TimeoutError:
+            raise RegistryUnavailable(
+                f"no registry let agent {self._around.agent!r} into job {self.job!r} within {timeout_s:g} s: is one "
+                "running? ('tensorhub status', 'tensorhub doctor')"
+            ) from None
+        if self.aside is not None:
+            raise AgentUnavailable(self.aside)
+        if self.core.deleted is not None:
+            raise JobGone(self.core.deleted)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._questions.open_job()
+                start = await self._joblog.last_seq() + 1
+                self._log_following.answers()
+                self.rejoin(self._around.incarnation.number)
+                follow = self._joblog.follow(start, events_of(self.job), wanted=self._is_concerned)
+                async with contextlib.aclosing(follow) as entries:
+                    async for entry in entries:
+                        self._on_entry(entry.data, entry.headers)
+                        if self.core.deleted is not None:
+                            return
+            except JobGone as why:
+                self.carry_out(self.core.job_deleted(str(why), self._loop.time()))
+                self._note_deleted()
+                return
+            except (LogGap, LogShorter, LogMissing) as why:
+                _log.error("the log of job %s is not what it was (%s); joining it anew", self.job, why)
+            except TensorHubError as why:
+                # That NATS is away the bus itself has said, once.
+                if self._joblog.is_reachable:
+                    self._log_following.is_silent(str(why))
+            await asyncio.sleep(FOLLOW_AGAIN_S)
+
+    def adopt(self, adopted: list[Adopted]) -> None:
+        """Take back the shards that an earlier process of this agent held, before `start`."""
+        for each in adopted:
+            manifest = each.manifest
+            key = Key(manifest.model, manifest.replica, manifest.shard)
+            nbytes = self.shelf.places[key].table.nbytes
+            place = Place(key, manifest.shards, manifest.spot, manifest.layout_digest, nbytes, each.spare is not None)
+            # Those who mapped it don't depend on this process, nor on the one before it.
+            held = Held(partial=manifest.partial, lent=each.segment.is_lent())
+            held.spare_lent = each.spare is not None and each.spare.is_lent()
+            if held.lent:
+                held.memory = Memory.DRAINING
+            if each.whole:
+                held.memory, held.version, held.root = Memory.READY, manifest.version, manifest.root
+                held.digests = manifest.digests or b""
+            self.concern(key.replica)
+            self.core.adopt(place, held)
+
+    def rejoin(self, incarnation: int) -> None:
+        """Speak under this incarnation from now on; the log must not have heard it in this job before."""
+        if self.core.deleted is not None or self.aside is not None:
+            return
+        self._joined.clear()
+        self._around.registry.forget(self.job)
+        self._lanes.forget()
+        if incarnation <= self.core.incarnation:
+            # This job's log began anew: the others are not concerned, but a number is used once.
+            self._rejoin_all()
+            return
+        around = self._around
+        with self.isolated("joining"):
+            self.carry_out(self.core.join(incarnation, around.host, around.site, self._loop.time(), rack=around.rack))
+
+    def _on_entry(self, data: bytes, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        if not self._is_concerned(data):
+            return
+        try:
+            event = read_event(data)
+        except MALFORMED as why:
+            _log.warning("an entry of the log is no event that this agent knows: %s", why)
+            return
+        if event is None:
+            return
+        self._tracing.event(event, headers)
+        if event.by is not None and event.by.process == self._around.agent:
+            self._around.registry.answered(self.job, event.by.lane, event.by.n)
+        self.carry_out(self.core.on_event(event, self._loop.time()))
+        if self.core.deleted is not None:
+            self._note_deleted()
+        elif isinstance(event, AgentJoined) and self.core.joined and not self._joined.is_set():
+            self._around.joined(self.core.incarnation)
+            self._joined.set()
+
+    def _note_deleted(self) -> None:
+        """Say nothing more, and tell whoever waits to be let in."""
+        _log.info("job %s is deleted", self.job)
+        self._around.registry.forget(self.job)
+        self._lanes.forget()
+        self._joined.set()
+
+    def _is_concerned(self, data: bytes) -> bool:
+        # Most events of a busy job are about other agents' shards; not to read them is a third of this process's work.
+        for word in self._concerns:
+            if word in data:
+                return True
+        at = data.find(REPLICA)
+        while at >= 0:
+            begin = at + len(REPLICA)
+            if data[begin : data.find(b'"', begin)] in self._replicas:
+                return True
+            at = data.find(REPLICA, begin)
+        return False
+
+    def concern(self, replica: str) -> None:
+        """Read the events about replicas of this name from now on."""
+        self._replicas.add(replica.encode())
+
+    # Effects.
+
+    @contextlib.contextmanager
+    def isolated(self, what: str) -> Iterator[None]:
+        """Keep an error of this job's from whoever asks something of it: it is a fault of the job."""
+        try:
+            yield
+        except Exception as why:  # noqa: BLE001 (whatever it is, this job can't be trusted to go on)
+            self._work.fault(what, why)
+
+    def _set_aside(self, fault: Fault) -> None:
+        if self.aside is not None:
+            return
+        self.aside = (
+            f"agent {self._around.agent!r} has set job {self.job!r} aside, for it failed while {fault.work} "
+            f"({fault.error!r}). Its memory is kept: start the agent again to take it back, and report the agent's log"
+        )
+        self._alarm.cancel()
+        self._around.registry.forget(self.job)
+        self._lanes.forget()
+        self._joined.set()
+        self._around.set_aside(self)
+
+    def carry_out(self, effects: list[AnyEffect]) -> None:
+        """Do what the core wants, in order."""
+        if self.aside is not None:
+            return
+        with self.isolated("carrying out what was decided"):
+            self._carry_out(effects)
+
+    def _carry_out(self, effects: list[AnyEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer | Raise):
+                self._tell_end(effect)
+            self._do(effect, self._tracing.effect(effect, self.core.shards))
+        self._postponed.happened()
+        self._alarm.set(self.core.deadline())
+
+    def _do(self, effect: AnyEffect, cause: TraceContext | None) -> None:  # noqa: C901, PLR0912, PLR0915 (effects)
+        match effect:
+            case Say():
+                if (by := effect.command.by) is not None:
+                    self._around.registry.said(self.job, by.lane, by.n, self._loop.time())
+                self._lanes.say(effect.command, cause)
+            case Answer() | Raise():
+                self.callers.answer(effect, cause)
+            case Hold():
+                self._hold(effect)
+            case Digest():
+                self._work.start(self._memory.digest(effect), "digesting memory")
+            case Save():
+                self.shelf.save(effect)
+                self.deltas.saved(effect, self.shelf.places[effect.key])
+                if self.shelf.is_kept_on_disk(effect.key):
+                    self._work.start(self._settle(effect.key), "bringing a copy to the disk")
+                if effect.swap:
+                    self.callers.swapped(effect.key)
+            case Keep():
+                self.shelf.keep(effect)
+                self._work.start(self._tell_kept(effect), "writing down what was filled")
+            case Probe():
+                self._work.call_soon(self._memory.probe, effect, what="looking who maps memory")
+            case Duplicate():
+                self._work.start(self._memory.duplicate(effect.key), "duplicating memory")
+            case LetGo():
+                self.shelf.let_go(effect.key)
+            case CheckSiblings():
+                self._work.start(self._check_siblings(effect), "comparing layouts")
+            case MakeCopy():
+                self.concern(effect.key.replica)
+                self._work.start(self._make_copy(effect), "making a copy")
+            case AskPlan():
+                self._work.start(self._plan(effect, cause), "asking for a plan")
+            case OpenSource():
+                me = SourceId(self._around.agent, self.core.incarnation, effect.key.replica, effect.key.shard)
+                self.sources.open(effect, me, cause)
+                self.callers.show_progress()
+            case EnterSource():
+                self.sources.enter(effect)
+            case Post():
+                self._post(effect)
+            case FoldAmax():
+                self._fold(effect)
+            case Confirm():
+                self.sources.confirm(effect)
+            case Accuse():
+                self.sources.accuse(effect)
+            case CloseSource():
+                self._note_left(effect)
+                self.sources.close(effect)
+            case BreakLease():
+                self._around.transports.break_lease(effect.lease, effect.reason)
+            case Show():
+                self._around.transports.show(effect.lease, effect.news)
+            case Free():
+                self.deltas.freed(effect.key)
+                self.shelf.free(effect.key)
+            case Rejoin():
+                self._rejoin_all()
+            case Fenced():
+                self._around.fenced()
+
+    def look(self) -> None:
+        """Tell of reads that have begun to stand still; to be called about once a second."""
+        with self.isolated("looking for reads that stand still"):
+            reads = [core.operation for core in self.core.shards.values() if isinstance(core.operation, ReadOperation)]
+            for line in self._watch.look(reads, self._loop.time(), self._tracing.trace_of):
+                _log.warning("job %s: %s", self.job, line)
+
+    def _tell_end(self, effect: Answer | Raise) -> None:
+        """Tell of a read that failed or was slow."""
+        key = self.callers.reading(effect.call)
+        line = None if key is None else self._watch.ended(key, effect, self._tracing.trace_of(effect.call))
+        if line is not None:
+            _log.warning("job %s: %s", self.job, line)
+
+    def _note_left(self, effect: CloseSource) -> None:
+        """Tell of a source that a read leaves before its end, once until it is read from again."""
+        reading = self._reading(effect.key, effect.source)
+        if reading is not None and reading.lost:
+            key, core = effect.key, self.core.shards[effect.key]
+            trace = None if core.operation is None else self._tracing.trace_of(core.operation.call.call)
+            where = f"shard {key.shard} of {key.model}/{key.replica} in job {self.job}"
+            told = f"{reading.lost} (by the read of {where}{'' if trace is None else f', trace {trace}'})"
+            self._around.sources.lost(reading.share.source.agent, told)
+
+    def _reading(self, key: Key, source: int) -> Reading | None:
+        core = self.core.shards.get(key)
+        operation = None if core is None else core.operation
+        transfer = operation.transfer if isinstance(operation, ReadOperation) else None
+        return None if transfer is None else transfer.sources.get(source)
+
+    def _news(self, news: ShardNews) -> None:
+        if self.aside is not None:
+            return
+        if isinstance(news, BatchDone) and self._around.sources.any_lost:
+            reading = self._reading(news.key, news.source)
+            if reading is not None:
+                self._around.sources.back(reading.share.source.agent)
+        with self.isolated(f"taking {type(news).__name__}"):
+            self._tracing.news(news)
+            self.carry_out(self.core.on_news(news, self._loop.time()))
+
+    def _tick(self) -> None:
+        self.carry_out(self.core.tick(self._loop.time()))
+
+    def _post(self, effect: Post) -> None:
+        place = self.shelf.places[effect.key]
+        if place.borrowed is not None:
+            self.sources.take(effect, place.borrowed)
+        else:
+            base = place.segment if place.spare is not None else None
+            self.sources.post(effect, place.target, base, place.table, digests=self.core.limits.digests)
+
+    def _fold(self, effect: FoldAmax) -> None:
+        effect.table.fold(effect.source, effect.partials)
+        effect.table.write_scales(effect.scales, self.shelf.places[effect.key].target.view)
+
+    async def _make_copy(self, effect: MakeCopy) -> None:
+        made = await self._around.copies.make(effect, self.job, self.core.incarnation)
+        self.carry_out(self.core.copy_made(made, self._loop.time()))
+
+    async def _tell_kept(self, effect: Keep) -> None:
+        self._news(Kept(effect.key, effect.number, await self.shelf.written(effect.key)))
+
+    async def _settle(self, key: Key) -> None:
+        try:
+            await self.shelf.settle(key)
+        except OSError as why:
+            _log.error("the copy for %s of model %s is given up: %s", key.replica, key.model, why)
+            self.carry_out(self.core.copy_failed(key, self._loop.time()))
+
+    async def _check_siblings(self, effect: CheckSiblings) -> None:
+        place = self.shelf.places.get(effect.key)
+        if place is not None:
+            mismatch = await self._questions.mismatch(place.layout, effect.siblings)
+            self._news(SiblingsChecked(effect.key, effect.number, mismatch))
+
+    async def _plan(self, effect: AskPlan, cause: TraceContext | None) -> None:
+        place = self.shelf.places.get(effect.key)
+        target = None if place is None else Target(place.digest, place.table)
+        answer, program, completion = await self._questions.plan(effect.demand, headers_of(cause), target)
+        folds = await asyncio.to_thread(folds_of, program) if program is not None and program.partials else None
+        table = AmaxTable(program) if program is not None and folds is not None else None
+        self._news(PlanCame(effect.key, effect.number, answer, program, completion, folds, table))
+
+    async def keep_layout(self, data: bytes) -> str:
+        """Put a layout where everybody of the job finds it by its digest, which is returned."""
+        return await self._around.blobs.put(self.job, data)
+
+    def reads_under_way(self) -> tuple[tuple[ReadUnderWay, ...], int]:
+        """Return what is being read just now, and how many more reads there are."""
+        return reads_under_way(self.core.shards.values(), self._loop.time(), self._tracing.trace_of)
+
+    # Workers.
+
+    def call(self, key: Key, call: AnyCall, now: float, traceparent: str | None = None) -> None:
+        """Begin a call on a shard; `callers` knows who waits for it, and `traceparent` names the caller's span."""
+        if self.aside is not None:
+            effect = Raise(call.call, AgentUnavailable.__name__, self.aside)
+            if isinstance(call, CallRead):
+                self._tell_refused(NotBegun.ASIDE, key, effect)
+            self.callers.answer(effect, None)
+            return
+        with self.isolated(f"taking {type(call).__name__}"):
+            self._tracing.called(key, call, traceparent)
+            if key in self.core.shards and self._lanes.waiting(self.core.lane(key)) >= CALLS_WAIT_MAX:
+                why = "the log takes no commands just now, and those of earlier calls wait: see 'tensorhub status'"
+                self.carry_out([Raise(call.call, RegistryUnavailable.__name__, f"{why}, then call again")])
+            else:
+                self.carry_out(self.core.called(key, call, now))
+
+    def refuse(self, waiting: Waiting, kind: NotBegun, error: type[TensorHubError], message: str) -> None:
+        """Refuse a call that the core never hears of, since its worker has no such shard or may not read into it."""
+        effect = Raise(waiting.call, error.__name__, message)
+        if waiting.reads:
+            self._tell_refused(kind, waiting.about, effect)
+        self.callers.refuse(waiting, effect)
+
+    def _tell_refused(self, kind: NotBegun, key: Key | None, effect: Raise) -> None:
+        line = self._watch.refused(kind, key, effect, self._loop.time())
+        if line is not None:
+            _log.warning("job %s: %s", self.job, line)
+
+    def loaded(self, key: Key) -> None:
+        """The worker wrote values of its own into a shard."""
+        with self.isolated("taking values"):
+            self.carry_out(self.core.loaded(key))
+
+    def register(self, place: Place, call: AnyCall, now: float) -> None:
+        """Bring a new shard whose memory stands already; `callers` knows who waits for it."""
+        if self.aside is not None:
+            self.shelf.free(place.key)
+            self.callers.answer(Raise(call.call, AgentUnavailable.__name__, self.aside), None)
+            return
+        self.concern(place.key.replica)
+        with self.isolated("taking a new shard"):
+            self.carry_out(self.core.register(place, call, now))
+
+    def _hold(self, effect: Hold) -> None:
+        session = self.callers.session_of(effect)
+        if session is not None:
+            self._around.tell_holds(session, self.job, effect.key, effect.version, "")
+
+    def _accused(self, key: Key, version: int, root: str) -> None:
+        """A reader got wrong bytes of a shard under a lease that held: look at its memory, once for each version."""
+        core = self.core.shards.get(key)
+        if core is not None and self._looked_at.get(key) != version and _stands(core.held, version, root):
+            self._looked_at[key] = version
+            self._work.start(self._look_at(core, version, root), "looking at memory of which a reader got wrong bytes")
+
+    async def _look_at(self, core: ShardCore, version: int, root: str) -> None:
+        """Say which tensors were overwritten while they were published, in the log and to the worker."""
+        key = core.key
+        tensors = await self._memory.overwritten(key, core.held.digests)
+        if not tensors or not _stands(core.held, version, root):
+            return
+        named = ", ".join(tensors[:TENSORS_NAMED_MAX]) + (", …" if len(tensors) > TENSORS_NAMED_MAX else "")
+        trouble = (
+            f"{len(tensors)} of the tensors of version {version} were overwritten while it was published ({named}): no "
+            "reader can have it any more. Call unpublish() before tensors are written, or write within overwriting(); "
+            "then publish a new version"
+        )
+        _log.error("%s: %s", core.where, trouble)
+        if core.session is not None:
+            self._around.tell_holds(core.session, self.job, key, core.replica_version, trouble)
+
+    def worker_gone(self, worker: Worker) -> None:
+        """A worker's connection ended."""
+        with self.isolated("taking the end of a worker"):
+            if self.aside is None:
+                self.carry_out(self.core.worker_gone(worker.number, self._loop.time()))
+
+    async def end_aside(self) -> None:
+        """End what was set aside. A call ends once nothing is written any more, as any other."""
+        await self.stop()
+        why = self.aside or "the job was set aside"
+        for call in self.callers.under_way():
+            effect, place = Raise(call, AgentUnavailable.__name__, why), None
+            # What has failed may be what the line or the span is made of, and its worker is answered all the same.
+            with self.isolated("telling of a call of a job that is set aside"):
+                self._tell_end(msgspec.structs.replace(effect, report=self._report_of(call)))
+                place = self._tracing.effect(effect, self.core.shards)
+            self.callers.answer(effect, place)
+        self._tracing.close()
+
+    def _report_of(self, call: int) -> ReadReport | None:
+        """Return how far a read has come."""
+        key = self.callers.reading(call)
+        core = None if key is None else self.core.shards.get(key)
+        operation = None if core is None else core.operation
+        if not isinstance(operation, ReadOperation) or operation.call.call != call:
+            return None
+        return operation.report(self._loop.time())
+
+    async def stop(self) -> None:
+        """End: nothing is written any more when this returns."""
+        self._alarm.cancel()
+        self._lanes.forget()
+        await self._work.close()
+        await self.sources.stop()
+        await self.deltas.stop()
+        self._tracing.close()
+
+
+def _stands(held: Held, version: int, root: str) -> bool:
+    return held.memory is Memory.READY and (held.version, held.root) == (version, root)

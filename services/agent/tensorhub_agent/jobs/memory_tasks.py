@@ -1,0 +1,74 @@
+"""What an agent does with the memory of a job's shards because its core wants it: hashed, duplicated, looked at.
+
+Always true: each work ends in one piece of news, unless its shard is gone, be it before the work begins; none of it
+changes what readers may have.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.core.effects import Digest, Digested, Duplicated, Key, Probe, Probed, ShardNews
+from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.jobs.padding import blank
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.storage.shard_store import Shelf
+
+
+class MemoryWork:
+    """The work on what stands on one job's shelf."""
+
+    def __init__(
+        self, shelf: Shelf, pool: CopyPool, deltas: JobDeltas, news: Callable[[ShardNews], None], *, digests: bool
+    ) -> None:
+        """Prepare; without `digests` nothing is hashed, and who asks is told so."""
+        self._shelf, self._pool, self._deltas, self._news = shelf, pool, deltas, news
+        self._digests = digests
+
+    async def digest(self, effect: Digest) -> None:
+        """Hash a shard's pieces: what was written by its worker, or what was filled from other layouts."""
+        place = self._shelf.places.get(effect.key)
+        if place is None:
+            return
+        digests = b""
+        if self._digests:
+            segment = place.target if effect.filled else place.segment
+            if effect.filled:
+                await asyncio.to_thread(blank, segment.view, place.layout)
+            digests = await self._pool.digest(segment.view, Spans.of(place.table)).result()
+            if not effect.filled:
+                self._deltas.digested(effect.key, digests)
+        self._news(Digested(effect.key, effect.number, digests))
+
+    async def overwritten(self, key: Key, digests: bytes) -> tuple[str, ...]:
+        """Return the tensors of a shard whose bytes are not those with these digests any more."""
+        place = self._shelf.places.get(key)
+        if place is None:
+            return ()
+        found = await self._pool.digest(place.segment.view, Spans.of(place.table)).result()
+        size, table = PIECE_DIGEST_BYTES, place.table
+        cuts = ((number, slice(number * size, number * size + size)) for number in range(len(table)))
+        wrong = (number for number, cut in cuts if found[cut] != digests[cut])
+        return tuple(dict.fromkeys(table.layout.tensors[table.tensor[number]].name for number in wrong))
+
+    def probe(self, effect: Probe) -> None:
+        """See whether anybody maps a shard's memory."""
+        place = self._shelf.places.get(effect.key)
+        if place is not None:
+            segment = place.spare if effect.spare and place.spare is not None else place.segment
+            try:
+                lent = segment.is_lent()
+            except OSError:
+                # Without a descriptor nobody knows; it is asked again soon.
+                lent = True
+            self._news(Probed(effect.key, effect.spare, lent))
+
+    async def duplicate(self, key: Key) -> None:
+        """Copy what a shard holds into its other segment."""
+        place = self._shelf.places.get(key)
+        if place is None:
+            return
+        assert place.spare is not None
+        job = self._pool.copy_and_digest(place.spare.view, place.segment.view, Spans.of(place.table), digests=False)
+        await job.result()
+        self._news(Duplicated(key))

@@ -1,0 +1,235 @@
+"""The unix socket on which an agent serves the workers of its host.
+
+One connection is one process's hub object. It is taken from processes of the agent's own user only, must begin with
+`Attach`, and ends when its process ends, however that comes about: the kernel closes the socket, and a pidfd tells of
+a death that a forked child's copy of the socket hides.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from tensorhub_agent.runtime.rejections import REFUSED, Kind
+from tensorhub_common.errors import AgentUnavailable, BadCommand, TensorHubError
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.handshake import Speaks, agreed, speaks
+from tensorhub_common.protocol.worker import FRAME_BYTES_MAX, Attach, Frame, FromWorker, Refused
+from tensorhub_common.runtime.framed_socket import Framed, FrameTooLarge, PeerGone, peer_of
+from tensorhub_common.runtime.release import release
+from tensorhub_common.runtime.supervision import Supervisor
+
+ATTACH_S_MAX: Final = 5.0
+"""A connection that has not said `Attach` within this is closed."""
+
+CONNECTIONS_MAX: Final = 1024
+SEND_S_MAX: Final = 10.0
+"""A worker that takes no frame for this long is cut off; it attaches again when it goes on."""
+
+TELLS_WAITING_MAX: Final = 4096
+"""A worker that has so many frames waiting for it is cut off: it asks and doesn't read the answers."""
+
+ACCEPT_AGAIN_S: Final = 0.5
+BACKLOG: Final = 128
+SOCKET_PATH_BYTES_MAX: Final = 107
+
+_log: Final = logging.getLogger(__name__)
+_frames: Final = msgspec.msgpack.Decoder(FromWorker)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Worker:
+    """One attached connection."""
+
+    def __init__(self, number: int, pid: int, framed: Framed, job: str, work: Supervisor) -> None:
+        """Take over an attached connection."""
+        self.number, self.pid, self.job = number, pid, job
+        self._framed, self._work = framed, work
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def tell(self, frame: Frame, fd: int | None = None) -> None:
+        """Send a frame, in order; `fd` is closed when it has been sent. A worker that is gone is told nothing."""
+        if len(self._sending) >= TELLS_WAITING_MAX:
+            # It says more than it hears.
+            self._framed.close()
+        task = self._work.start(self._tell(_encode(frame), fd), "telling a worker", lambda _: self.close())
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _tell(self, body: bytes, fd: int | None) -> None:
+        try:
+            async with asyncio.timeout(SEND_S_MAX):
+                await self._framed.send(body, fd)
+        except (PeerGone, TimeoutError):
+            self._framed.close()
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    async def frames(self, handle: Callable[[FromWorker], Awaitable[None]]) -> None:
+        """Hand on each frame until the connection ends. Raises `FrameTooLarge` or `BadCommand` for what is no frame."""
+        while True:
+            body = await self._framed.receive()
+            try:
+                frame = _frames.decode(body)
+            except MALFORMED as why:
+                raise BadCommand(f"a frame could not be read: {why}") from None
+            await handle(frame)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._framed.close()
+
+    async def end(self) -> None:
+        """End the connection when everything that it was told has been sent, which is bounded."""
+        if self._sending:
+            await asyncio.wait(set(self._sending))
+        self.close()
+
+
+class Desk(Protocol):
+    """Who serves the workers' frames."""
+
+    async def attach(self, worker: Worker, attach: Attach) -> None:
+        """Begin to serve; answers with `Attached`. Raises the error that the worker should see."""
+
+    async def frame(self, worker: Worker, frame: FromWorker) -> None:
+        """Take one frame."""
+
+    def gone(self, worker: Worker) -> None:
+        """Take note that the worker's connection has ended."""
+
+
+class WorkerServer:
+    """The listening socket and its connections."""
+
+    def __init__(self, path: Path, desk: Desk) -> None:
+        """Prepare; `start` listens."""
+        self._path, self._desk = path, desk
+        self._numbers = 0
+        self._socket: socket.socket | None = None
+        self._work = Supervisor("workers' connections")
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Listen at the path, with mode 0600. A socket that an earlier process left there is replaced."""
+        if len(os.fsencode(self._path)) > SOCKET_PATH_BYTES_MAX:
+            raise AgentUnavailable(
+                f"the socket path {self._path} is longer than {SOCKET_PATH_BYTES_MAX} bytes, which is what a unix "
+                "socket takes: set TENSORHUB_SOCKET to a shorter one"
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)  # noqa: FBT003 (the library's own form)
+        temporary = self._path.with_name(f".{self._path.name[:60]}.{os.getpid() % 100000}")
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        # Bound under another name and renamed: nobody meets a socket that doesn't listen yet, or that others may use.
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(temporary))
+        finally:
+            os.umask(before)
+        sock.listen(BACKLOG)
+        temporary.rename(self._path)
+        self._socket = sock
+        self._work.start(self._accept(sock), "letting workers in")
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._serving)
+
+    async def stop(self) -> None:
+        """End the connections and remove the socket."""
+        await self._work.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._path.unlink(missing_ok=True)
+
+    async def _accept(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(sock)
+            except OSError as why:
+                # Without a free descriptor there is nothing to accept; workers wait in the queue meanwhile.
+                _log.warning("no worker can be let in: %s", why)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            try:
+                pid, uid = peer_of(connection)
+            except OSError as why:
+                _log.debug("a connection ended before it could be served: %s", why)
+                connection.close()
+                continue
+            if uid != os.geteuid() or len(self._serving) >= CONNECTIONS_MAX:
+                kind = Kind.CROWD if uid == os.geteuid() else Kind.USER
+                REFUSED.note(kind, f"a worker (process {pid} of user {uid}) while {len(self._serving)} are served")
+                connection.close()
+                continue
+            self._numbers += 1
+            framed = Framed(connection, FRAME_BYTES_MAX)
+            # A fault of one connection ends that one; its worker attaches again.
+            task = self._work.start(self._serve(self._numbers, pid, framed), "serving a worker", lambda _: None)
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, number: int, pid: int, framed: Framed) -> None:
+        death = _watch_death(pid, framed)
+        worker = None
+        try:
+            async with asyncio.timeout(ATTACH_S_MAX):
+                attach = _read_attach(await framed.receive())
+            worker = Worker(number, pid, framed, attach.job, self._work)
+            await self._desk.attach(worker, attach)
+            await worker.frames(lambda frame: self._frame(worker, frame))
+        except PeerGone:
+            pass
+        except TimeoutError:
+            _log.warning("process %d connected and said nothing for %g s", pid, ATTACH_S_MAX)
+        except TensorHubError as why:
+            with contextlib.suppress(PeerGone, TimeoutError):
+                async with asyncio.timeout(SEND_S_MAX):
+                    await framed.send(_encode(Refused(error=why.code, message=str(why))))
+            if isinstance(why, BadCommand | FrameTooLarge):
+                REFUSED.note(Kind.FRAME, f"what process {pid} said, so its connection ends: {why}")
+            else:
+                _log.debug("the connection of process %d ends: %s", pid, why)
+        finally:
+            framed.close()
+            if death is not None:
+                asyncio.get_running_loop().remove_reader(death)
+                os.close(death)
+            if worker is not None:
+                self._desk.gone(worker)
+
+    async def _frame(self, worker: Worker | None, frame: FromWorker) -> None:
+        assert worker is not None
+        await self._desk.frame(worker, frame)
+
+
+def _read_attach(body: bytes) -> Attach:
+    try:
+        attach = msgspec.msgpack.decode(body, type=Attach)
+    except MALFORMED as why:
+        raise BadCommand(f"the first frame must be 'attach': {why}") from None
+    agreed(speaks("this agent", release()), Speaks("the worker", attach.protocol, attach.newest, attach.release))
+    return attach
+
+
+def _watch_death(pid: int, framed: Framed) -> int | None:
+    """Close the connection when the process dies, even if a child of it keeps the socket open."""
+    try:
+        death = os.pidfd_open(pid)
+    except OSError:
+        # Gone already, or in another pid namespace: then the end of the connection alone tells.
+        return None
+    asyncio.get_running_loop().add_reader(death, framed.close)
+    return death

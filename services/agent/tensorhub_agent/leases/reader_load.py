@@ -1,0 +1,49 @@
+"""What an agent says with each beat of the shards that read from it. Pure.
+
+A shard with several leases (on several shards of one agent, or in several streams) is one reader. It is named with the
+place in the log where its round was decided, so that planners can tell when the log has said that this is over.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+
+from tensorhub_common.protocol.names import is_name
+from tensorhub_common.protocol.plans import LeaseAsk, Transport
+from tensorhub_common.protocol.queries import SERVED_MAX, Served, Serving
+
+
+def served(ask: LeaseAsk) -> Served:
+    """Return what is said of whoever has got the lease that it asked for.
+
+    One without a turn was decided nowhere; nor was one whose name can't be, and may be too long for a beat.
+    """
+    reader = ask.reader
+    decided = ask.turn.decided if ask.turn is not None and is_name(reader.replica) else 0
+    return Served(ask.job, ask.model, reader.replica, reader.shard, decided, max(ask.nbytes, 0))
+
+
+def summed(readers: Iterable[tuple[Transport, Served]]) -> tuple[Serving, ...]:
+    """Say what the leases of all jobs come to. Of whom it is not known where they were decided, they are only counted.
+
+    An agent of an earlier release says no turn for some of its reads, and nobody could tell when these are over.
+    """
+    found: dict[tuple[Transport, str, str, str, int], Served] = {}
+    for transport, each in readers:
+        who = (transport, each.job, each.model, each.replica, each.shard)
+        before = found.get(who)
+        if before is not None:
+            decided, nbytes = max(before.decided, each.decided), before.nbytes + each.nbytes
+            found[who] = msgspec.structs.replace(each, decided=decided, nbytes=nbytes)
+        else:
+            found[who] = each
+    count, nbytes_of = Counter[Transport](), Counter[Transport]()
+    named: dict[Transport, list[Served]] = {}
+    for (transport, *_), each in found.items():
+        count[transport] += 1
+        nbytes_of[transport] += each.nbytes
+        names = named.setdefault(transport, [])
+        if each.decided and len(names) < SERVED_MAX:
+            names.append(each)
+    return tuple(Serving(each, count[each], nbytes_of[each], tuple(named[each])) for each in count)

@@ -1,0 +1,426 @@
+"""Leases: which readers may read which shard of this agent. Pure.
+
+A lease keeps a shard's memory as it is while somebody reads it: `unpublish` waits for the open ones or breaks them. A
+ticket opens a transport once. A lease holds only while it is open here, so a reader that asks after its last byte
+learns whether the memory was what it asked for all the time.
+
+A shard that is being filled grants leases too, on the version that it will hold (`coming`), to readers of later turns.
+It says which pieces stand there, verified; these may be asked for, and no others. When it has them all the leases go
+on as those of a ready shard. Given up, or decided anew, they are broken before the memory is used again.
+
+A reader of any turn may have a lease that counts on promises: of the pieces that don't stand there yet it waits only
+for those that are promised. What is promised is what the shard itself waits for nobody to get.
+
+A shard that is filled by a transfer program tells of its pieces to readers of whatever layout and program; one that
+goes by the same program is told of units. Only such a one may count on promises: the units of another program are other
+bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.core.effects import Key
+from tensorhub_agent.leases.delta_store import Offer
+from tensorhub_agent.leases.granting import bars_another, bars_reading, bars_waiting, is_asked_for
+from tensorhub_agent.leases.lease import LEASE_MOVES, Lease, LeaseMove, LeaseState, Offered
+from tensorhub_agent.leases.reader_load import served
+from tensorhub_agent.primitives.deadlines import Deadlines
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.program_units import Completion
+from tensorhub_agent.primitives.ranges import mark, split, unmark
+from tensorhub_common.protocol.plans import (
+    DIGESTS_PAGE_PIECES,
+    LeaseAsk,
+    LeaseGrant,
+    LeaseRefusal,
+    Range,
+    Transport,
+    Turn,
+)
+from tensorhub_common.protocol.queries import Served
+
+TICKET_S: Final = 5.0
+"""A ticket that was not shown within this is void, and its lease over."""
+
+HOLD_S_MAX: Final = 30.0
+"""Or within this, where its reader has many sources, and asks again before. A reader that is killed meanwhile keeps
+`unpublish` waiting for as long."""
+
+SILENCE_S_MAX: Final = 10.0
+"""A reader that renewed nothing for this long has lost its lease. It renews each second on the data path."""
+
+
+class Promised(msgspec.Struct, frozen=True):
+    """What a shard promises from now on, and no more, and the leases whose readers are to hear of it."""
+
+    leases: tuple[str, ...]
+    fresh: tuple[Range, ...]
+    broken: tuple[Range, ...]
+
+
+class LeaseTable:
+    """All leases of one agent in one job. Lease names and tickets come from outside, and must be unguessable."""
+
+    def __init__(self) -> None:
+        """Begin with nothing offered."""
+        self.offers: dict[Key, Offered] = {}
+        self.coming: dict[Key, Offered] = {}
+        """Shards that are being filled."""
+        self._leases: dict[str, Lease] = {}
+        self._tickets: dict[str, Lease] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        """Of each lease under way, its deadline or an earlier one: renewing one costs nothing here."""
+
+    def names(self) -> list[str]:
+        """Return the leases that are under way, by name."""
+        return list(self._leases)
+
+    def offer(self, key: Key, version: int | None, root: str, digests: bytes) -> None:
+        """Grant leases on the shard from now on. Readers that are in it already, or in its filling, stay in it."""
+        coming = self.coming.pop(key, None)
+        count = len(coming.has) if coming is not None and coming.has is not None else 0
+        offered = Offered(version, root, digests, count=count or len(digests) // PIECE_DIGEST_BYTES)
+        for known in (self.offers.get(key), coming):
+            for lease in known.leases.values() if known is not None else ():
+                lease.offered = offered
+                offered.leases[lease.name] = lease
+        self.offers[key] = offered
+
+    def stop(self, key: Key) -> None:
+        """Grant no new lease on the shard."""
+        offered = self.offers.get(key)
+        if offered is not None:
+            offered.granting = False
+
+    def expect(
+        self, key: Key, version: int, root: str | None, turn: Turn, pieces: int, *, units: Completion | None = None
+    ) -> None:
+        """The shard will be filled with a version: readers of later turns may have leases, once there are digests.
+
+        With `units`, of a program, there will be none before the end, and who reads by a program may have them at once.
+        """
+        assert key not in self.coming
+        numbers = pieces if units is None else units.units
+        has_units = bytearray(0 if units is None else numbers)
+        coming = Offered(version, root, b"", turn=turn, has=bytearray(pieces), units=units, has_units=has_units)
+        coming.promised = bytearray(numbers)
+        self.coming[key] = coming
+
+    def vouch(self, key: Key, digests: bytes) -> None:
+        """Grant leases on a shard that is being filled: the log vouches for these digests."""
+        coming = self.coming.get(key)
+        if coming is not None:
+            coming.digests = digests
+
+    def prove(self, key: Key, pieces: Sequence[Range]) -> list[str]:
+        """These pieces stand in a shard that is being filled, verified; returns the open leases, whose readers wait."""
+        coming = self.coming.get(key)
+        if coming is None or coming.has is None:
+            return []
+        mark(coming.has, pieces)
+        return [each.name for each in coming.leases.values() if each.units is None and each.state is LeaseState.OPEN]
+
+    def prove_units(self, key: Key, units: Sequence[Range]) -> list[str]:
+        """These units stand in a shard that is filled by a program; returns the open leases of who is told of units."""
+        coming = self.coming.get(key)
+        if coming is None:
+            return []
+        mark(coming.has_units, units)
+        return [
+            each.name for each in coming.leases.values() if each.units is not None and each.state is LeaseState.OPEN
+        ]
+
+    def counts_on_promises(self, key: Key) -> bool:
+        """Tell whether anybody waits for what the shard promises."""
+        coming = self.coming.get(key)
+        return coming is not None and coming.is_counted_on
+
+    def promise(self, key: Key, firm: Sequence[Range], waits: Sequence[Range]) -> Promised | None:
+        """The shard has `firm` pieces under way, and waits for others to get those in `waits`; the rest stays as it is.
+
+        Returns what is news to whom; None: nothing is.
+        """
+        coming = self.coming.get(key)
+        if coming is None:
+            return None
+        fresh = split(coming.promised, firm)[1]
+        broken = split(coming.promised, waits)[0]
+        mark(coming.promised, fresh)
+        unmark(coming.promised, broken)
+        if not fresh and not broken:
+            return None
+        return Promised(_counting(coming), tuple(fresh), tuple(broken))
+
+    def cede(self, key: Key, pieces: Sequence[Range]) -> tuple[str, ...]:
+        """The shard does not bring these over itself: it promises them no more. Returns who is to hear whose they are.
+
+        That is everybody who counts on it, whether these were promised by then or not.
+        """
+        coming = self.coming.get(key)
+        if coming is None:
+            return ()
+        unmark(coming.promised, pieces)
+        return _counting(coming)
+
+    def abandon(self, key: Key) -> list[str]:
+        """The shard will not hold the version: break its leases; returns their names."""
+        coming = self.coming.get(key)
+        names = self._break(coming)
+        self.coming.pop(key, None)
+        return names
+
+    def awaiting(self, key: Key) -> int:
+        """Return how many leases there are on what a shard is being filled with."""
+        coming = self.coming.get(key)
+        return len(coming.leases) if coming is not None else 0
+
+    def reading(self, key: Key) -> int:
+        """Return how many leases on the shard are under way."""
+        offered = self.offers.get(key)
+        return len(offered.leases) if offered is not None else 0
+
+    def forget(self, key: Key) -> list[str]:
+        """End the offer; returns the leases that were broken by it."""
+        broken = self.break_all(key)
+        self.offers.pop(key, None)
+        return broken
+
+    def break_all(self, key: Key) -> list[str]:
+        """Break every lease on the shard; returns their names."""
+        return self._break(self.offers.get(key))
+
+    def _break(self, offered: Offered | None) -> list[str]:
+        names = list(offered.leases) if offered is not None else []
+        for name in names:
+            self._end(self._leases[name], LeaseMove.BROKEN)
+        return names
+
+    def grant(
+        self, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Grant a lease if exactly what is asked for stands here and stays, or comes.
+
+        None: it will be known soon, so the question may wait.
+        """
+        if ask.again:
+            return self._hold(ask, endpoint, now)
+        key = Key(ask.model, ask.source.replica, ask.source.shard)
+        coming = self.coming.get(key)
+        if coming is not None and is_asked_for(coming, ask):
+            return self._grant_coming(coming, ask, name, ticket, endpoint, now)
+        offered = self.offers.get(key)
+        if offered is None or not offered.granting:
+            return LeaseRefusal(reason="the shard is not published here, or it is draining")
+        why = bars_reading(offered, ask)
+        if why is not None:
+            return LeaseRefusal(reason=why)
+        return self._granted(offered, key, ask, name, ticket, endpoint, now)
+
+    def _hold(self, ask: LeaseAsk, endpoint: str, now: float) -> LeaseGrant | LeaseRefusal:
+        """Hold a lease for longer whose ticket was not shown yet."""
+        lease = self._leases.get(ask.again)
+        if lease is None or not self.is_of(ask.again, ask.reader.agent):
+            return LeaseRefusal(reason="its lease is over")
+        hold_s = min(ask.hold_s, HOLD_S_MAX)
+        lease.deadline = max(lease.deadline, now + hold_s)
+        answer = _grant_of(lease, endpoint, hold_s)
+        program = lease.units.program if lease.units is not None else None
+        return msgspec.structs.replace(answer, program=program, promises=lease.is_promised)
+
+    def _grant_coming(
+        self, coming: Offered, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal | None:
+        """Grant a lease on what is being filled, to whom it can't be waiting for itself."""
+        program = None if coming.units is None else coming.units.program
+        why = bars_waiting(coming, ask, program)
+        if why is not None:
+            return LeaseRefusal(reason=why)
+        if not coming.digests and coming.units is None:
+            return None
+        key = Key(ask.model, ask.source.replica, ask.source.shard)
+        answer = self._granted(coming, key, ask, name, ticket, endpoint, now)
+        if isinstance(answer, LeaseRefusal):
+            return answer
+        if program is not None and ask.program == program:
+            self._leases[name].units = coming.units
+            answer = msgspec.structs.replace(answer, program=program)
+        if not ask.promises:
+            return answer
+        coming.is_counted_on = self._leases[name].is_promised = True
+        return msgspec.structs.replace(answer, promises=True)
+
+    def _granted(
+        self, offered: Offered, key: Key, ask: LeaseAsk, name: str, ticket: str, endpoint: str, now: float
+    ) -> LeaseGrant | LeaseRefusal:
+        why = bars_another(offered, ask.reader.agent)
+        if why is not None:
+            return LeaseRefusal(reason=why)
+        filling = offered.has is not None
+        reader = f"{ask.reader.agent}/{ask.reader.replica}/{ask.reader.shard}"
+        ticket_s = max(TICKET_S, min(ask.hold_s, HOLD_S_MAX))
+        lease = Lease(name, key, reader, ticket, now + ticket_s, offered, served(ask), is_told=filling)
+        lease.is_mapped, lease.transport = ask.mapped, ask.transport
+        offered.leases[name] = self._leases[name] = self._tickets[ticket] = lease
+        self._deadlines.note(name, lease.deadline)
+        return _grant_of(lease, endpoint, ticket_s)
+
+    def page(self, name: str, first: int) -> bytes:
+        """Return a page of digests for a lease that is under way, else nothing."""
+        lease = self._leases.get(name)
+        if lease is None or first < 0:
+            return b""
+        digests = lease.offered.digests
+        return digests[first * PIECE_DIGEST_BYTES : (first + DIGESTS_PAGE_PIECES) * PIECE_DIGEST_BYTES]
+
+    def patch(self, name: str, patches: Offer, base: str | None) -> bytes:
+        """Let a lease's reader have patches instead of pieces; returns the first page of their sizes.
+
+        With `base` more of them are being made from there, and will be offered again.
+        """
+        lease = self._leases.get(name)
+        if lease is not None:
+            lease.base = base
+            if lease.patches is None:
+                lease.patches = patches
+            else:
+                lease.patches.grow(patches)
+        return self.patch_sizes(name, 0)
+
+    def awaiting_patches(self, name: str) -> Lease | None:
+        """Return a lease for whose reader patches are being made."""
+        lease = self._leases.get(name)
+        return lease if lease is not None and lease.base is not None else None
+
+    def patch_sizes(self, name: str, first: int) -> bytes:
+        """Return a page of the sizes of a lease's patches, if it has any."""
+        lease = self._leases.get(name)
+        if lease is None or lease.patches is None or first < 0:
+            return b""
+        return lease.patches.page(first, DIGESTS_PAGE_PIECES)
+
+    def is_for(self, ticket: str, agent: str) -> bool:
+        """Tell whether a ticket was given to this agent; one that is unknown was given to nobody."""
+        lease = self._tickets.get(ticket)
+        return lease is not None and lease.reader.partition("/")[0] == agent
+
+    def is_of(self, name: str, agent: str) -> bool:
+        """Tell whether a lease whose ticket was not shown yet is this agent's."""
+        lease = self._leases.get(name)
+        return lease is not None and lease.state is LeaseState.GRANTED and self.is_for(lease.ticket, agent)
+
+    def redeem(self, ticket: str, now: float) -> Lease | None:
+        """Take a ticket, once. Returns the lease that is open now, or None for a void ticket."""
+        lease = self._tickets.get(ticket)
+        if lease is None or now >= lease.deadline:
+            # A late one ends, with its lease, when `expire` comes to it.
+            return None
+        del self._tickets[ticket]
+        lease.state = LEASE_MOVES[lease.state, LeaseMove.REDEEMED]
+        lease.deadline = now + SILENCE_S_MAX
+        self._deadlines.note(lease.name, lease.deadline)
+        return lease
+
+    def states(self) -> list[str]:
+        """Return the state of each lease under way. It may be called from another thread."""
+        return [str(lease.state) for lease in list(self._leases.values())]
+
+    def readers(self) -> list[tuple[Transport, Served]]:
+        """Return the transport and reader of each lease that costs this agent. It may be called from another thread."""
+        return [(lease.transport, lease.served) for lease in list(self._leases.values()) if not lease.is_mapped]
+
+    def renew(self, name: str, now: float) -> bool:
+        """Note that the reader is alive; False when the lease is over."""
+        lease = self._leases.get(name)
+        if lease is None:
+            return False
+        lease.deadline = now + SILENCE_S_MAX
+        return True
+
+    def waits(self, name: str) -> bool:
+        """Tell whether a lease's reader may wait for pieces, and so wants to hear that this agent is alive."""
+        lease = self._leases.get(name)
+        return lease is not None and lease.offered.has is not None
+
+    def lacks(self, name: str, first: int, stop: int) -> bool:
+        """Tell whether a lease may not ask for all of these pieces: some don't stand there yet, or it is over."""
+        lease = self._leases.get(name)
+        if lease is None:
+            return True
+        has = lease.offered.has
+        return has is not None and has.find(0, first, stop) != -1
+
+    def lacks_units(self, name: str, origin: int, nbytes: int) -> bool:
+        """Tell the same of bytes, for a lease whose reader is told of units."""
+        lease = self._leases.get(name)
+        if lease is None or lease.units is None:
+            return True
+        return lease.offered.has is not None and lease.units.spans.lacks(lease.offered.has_units, origin, nbytes)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether the memory has been kept for this lease up to now."""
+        lease = self._leases.get(name)
+        return lease is not None and lease.state is LeaseState.OPEN
+
+    def finish(self, name: str, how: LeaseMove) -> Key | None:
+        """End a lease that is done or whose reader went. Returns the shard if this was a lease under way."""
+        lease = self._leases.get(name)
+        if lease is None:
+            return None
+        self._end(lease, how if lease.state is LeaseState.OPEN else LeaseMove.EXPIRED)
+        return lease.key
+
+    def expire(self, now: float) -> list[Lease]:
+        """End the leases whose time is over; returns them."""
+        late = []
+        for name in self._deadlines.due(now):
+            lease = self._leases[name]
+            if now >= lease.deadline:
+                self._end(lease, LeaseMove.EXPIRED)
+                late.append(lease)
+            else:
+                self._deadlines.note(name, lease.deadline)
+        return late
+
+    def deadline(self) -> float | None:
+        """Say when `expire` is wanted; leases that were renewed since it was called may leave it nothing to do."""
+        return self._deadlines.earliest()
+
+    def check(self) -> None:
+        """Raise AssertionError when the indexes disagree."""
+        for name, lease in self._leases.items():
+            assert lease.state in (LeaseState.GRANTED, LeaseState.OPEN), f"lease {name} is kept though {lease.state}"
+            assert lease.offered in (self.offers.get(lease.key), self.coming.get(lease.key))
+            assert lease.offered.leases[name] is lease
+            assert (lease.ticket in self._tickets) == (lease.state is LeaseState.GRANTED)
+            due = self._deadlines.of(name)
+            assert due is not None, f"lease {name} never ends"
+            assert due <= lease.deadline, f"lease {name} would outlive its deadline"
+
+    def _end(self, lease: Lease, how: LeaseMove) -> None:
+        lease.state = LEASE_MOVES[lease.state, how]
+        self._tickets.pop(lease.ticket, None)
+        self._deadlines.forget(lease.name)
+        del self._leases[lease.name]
+        del lease.offered.leases[lease.name]
+
+
+def _grant_of(lease: Lease, endpoint: str, ticket_s: float) -> LeaseGrant:
+    digests = lease.offered.digests
+    return LeaseGrant(
+        lease=lease.name,
+        ticket=lease.ticket,
+        ticket_s=ticket_s,
+        endpoint=endpoint,
+        pieces=len(digests) // PIECE_DIGEST_BYTES,
+        digests=digests[: DIGESTS_PAGE_PIECES * PIECE_DIGEST_BYTES],
+        filling=lease.offered.has is not None,
+        mapped=lease.is_mapped,
+    )
+
+
+def _counting(coming: Offered) -> tuple[str, ...]:
+    """Return the open leases that count on what a shard promises."""
+    leases = coming.leases.values()
+    return tuple(each.name for each in leases if each.is_promised and each.state is LeaseState.OPEN)

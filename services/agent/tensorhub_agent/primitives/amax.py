@@ -1,0 +1,32 @@
+"""What the cores want of the memory in which a read's partials are folded; `amax_table` is that of production. Pure."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tensorhub_common.programs.regions import Regions
+from tensorhub_common.protocol.plans import Range
+
+
+class Table(Protocol):
+    """The largest magnitudes of a read's blocks, in its driver's memory: see `amax_table`."""
+
+    partials: int
+    """So many units, the first ones, are brought here, and not into the destination."""
+
+    def room(self, layout: str, partials: Sequence[Range]) -> tuple[memoryview, Regions]:
+        """Return memory of its own for a batch of partials, and how they are brought into it."""
+
+    def came(self, source: int, partials: Sequence[Range], memory: memoryview) -> None:
+        """Take a batch that has come whole."""
+
+    def fold(self, source: int, partials: Sequence[Range]) -> None:
+        """Count what a source has said of these."""
+
+    def forget(self, source: int) -> None:
+        """Drop what a source has said that was not folded."""
+
+    def write_scales(self, scales: Sequence[Range], destination: memoryview) -> None:
+        """Compute scales of folds that are known."""
+
+    def amax(self, layout: str, units: Sequence[Range]) -> Sequence[bytes]:
+        """Return by what a source of this layout computes each of these units."""

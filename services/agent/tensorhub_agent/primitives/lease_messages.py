@@ -1,0 +1,135 @@
+"""What reader and source say to each other about an open lease, on any transport.
+
+    reader                                 source
+      Hello(protocol, ticket, reader)  →
+                                       ←   Welcome, or No, and the end
+      Renew, each RENEW_S              →
+      Confirm(number)                  →
+                                       ←   Holds(number, holds)
+                                       ←   Have(pieces), where the source is half-filled: at first, with each
+                                           piece that stands there, and as the answer to Renew
+                                       ←   Promise(pieces), Retract(pieces), Cede(pieces, heir), to a reader that
+                                           counts on promises
+                                       ←   Broken, and the end (at any time)
+      Done, and the end                →
+
+How frames travel, and how the bytes come, is the transport's: `local_frames.py`, `ucxx_frames.py`. Anything else ends
+the connection, with one line in the log of whoever saw it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.protocol.plans import Range, SourceId
+
+REASON_CHARS_MAX: Final = 500
+
+RENEW_S: Final = 1.0
+"""A reader says so often that it is alive."""
+
+HAVE_RANGES_MAX: Final = 256
+"""A frame tells of so many ranges of pieces at most."""
+
+CONFIRM_S: Final = 30.0
+"""A source that doesn't say within this whether the lease holds is lost. The answer comes behind the bytes that are
+under way: over a thin line, or from a busy machine, that takes seconds."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="t"):
+    """The part common to all frames."""
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    """The reader shows its ticket."""
+
+    protocol: int
+    """The oldest protocol that the reader speaks (`handshake.py`)."""
+    ticket: str
+    reader: str
+    newest: int = 0
+    """The newest; 0: that one alone."""
+
+
+class Welcome(Frame, frozen=True, tag="welcome"):
+    """The lease is open on this segment. Locally a read-only descriptor of it comes with this frame."""
+
+    segment: str
+    nbytes: int
+    origin: int = 0
+    """Where in the descriptor's file the segment begins."""
+
+
+class No(Frame, frozen=True, tag="no"):
+    """The source does not let the reader in."""
+
+    reason: str
+
+
+class Renew(Frame, frozen=True, tag="renew"):
+    """The reader is alive."""
+
+
+class Confirm(Frame, frozen=True, tag="confirm"):
+    """Does the lease still hold?"""
+
+    number: int
+
+
+class Holds(Frame, frozen=True, tag="holds"):
+    """The answer to the `Confirm` of that number."""
+
+    number: int
+    holds: bool
+
+
+class Have(Frame, frozen=True, tag="have"):
+    """These pieces stand in the source, verified, beside those it has told of; with none of them: it lives."""
+
+    pieces: tuple[Range, ...] = ()
+
+
+class Promise(Frame, frozen=True, tag="promise"):
+    """The source has these pieces under way, and waits for nobody to get them: its reader may wait for them."""
+
+    pieces: tuple[Range, ...]
+
+
+class Retract(Frame, frozen=True, tag="retract"):
+    """The source waits for somebody else to get these pieces: its reader must not wait for them any more."""
+
+    pieces: tuple[Range, ...]
+
+
+class Cede(Frame, frozen=True, tag="cede"):
+    """These pieces of the source's part are brought over to the site by that mate of its group from now on."""
+
+    pieces: tuple[Range, ...]
+    heir: SourceId
+
+
+Stock = Have | Promise | Retract | Cede
+"""What a half-filled source tells of its pieces."""
+
+
+def frames_of(news: Stock) -> Sequence[Stock]:
+    """Return the frames that tell of this, one at least, each short enough."""
+    starts = range(0, max(len(news.pieces), 1), HAVE_RANGES_MAX)
+    return [msgspec.structs.replace(news, pieces=news.pieces[start : start + HAVE_RANGES_MAX]) for start in starts]
+
+
+class Done(Frame, frozen=True, tag="done"):
+    """The reader has all that it wants. `nbytes`: how much it took, where the source can't see that itself."""
+
+    nbytes: int = 0
+
+
+class Broken(Frame, frozen=True, tag="broken"):
+    """The source has ended the lease; its memory may change from now on."""
+
+    reason: str
+
+
+FromReader = Hello | Renew | Confirm | Done
+FromSource = Welcome | No | Holds | Have | Promise | Retract | Cede | Broken

@@ -1,0 +1,396 @@
+"""The sources of this agent's reads: leases asked for by NATS, bytes brought by a transport.
+
+Carries out what `transfer.py` decides.
+
+Invariants:
+- `SourceClosed` is told only after the transport's own close has returned, when nothing can be written into the
+  destination any more.
+- An error that escapes from reading a source is a loss of that source, which its read is told at once. One that escapes
+  from closing a source, or from the core that is told, is a fault of the agent: what may still be written is not known.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.control.lease_client import HOLD_S, HeldLease, Leasing
+from tensorhub_agent.control.program_cache import Programs
+from tensorhub_agent.core.effects import (
+    Accuse,
+    Available,
+    Base,
+    BatchDone,
+    CloseSource,
+    Confirm,
+    Confirmed,
+    EnterSource,
+    Key,
+    OpenSource,
+    Post,
+    Progressed,
+    SourceClosed,
+    SourceHeld,
+    SourceLost,
+    SourceOpened,
+)
+from tensorhub_agent.deltas.job_deltas import JobDeltas
+from tensorhub_agent.primitives.lease_messages import Have, Stock
+from tensorhub_agent.primitives.program_units import Availability
+from tensorhub_agent.rates.encoding_choice import Line, awaits_patches
+from tensorhub_agent.sources.batch_reader import BatchReader, Where
+from tensorhub_agent.storage.mapped_descriptors import Borrowed
+from tensorhub_agent.storage.segments import Segment
+from tensorhub_agent.transports.base import EncodingSession, SourceSession, TransportLost, TransportSilent
+from tensorhub_agent.transports.local.session import LentSession
+from tensorhub_agent.transports.registry import Transports
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.errors import NoAnswer
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.layout.layout import PieceTable
+from tensorhub_common.observability.trace_context import TraceContext, headers_of
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.regions import Regions
+from tensorhub_common.protocol.plans import LeaseGrant, SourceId
+from tensorhub_common.runtime.supervision import Fault, OnFault, Supervisor
+
+NOTHING: Final = (b"", b"")
+
+REASON_CHARS_MAX: Final = 500
+"""So much of an error is told to the caller of a read."""
+
+News = Callable[
+    [SourceHeld | SourceOpened | Available | Progressed | BatchDone | Confirmed | SourceLost | SourceClosed], None
+]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Source:
+    """One open source: a lease and its transport session."""
+
+    def __init__(self, task: "asyncio.Task[None]", effect: OpenSource, by: SourceId) -> None:
+        """Begin with the task that opens it, for the reader `by`."""
+        self.effect, self.by = effect, by
+        self.opening, self.transport = task, effect.share.transport
+        self.program, self.layout, self.table = effect.program, effect.share.layout or "", effect.table
+        self.availability: Availability | None = None
+        """Of a half-filled source of a read by a program."""
+        self.session: SourceSession | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closing = False
+        self.reader: BatchReader | None = None
+        """What reads from it, if pieces may come in fewer bytes; patches from `base` to the version with this root."""
+        self.base: Base | None = None
+        self.root = ""
+        self.entered = asyncio.Event()
+        """Its transport is wanted; until then its lease is held."""
+        self.held: HeldLease | None = None
+        self.told: list[Stock] = []
+        """What a half-filled source has told of before its opening was."""
+
+
+class Sources:
+    """All sources that one job's reads on this agent have open, by (shard, number)."""
+
+    def __init__(
+        self,
+        job: str,
+        bus: Bus,
+        transports: Transports,
+        programs: Programs,
+        tell: News,
+        *,
+        deltas: JobDeltas,
+        encodings: bool = True,
+        on_fault: OnFault | None = None,
+    ) -> None:
+        """Report what comes of everything to `tell`; keep in `deltas` what was applied.
+
+        Without `encodings` every piece comes as it is. `on_fault` ends the agent.
+        """
+        self._work = Supervisor(f"the reads of job {job!r}", on_fault)
+        self._encodings = encodings
+        self._programs, self._deltas = programs, deltas
+        self._leasing, self._transports = Leasing(job, bus), transports
+        self._tell = self._work.guarded(tell, "taking news of a source")
+        self._open: dict[tuple[Key, int], Source] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        """What sources are told of that no read waits for: leases that are let go, and wrong bytes."""
+        self.read_bytes: Counter[str] = Counter()
+        """What came so far, by transport."""
+        self.encoded_bytes: Counter[str] = Counter()
+        """What stands here so far otherwise than by coming as it is, by encoding."""
+
+    def transports(self) -> list[str]:
+        """Return the transport of each open source. It may be called from another thread."""
+        return [source.transport for source in list(self._open.values())]
+
+    def open(self, effect: OpenSource, reader: SourceId, cause: TraceContext | None = None) -> None:
+        """Get a lease and open the transport with its ticket. `cause` is the span that the questions belong to."""
+        opening = self._opened(effect, reader, headers_of(cause))
+        task = self._work.start(opening, f"opening {effect.share.source.agent}", self._losing(effect))
+        source = self._open[effect.key, effect.source] = Source(task, effect, reader)
+        if not effect.hold:
+            source.entered.set()
+
+    def enter(self, effect: EnterSource) -> None:
+        """Open the transport of a source whose lease is held."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None:
+            source.entered.set()
+
+    async def _opened(self, effect: OpenSource, reader: SourceId, headers: dict[str, str]) -> None:
+        key, number = effect.key, effect.source
+        try:
+            grant, (digests, sizes), session = await self._let_in(effect, reader, headers)
+        except TensorHubError as why:
+            self._tell(SourceLost(key, number, str(why)))
+            return
+        source = self._open.get((key, number))
+        if source is None or source.closing:
+            await session.close()
+            return
+        source.session = session
+        if self._encodings and digests and effect.root is not None and isinstance(session, EncodingSession):
+            source.reader = BatchReader(
+                session, digests, sizes if effect.base is not None else b"", Line(known=effect.rate)
+            )
+            source.base, source.root = effect.base, effect.root
+            if sizes and grant.patches_coming and awaits_patches(effect.rate, far=effect.share.far):
+                source.reader.more = lambda first: self._leasing.more_sizes(
+                    effect.share.source.agent, reader.agent, grant, first
+                )
+        early, source.told = source.told, []
+        told = tuple(run for news in early if isinstance(news, Have) for run in news.pieces)
+        if source.availability is not None:
+            told = source.availability.units(told)
+        self._tell(SourceOpened(key, number, digests, told if grant.filling else None, grant.promises))
+        for news in early:
+            if not isinstance(news, Have):
+                self._tell(Available(key, number, news))
+
+    async def _let_in(
+        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+    ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
+        """Get a lease, what is to be known of it, and a session.
+
+        One that is far, or crosses for the site, is asked again when it was silent: to leave it would be to let its
+        part cross to another one. The core says how long that is worth waiting.
+        """
+        while True:
+            try:
+                return await self._asked(effect, reader, headers)
+            except (NoAnswer, TransportSilent):
+                if not (effect.share.crosses or effect.share.far):
+                    raise
+                source = self._open.get((effect.key, effect.source))
+                if source is not None:
+                    source.told.clear()
+
+    async def _asked(
+        self, effect: OpenSource, reader: SourceId, headers: dict[str, str]
+    ) -> tuple[LeaseGrant, tuple[bytes, bytes], SourceSession]:
+        """Do so once."""
+        key, number, agent = effect.key, effect.source, effect.share.source.agent
+        leasing, source = self._leasing, self._open[key, number]
+        grant = await leasing.ask(effect, reader, headers, hold_s=0.0 if source.entered.is_set() else HOLD_S)
+        # Units of a program are no pieces of the source: no list of digests is about them.
+        about = await leasing.digests(agent, reader.agent, grant, headers) if effect.program is None else NOTHING
+        if not source.entered.is_set():
+            source.held = HeldLease(leasing, effect, reader, grant, headers)
+            self._tell(SourceHeld(key, number, about[0]))
+            grant = await source.held.until(source.entered)
+            source.held = None
+        if effect.program is not None and grant.filling and grant.program != effect.program.digest:
+            await self._await_units(effect, effect.program)
+        session = await self._transports.open(
+            effect.share.transport,
+            grant,
+            reader=reader.agent,
+            on_lost=lambda reason: self._lost(key, number, reason),
+            on_have=lambda news: self._have(key, number, news),
+        )
+        return grant, about, session
+
+    async def _await_units(self, effect: OpenSource, program: Execution) -> None:
+        """Get ready to hear which pieces stand at a half-filled source, whatever its layout."""
+        source, layout = self._open.get((effect.key, effect.source)), effect.share.layout or ""
+        table = await self._programs.table(layout)
+        if source is not None:
+            source.availability = await asyncio.to_thread(Availability, program, layout, table)
+
+    def _have(self, key: Key, number: int, news: Stock) -> None:
+        source = self._open.get((key, number))
+        if source is None or source.closing:
+            return
+        if source.session is None:
+            source.told.append(news)
+        else:
+            if source.availability is not None and isinstance(news, Have):
+                news = Have(source.availability.units(news.pieces))
+            self._tell(Available(key, number, news))
+
+    def _begin(self, source: Source, work: Coroutine[None, None, None], effect: Post | Confirm, what: str) -> None:
+        """Do something with an open source; an error that escapes is a loss of the source."""
+        task = self._work.start(work, what, self._losing(effect))
+        source.tasks.add(task)
+        task.add_done_callback(source.tasks.discard)
+
+    def _losing(self, effect: OpenSource | Post | Confirm) -> OnFault:
+        def lose(fault: Fault) -> None:
+            self._lost(effect.key, effect.source, f"this agent has failed with {fault.error!r}"[:REASON_CHARS_MAX])
+
+        return lose
+
+    def _lost(self, key: Key, number: int, reason: str) -> None:
+        source = self._open.get((key, number))
+        if source is not None and not source.closing:
+            self._tell(SourceLost(key, number, reason))
+
+    def post(self, effect: Post, segment: Segment, base: Segment | None, table: PieceTable, *, digests: bool) -> None:
+        """Bring a batch of pieces. `base` is where the shard's old version stands, if that is not in the same place."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or source.session is None:
+            return
+        work: Coroutine[None, None, None]
+        if source.table is not None and effect.pieces[0][0] < source.table.partials:
+            memory, regions = source.table.room(source.layout, effect.pieces)
+            work = self._gathered(effect, source, source.session, memory, regions, digests=digests)
+        elif source.program is not None:
+            regions = source.program.regions(source.layout, effect.pieces)
+            if source.table is not None:
+                amax = source.table.amax(source.layout, effect.pieces)
+                regions = Regions(regions.to, regions.origin, regions.form, amax)
+            work = self._gathered(effect, source, source.session, segment.view, regions, digests=digests)
+        elif source.reader is not None and digests:
+            where = Where(segment.view, None if base is None else base.view, table)
+            work = self._read(effect, source, source.reader, where)
+        else:
+            spans = Spans.of(table, effect.pieces)
+            work = self._posted(effect, source, source.session, segment, spans, digests=digests)
+        self._begin(source, work, effect, "reading from a source")
+
+    def take(self, effect: Post, borrowed: Borrowed) -> None:
+        """Take the memory in which the pieces stand, so that it can be mapped: nothing has to be brought."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or not isinstance(source.session, LentSession):
+            return
+        fd = source.session.take()
+        if fd is not None:
+            borrowed.take(fd)
+        self._begin(source, self._taken(effect), effect, "taking a source's memory")
+
+    async def _taken(self, effect: Post) -> None:
+        self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
+
+    async def _posted(
+        self, effect: Post, source: Source, session: SourceSession, segment: Segment, spans: Spans, *, digests: bool
+    ) -> None:
+        try:
+            found = await session.read(
+                segment.view, spans, digests=digests, progress=lambda came: self._progressed(effect, came)
+            )
+        except TransportLost as why:
+            self._lost(effect.key, effect.source, str(why))
+        else:
+            self.read_bytes[source.transport] += sum(spans.nbytes)
+            self._tell(BatchDone(effect.key, effect.source, effect.batch, found))
+
+    async def _gathered(
+        self,
+        effect: Post,
+        source: Source,
+        session: SourceSession,
+        memory: memoryview,
+        regions: Regions,
+        *,
+        digests: bool,
+    ) -> None:
+        try:
+            await session.gather(memory, regions, digests=digests, progress=lambda came: self._progressed(effect, came))
+        except (TensorHubError, ValueError) as why:
+            # ValueError: boxes that don't fit into memory, or that nobody can bring.
+            self._lost(effect.key, effect.source, str(why))
+        else:
+            self.read_bytes[source.transport] += sum(form.nbytes for form in regions.form)
+            if source.table is not None and effect.pieces[0][0] < source.table.partials:
+                source.table.came(effect.source, effect.pieces, memory)
+            self._tell(BatchDone(effect.key, effect.source, effect.batch, b""))
+
+    async def _read(self, effect: Post, source: Source, reader: BatchReader, where: Where) -> None:
+        try:
+            brought = await reader.read(where, effect.pieces, lambda came: self._progressed(effect, came))
+        except TransportLost as why:
+            self._lost(effect.key, effect.source, str(why))
+            return
+        for each in brought.encoded:
+            self.encoded_bytes[each.how] += each.nbytes
+        saved = sum(each.nbytes - each.wire_bytes for each in brought.encoded)
+        nbytes = sum(sum(where.table.nbytes[first : first + count]) for first, count in effect.pieces)
+        self.read_bytes[source.transport] += nbytes - saved
+        if source.base is not None and brought.patches:
+            self._deltas.applied(effect.key, source.base, source.root, len(where.table), brought.patches)
+        self._tell(BatchDone(effect.key, effect.source, effect.batch, brought.digests, brought.encoded))
+
+    def _progressed(self, effect: Post, nbytes: int) -> None:
+        self._tell(Progressed(effect.key, effect.source, nbytes))
+
+    def confirm(self, effect: Confirm) -> None:
+        """Ask whether the lease still holds."""
+        source = self._open.get((effect.key, effect.source))
+        if source is None or source.session is None:
+            return
+        self._begin(source, self._confirmed(effect, source.session), effect, "asking a source for its word")
+
+    async def _confirmed(self, effect: Confirm, session: SourceSession) -> None:
+        try:
+            holds = await session.still_holds()
+        except TransportLost:
+            holds = False
+        self._tell(Confirmed(effect.key, effect.source, holds))
+
+    def accuse(self, effect: Accuse) -> None:
+        """Tell the source's agent that its bytes were wrong."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None:
+            telling = self._work.start(
+                self._leasing.accuse(source.effect, source.by), "telling a source of wrong bytes", lambda _: None
+            )
+            self._leaving.add(telling)
+            telling.add_done_callback(self._leaving.discard)
+
+    def close(self, effect: CloseSource) -> None:
+        """Close the transport, and tell when nothing can be written any more."""
+        source = self._open.get((effect.key, effect.source))
+        if source is not None and not source.closing:
+            source.closing = True
+            source.tasks.add(self._work.start(self._closed(effect, source), "closing a source"))
+
+    async def _closed(self, effect: CloseSource, source: Source) -> None:
+        source.opening.cancel()
+        await asyncio.gather(source.opening, return_exceptions=True)
+        if source.held is not None:
+            # Where that fails the lease ends by its time.
+            leaving = self._work.start(source.held.let_go(), "letting go of a lease", lambda _: None)
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+        if source.session is not None:
+            await source.session.close()
+        mine = asyncio.current_task()
+        await asyncio.gather(*(task for task in source.tasks if task is not mine), return_exceptions=True)
+        self._open.pop((effect.key, effect.source), None)
+        if source.table is not None:
+            source.table.forget(effect.source)
+        self._tell(SourceClosed(effect.key, effect.source))
+
+    async def stop(self) -> None:
+        """Close everything, telling nobody."""
+        self._tell = lambda _: None
+        for (key, number), source in list(self._open.items()):
+            self.close(CloseSource(key, number))
+            await asyncio.gather(*source.tasks, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._work.close()

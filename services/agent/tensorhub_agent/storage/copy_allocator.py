@@ -1,0 +1,65 @@
+"""Makes what a copy of a retained version stands on, as the log has placed it: memory, or a file on the disk."""
+
+import asyncio
+import logging
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.core.effects import CopyMade, MakeCopy
+from tensorhub_agent.runtime.troubles import TROUBLES, Kind
+from tensorhub_agent.storage.cache_room import CacheRoom, Where, candidates, no_room
+from tensorhub_agent.storage.shard_store import Shelf, ShelfPlace, Shelves
+from tensorhub_common.errors import MemoryExhausted, TensorHubError
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.layout.layout import Layout
+from tensorhub_common.protocol.decoding import MALFORMED
+
+LAYOUT_S_MAX: Final = 10.0
+"""The layout is had within this, or the copy is given up."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class CopyMaker:
+    """Makes the copies of all jobs, one after another, so that each sees what those before it took."""
+
+    def __init__(self, shelves: Shelves, blobs: Blobs, limits: CacheRoom) -> None:
+        """Make them on these shelves, within the limits."""
+        self._shelves, self._blobs, self._limits = shelves, blobs, limits
+        self._turn = asyncio.Lock()
+
+    async def make(self, wanted: MakeCopy, job: str, incarnation: int) -> CopyMade:
+        """Make a segment for the copy. What goes wrong is told, so that the log can place it elsewhere."""
+        key, shelf = wanted.key, self._shelves.of(job)
+        try:
+            async with asyncio.timeout(LAYOUT_S_MAX):
+                layout = msgspec.msgpack.decode(await self._blobs.get(job, wanted.layout), type=Layout)
+            async with self._turn:
+                place = await self._make(wanted, shelf, layout, incarnation)
+        except (TensorHubError, TimeoutError, OSError, *MALFORMED) as why:
+            reason = str(why) or "its layout did not come"
+            TROUBLES.note(Kind.COPY, f"a copy for {key.replica} of model {key.model} is given up: {reason}")
+            _log.warning("a copy for %s of model %s is given up: %s", key.replica, key.model, reason)
+            return CopyMade(key, wanted.shards, wanted.layout, failure=reason)
+        return CopyMade(key, wanted.shards, wanted.layout, nbytes=tuple(place.table.nbytes))
+
+    async def _make(self, wanted: MakeCopy, shelf: Shelf, layout: Layout, incarnation: int) -> ShelfPlace:
+        await self._shelves.files.idle()
+        taken = self._shelves.copies()
+        reasons = []
+        for where in candidates(wanted.nbytes, self._limits, taken):
+            try:
+                return await shelf.make(
+                    wanted.key,
+                    wanted.shards,
+                    layout,
+                    wanted.layout,
+                    spot=False,
+                    incarnation=incarnation,
+                    on_disk=where is Where.DISK,
+                )
+            except MemoryExhausted as why:
+                # The host may have less memory than the limit says: then the disk is asked.
+                reasons.append(str(why))
+        raise MemoryExhausted("; ".join(reasons) or no_room(wanted.nbytes, self._limits, taken))

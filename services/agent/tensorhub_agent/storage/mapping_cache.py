@@ -1,0 +1,115 @@
+"""Mappings of other agents' segments, kept so that the next read of a segment pays nothing for them.
+
+Mapping 1 GiB, touching it for the first time and unmapping it costs half of what copying it does. A segment is known by
+its name and inode, so one that was made anew under a name is another one.
+
+Always true:
+- Nothing is unmapped while a session uses it.
+- At most `mappings_max` mappings that nobody uses are kept, the last used ones.
+- A segment that its owner has removed is not kept alive by an unused mapping for longer than until the next `sweep`.
+"""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from tensorhub_agent.storage.segments import ForeignSegment
+from tensorhub_common.runtime.supervision import Supervisor
+
+MAPPINGS_MAX: Final = 32
+
+Key = tuple[str, int, int]
+
+
+@dataclass(slots=True)
+class Mapping:
+    """A segment of another agent, mapped for reading only."""
+
+    key: Key
+    view: memoryview
+    users: int
+    _memory: mmap.mmap
+    _fd: int
+
+    def is_removed(self) -> bool:
+        """Tell whether the owner has removed the segment."""
+        return os.fstat(self._fd).st_nlink == 0
+
+    def unmap(self) -> None:
+        """Let go of the memory. It takes about 15 ms a GiB."""
+        with contextlib.suppress(BufferError):  # Then whoever still looks at it keeps it alive, safely.
+            self.view.release()
+            self._memory.close()
+        os.close(self._fd)
+
+
+class MappingCache:
+    """All mappings of one agent, the least recently used first."""
+
+    def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
+        """Keep at most so many that nobody uses."""
+        self._mappings_max = mappings_max
+        self._mappings: dict[Key, Mapping] = {}
+        # What can't be unmapped stays mapped, which costs memory and nothing else.
+        self._work = Supervisor("mappings of other agents' segments", on_fault=lambda _: None)
+
+    def __len__(self) -> int:
+        """Return how many mappings stand, used or not."""
+        return len(self._mappings)
+
+    def acquire(self, name: str, fd: int, nbytes: int, origin: int = 0) -> Mapping:
+        """Map the segment behind a descriptor, which is taken over. Raises `ForeignSegment` when it is none.
+
+        `origin` is where in the file the segment begins.
+        """
+        try:
+            about = os.fstat(fd)
+            key = (name, about.st_dev, about.st_ino)
+            known = self._mappings.pop(key, None)
+            if known is None:
+                _check(name, about, nbytes, origin)
+                # Not populated: a read touches what it wants, and does so on all cores.
+                memory = mmap.mmap(fd, about.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+                known = Mapping(key, memoryview(memory)[origin:], 0, memory, fd)
+                fd = -1
+        except (OSError, ValueError) as why:
+            raise ForeignSegment(f"segment {name} can't be mapped: {why}") from why
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        known.users += 1
+        self._mappings[key] = known
+        return known
+
+    def release(self, mapping: Mapping) -> None:
+        """A session needs the mapping no more."""
+        mapping.users -= 1
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Unmap what nobody uses and nobody will: removed segments, and the least recently used above the bound."""
+        unused = [mapping for mapping in self._mappings.values() if not mapping.users]
+        surplus = len(unused) - self._mappings_max
+        for number, mapping in enumerate(unused):
+            if number < surplus or mapping.is_removed():
+                del self._mappings[mapping.key]
+                # In a thread, because unmapping a large segment would hold up the event loop.
+                self._work.start(asyncio.to_thread(mapping.unmap), "unmapping")
+
+    def close(self) -> None:
+        """Unmap all that nobody uses."""
+        for mapping in [mapping for mapping in self._mappings.values() if not mapping.users]:
+            del self._mappings[mapping.key]
+            mapping.unmap()
+
+
+def _check(name: str, about: os.stat_result, nbytes: int, origin: int) -> None:
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+        raise ForeignSegment(f"what came as segment {name} is no file of this user")
+    # A mapping that is longer than its file would be SIGBUS. Segments never shrink, so once is enough.
+    if nbytes <= 0 or not 0 <= origin <= about.st_size - nbytes:
+        raise ForeignSegment(f"segment {name} has {about.st_size} bytes, and its agent says {nbytes} from {origin}")

@@ -1,0 +1,434 @@
+"""Which segment holds which shard, and the manifests beside them."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.core.command_sequencer import SHARDS_MAX
+from tensorhub_agent.core.effects import Keep, Key, Save
+from tensorhub_agent.runtime.troubles import TROUBLES, Kind
+from tensorhub_agent.storage import manifest as manifests
+from tensorhub_agent.storage.cache_room import CacheRoom
+from tensorhub_agent.storage.disk_segments import DiskStore
+from tensorhub_agent.storage.manifest import Adopted, Aside, Manifest, pack_layout
+from tensorhub_agent.storage.mapped_descriptors import Borrowed
+from tensorhub_agent.storage.segments import Segment, SegmentStore
+from tensorhub_common.errors import AgentUnavailable, MemoryExhausted
+from tensorhub_common.layout.layout import Layout, PieceTable, pieces, segment_bytes
+from tensorhub_common.protocol.names import cached_version
+from tensorhub_common.runtime.supervision import OnFault, Supervisor, handled
+
+_log: Final = logging.getLogger(__name__)
+
+_STATES: Final[dict[str, Literal["empty", "filling", "ready"]]] = {
+    "empty": "empty",
+    "filling": "filling",
+    "ready": "ready",
+    # A draining shard is as good as empty for the next process: its readers were this process's, but for those who map
+    # it, and they have locks that tell.
+    "draining": "empty",
+}
+
+NOT_WRITTEN: Final = "its manifest was not written: see the agent's log"
+
+
+@dataclass(slots=True)
+class ShelfPlace:
+    """One shard's memory."""
+
+    segment: Segment
+    layout: Layout
+    table: PieceTable
+    digest: str
+    """Of the layout."""
+    manifest: Manifest
+    store: SegmentStore
+    spare: Segment | None = None
+    """Where a staged shard is filled."""
+    borrowed: Borrowed | None = None
+    """What a mapped shard has instead: `segment` is one page that nobody reads."""
+    writing: asyncio.Task[None] | None = None
+    """Brings the manifest of a copy on disk up to date, which `unwritten` asks for."""
+    unwritten: bool = False
+    unwritten_why: str | None = None
+    """Why the manifest that stands is not the last one."""
+
+    @property
+    def target(self) -> Segment:
+        """Where reads write to."""
+        return self.spare or self.segment
+
+    def remove(self) -> None:
+        """Remove its memory; whoever has it mapped keeps it. It is called from any thread."""
+        spare = [self.spare] if self.spare is not None else []
+        manifests.remove(self.store, self.manifest, self.segment, *spare)
+
+    @property
+    def inode(self) -> int:
+        """What tells the segment in which the shard stands from its spare one, for its worker."""
+        return os.fstat(self.segment.fd).st_ino
+
+
+class Files:
+    """Writes and removes files that an event loop must not wait for, and memory that came too late to be wanted.
+
+    Always true: a shard's manifest is written by one thread at a time, and by none once its removal has begun.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing to do."""
+        self.work = Supervisor("the agent's memory")
+        self._busy: set[asyncio.Task[None]] = set()
+
+    def write(self, place: ShelfPlace) -> None:
+        """Bring a manifest up to date; of several changes the last one counts."""
+        place.unwritten, place.unwritten_why = True, NOT_WRITTEN
+        if place.writing is None:
+            place.writing = self._begin(self._write(place), "writing a manifest to the disk")
+
+    async def _write(self, place: ShelfPlace) -> None:
+        try:
+            while place.unwritten:
+                place.unwritten, place.unwritten_why = False, NOT_WRITTEN
+                place.unwritten_why = await asyncio.to_thread(_save, place.store, place.manifest)
+        finally:
+            place.writing = None
+
+    async def written(self, place: ShelfPlace) -> str | None:
+        """Return once the manifest stands as it was last, or why it does not."""
+        while place.writing is not None:
+            await asyncio.wait({place.writing})
+        return place.unwritten_why
+
+    def remove(self, place: ShelfPlace) -> None:
+        """Remove a shard's files. What a failing disk does not remove stays; the next process looks at it again."""
+        self._begin(self._remove(place), "removing a file from the disk", handled)
+
+    def remove_aside(self, store: SegmentStore, aside: Aside) -> None:
+        """Remove what was set aside, in the same way."""
+        removing = asyncio.to_thread(manifests.remove_aside, store, aside)
+        self._begin(removing, "removing what was set aside", handled)
+
+    async def _remove(self, place: ShelfPlace) -> None:
+        place.unwritten = False
+        await self.written(place)
+        await asyncio.to_thread(place.remove)
+
+    def _begin(
+        self, work: Coroutine[None, None, None], what: str, on_fault: OnFault | None = None
+    ) -> asyncio.Task[None]:
+        task = self.work.start(work, what, on_fault)
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        return task
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written or removed."""
+        return not self._busy
+
+    async def idle(self) -> None:
+        """Return once everything is written and removed that was to be, so that there is the room it leaves."""
+        while self._busy:
+            await asyncio.wait(set(self._busy))
+
+    def unwanted(self, making: "asyncio.Task[ShelfPlace]") -> None:
+        """Take memory that was made when its worker had gone: nobody else knows of it."""
+        if not making.cancelled() and making.exception() is None:
+            self._begin(asyncio.to_thread(making.result().remove), "removing memory that came too late")
+
+
+def _save(store: SegmentStore, manifest: Manifest) -> str | None:
+    """Write a manifest; returns why it can't be written."""
+    try:
+        manifests.save(store, manifest)
+        TROUBLES.over(Kind.MANIFEST)
+    except MemoryExhausted as why:
+        TROUBLES.note(Kind.MANIFEST, why)
+        # The old manifest stands. It is believed only for bytes that still hash to it, so it can cost a refill at
+        # the next start, and never a wrong version.
+        _log.warning("%s", why)
+        return str(why)
+    return None
+
+
+def _key(manifest: Manifest) -> Key:
+    return Key(manifest.model, manifest.replica, manifest.shard)
+
+
+class Shelf:
+    """The segments of one job's shards."""
+
+    def __init__(
+        self, job: str, store: SegmentStore, disk: DiskStore | None = None, files: Files | None = None
+    ) -> None:
+        """Begin empty."""
+        self.files = files or Files()
+        self.job = job
+        self.places: dict[Key, ShelfPlace] = {}
+        self.aside: dict[Key, tuple[Aside, SegmentStore]] = {}
+        """What stands here and could not be taken back."""
+        self._memory, self._disk = store, disk
+
+    async def make(
+        self,
+        key: Key,
+        shards: int,
+        layout: Layout,
+        digest: str,
+        *,
+        spot: bool,
+        incarnation: int,
+        install: str = "in-place",
+        on_disk: bool = False,
+    ) -> ShelfPlace:
+        """Make memory for a new shard, all zero; twice as much for a staged one. Raises `MemoryExhausted`.
+
+        What is being made when it is cancelled is removed as soon as that can be. Raises `AgentUnavailable` where
+        memory of this shard was set aside.
+        """
+        if key in self.aside:
+            aside, _ = self.aside[key]
+            raise AgentUnavailable(
+                f"the memory of shard {key.shard} of {key.model}/{key.replica} stands on this agent, which could not "
+                f"take it back when it started ({aside.reason}): start the agent again when it can, or remove "
+                f"{aside.manifest.segment} and its manifest"
+            )
+        staged, mapped = install == "staged", install == "mapped"
+        store = self._disk if on_disk and self._disk is not None else self._memory
+        nbytes = 0 if mapped else segment_bytes(layout)
+        # Before its pieces are counted: a size by mistake would have so many that the agent could do nothing else.
+        store.check_room(2 * nbytes if staged else nbytes)
+        table = await asyncio.to_thread(pieces, layout)
+        packed = await asyncio.to_thread(pack_layout, layout)
+        head = await asyncio.to_thread(store.head_of, layout)
+
+        def create() -> ShelfPlace:
+            segment = store.create(nbytes, head)
+            spare = None
+            if staged:
+                with _undone_by(lambda: store.remove(segment)):
+                    spare = store.create(nbytes)
+            manifest = Manifest(
+                incarnation=incarnation,
+                job=self.job,
+                model=key.model,
+                replica=key.replica,
+                shard=key.shard,
+                shards=shards,
+                spot=spot,
+                layout=packed,
+                layout_digest=digest,
+                segment=segment.name,
+                nbytes=segment.nbytes,
+                state="empty",
+                partial=False,
+                spare=None if spare is None else spare.name,
+            )
+            place = ShelfPlace(segment, layout, table, digest, manifest, store, spare, Borrowed() if mapped else None)
+            if not mapped:
+                # A mapped shard's worker has its memory, so the next run of this agent has nothing to take back.
+                with _undone_by(place.remove):
+                    manifests.save(store, manifest)
+            return place
+
+        making = self.files.work.start(asyncio.to_thread(create), "making memory for a shard", awaited=True)
+        try:
+            place = self.places[key] = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self.files.work.guarded(self.files.unwanted, "letting go of late memory"))
+            raise
+        return place
+
+    def adopt(self, adopted: Adopted, store: SegmentStore) -> ShelfPlace:
+        """Take back what an earlier process left."""
+        manifest = adopted.manifest
+        key = _key(manifest)
+        table = pieces(adopted.layout)
+        digest = manifest.layout_digest
+        place = ShelfPlace(adopted.segment, adopted.layout, table, digest, manifest, store, adopted.spare)
+        self.places[key] = place
+        return place
+
+    def save(self, effect: Save) -> None:
+        """Write a shard's manifest anew; one rename says that it has swapped, and what stands there."""
+        place = self.places[effect.key]
+        if place.borrowed is not None:
+            if effect.swap:
+                place.borrowed.swap()
+            return
+        if effect.swap and place.spare is not None:
+            place.segment, place.spare = place.spare, place.segment
+        manifest = msgspec.structs.replace(
+            place.manifest,
+            state=_STATES[effect.state],
+            partial=effect.partial,
+            version=effect.version,
+            root=effect.root,
+            digests=effect.digests or None,
+            swapped=place.manifest.swapped != effect.swap,
+        )
+        if manifest == place.manifest and place.unwritten_why is None:
+            # What was filled was kept before it counted.
+            return
+        self._change(place, manifest)
+
+    def _change(self, place: ShelfPlace, manifest: Manifest) -> None:
+        place.manifest = manifest
+        if place.store is self._disk:
+            self.files.write(place)
+        else:
+            place.unwritten_why = _save(place.store, manifest)
+
+    def keep(self, effect: Keep) -> None:
+        """Have a shard's manifest say what was filled in; `written` tells when it does."""
+        place = self.places[effect.key]
+        self._change(
+            place,
+            msgspec.structs.replace(
+                place.manifest,
+                state="ready",
+                partial=False,
+                version=effect.version,
+                root=effect.root,
+                digests=effect.digests or None,
+            ),
+        )
+
+    async def written(self, key: Key) -> str | None:
+        """Return once a shard's manifest stands as it was last, or why it does not; None where the shard is gone."""
+        place = self.places.get(key)
+        return None if place is None else await self.files.written(place)
+
+    def is_kept_on_disk(self, key: Key) -> bool:
+        """Tell whether a whole copy stands in a file, which `settle` is owed."""
+        place = self.places.get(key)
+        return place is not None and place.store is self._disk and place.manifest.state == "ready"
+
+    async def settle(self, key: Key) -> None:
+        """Bring a copy's file and its manifest to the disk. Raises `OSError`; may take long."""
+        place = self.places.get(key)
+        if place is not None and self._disk is not None:
+            await self.files.written(place)
+            await asyncio.to_thread(self._disk.settle, place.segment)
+
+    def copies(self) -> CacheRoom:
+        """Return how many bytes the copies of retained versions take."""
+        copies = [place for key, place in self.places.items() if cached_version(key.replica) is not None]
+        memory = sum(sum(place.table.nbytes) for place in copies if place.store is self._memory)
+        return CacheRoom(memory, sum(place.segment.file_bytes for place in copies if place.store is self._disk))
+
+    def let_go(self, key: Key) -> None:
+        """Let go of what a mapped shard's read has taken."""
+        place = self.places.get(key)
+        if place is not None and place.borrowed is not None:
+            place.borrowed.let_go()
+
+    def free(self, key: Key) -> None:
+        """Remove a shard's memory, and what was set aside of one; whoever has it mapped keeps it."""
+        place = self.places.pop(key, None)
+        if place is not None:
+            if place.borrowed is not None:
+                place.borrowed.close()
+            if place.store is self._disk:
+                self.files.remove(place)
+            else:
+                place.remove()
+        elif key in self.aside:
+            aside, store = self.aside.pop(key)
+            if store is self._disk:
+                self.files.remove_aside(store, aside)
+            else:
+                manifests.remove_aside(store, aside)
+
+
+@contextlib.contextmanager
+def _undone_by(undo: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
+
+
+class _LimitedRoom(manifests.Room):
+    """Room for as many jobs, and as many shards of each, as an agent serves; and for one memory of each shard."""
+
+    def __init__(self, jobs_max: int) -> None:
+        self._jobs_max = jobs_max
+        self._taken: dict[str, set[Key]] = {}
+
+    def refusal(self, manifest: Manifest) -> str | None:
+        job = manifest.job
+        if job not in self._taken and len(self._taken) >= self._jobs_max:
+            return f"this agent serves {self._jobs_max} jobs, which is the limit"
+        keys = self._taken.get(job, set())
+        if _key(manifest) in keys:
+            return "other memory of the same shard was taken back"
+        if len(keys) >= SHARDS_MAX:
+            return f"this agent has {SHARDS_MAX} shards of job {job}, which is the limit"
+        return None
+
+    def take(self, manifest: Manifest) -> None:
+        self._taken.setdefault(manifest.job, set()).add(_key(manifest))
+
+
+class Shelves:
+    """The shelves of all jobs."""
+
+    def __init__(self, store: SegmentStore, disk: DiskStore | None = None) -> None:
+        """Begin empty; copies may stand on the disk, if there is one for them."""
+        self.store, self.disk = store, disk
+        self.files = Files()
+        self._shelves: dict[str, Shelf] = {}
+
+    def of(self, job: str) -> Shelf:
+        """Return a job's shelf."""
+        if job not in self._shelves:
+            self._shelves[job] = Shelf(job, self.store, self.disk, self.files)
+        return self._shelves[job]
+
+    async def adopt(self, pool: CopyPool, jobs_max: int) -> dict[str, list[Adopted]]:
+        """Take back what an earlier process of this agent left, by job; a job or shard too many is set aside."""
+        found: dict[str, list[Adopted]] = {}
+        room = _LimitedRoom(jobs_max)
+        for store in self._stores():
+            adopted, aside = await manifests.adopt(store, pool, room)
+            for each in adopted:
+                self.of(each.manifest.job).adopt(each, store)
+                found.setdefault(each.manifest.job, []).append(each)
+            for left in aside:
+                self.of(left.manifest.job).aside[_key(left.manifest)] = left, store
+        for job in [each for each, shelf in self._shelves.items() if shelf.aside and each not in found]:
+            # The log hears of it from whoever joins: else it would let go of it, and place nothing there either.
+            if len(found) < jobs_max:
+                found[job] = []
+        return found
+
+    def copies(self) -> CacheRoom:
+        """Return how many bytes the copies of retained versions take, of all jobs."""
+        each = [shelf.copies() for shelf in self._shelves.values()]
+        return CacheRoom(sum(one.memory_bytes for one in each), sum(one.disk_bytes for one in each))
+
+    def set_aside(self) -> list[tuple[str, int, str]]:
+        """Return the jobs of which shards were set aside, how many of each, and why the first was."""
+        return [
+            (job, len(shelf.aside), next(iter(shelf.aside.values()))[0].reason)
+            for job, shelf in self._shelves.items()
+            if shelf.aside
+        ]
+
+    def _stores(self) -> list[SegmentStore]:
+        return [self.store] if self.disk is None else [self.store, self.disk]
+
+    def close(self) -> None:
+        """Leave everything where it stands, for the next process."""
+        for store in self._stores():
+            store.close()

@@ -1,0 +1,88 @@
+"""When each source of a read is asked for its lease, and when its transport is opened. Pure.
+
+All leases are there before anything is overwritten: so each source keeps its memory until the read comes to it, whoever
+unpublishes meanwhile. A transport costs more than a lease (descriptors, buffers, a renewal each second), so of many
+sources some are *inside*, with a transport, and of the others the lease is *held*. Who has brought its part leaves, and
+the next one enters. docs/protocol.md, "A read from very many sources", has what may come in between.
+
+Always true: at most `OPENING_MAX` are being asked or let in, and `INSIDE_MAX` have a transport or are closing one. Two
+are aside, since those behind them might wait for ever: who crosses for the site, and who waits for folds, of which
+others have parts. Whose lease came first enters first.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tensorhub_agent.transfer.role_index import ASKING, CLOSING, HELD, IDLE, INSIDE, Roster, in_order
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_common.protocol.plans import Share
+
+OPENING_MAX: Final = 32
+"""So many sources are being opened at a time. Of a thousand at once, each with its handshake, most would be late."""
+
+INSIDE_MAX: Final = 64
+"""A read has so many transports at a time. Each may have two batches under way whatever the window is, so more of them
+would have more memory under way than the window says."""
+
+
+@dataclass(slots=True, eq=False)
+class Doors:
+    """The sources of one read that wait for a turn."""
+
+    _crossing: list[Reading] = field(default_factory=list)
+    _unasked: deque[Reading] = field(default_factory=deque)
+    _held: deque[Reading] = field(default_factory=deque)
+    """Both in order, and among them some that were given up meanwhile."""
+
+    def add(self, source: Reading) -> None:
+        """A new source waits to be asked."""
+        source.is_asked = source.is_inside = False
+        (self._crossing if source.share.crosses else self._unasked).append(source)
+
+    def hold(self, source: Reading) -> None:
+        """The source's lease is there, and its transport has to wait."""
+        source.leased()
+        self._held.append(source)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether anybody waits for a turn."""
+        return bool(self._held or self._unasked or self._crossing)
+
+    def let_in(self, roster: Roster, now: float) -> list[int]:
+        """Return who enters now, of those whose lease is held."""
+        entering: list[int] = []
+        roster.settle()
+        room = min(INSIDE_MAX - roster.count(INSIDE), OPENING_MAX - roster.count(ASKING))
+        while self._held and room > 0:
+            source = self._held.popleft()
+            if source.phase is SourcePhase.HELD:
+                source.enters(now)
+                entering.append(source.number)
+                room -= 1
+        return entering
+
+    def ask(self, roster: Roster, now: float) -> Iterable[tuple[int, Share, bool]]:
+        """Yield who is asked now for a lease, and whether it is only to be held."""
+        roster.settle()
+        turns, self._crossing = [each for each in self._crossing if each.phase is SourcePhase.OPENING], []
+        room, places = OPENING_MAX - roster.count(ASKING), INSIDE_MAX - roster.count(INSIDE)
+        while self._unasked and room > 0:
+            source = self._unasked.popleft()
+            if source.phase is SourcePhase.OPENING:
+                turns.append(source)
+                room -= 1
+        for source in sorted(turns, key=lambda each: each.number):
+            inside = places > 0 or source.share.crosses
+            places -= not source.share.crosses
+            source.takes_turn(now, inside=inside)
+            yield source.number, source.share, not inside
+
+    def leaving(self, roster: Roster) -> list[Reading]:
+        """Return the sources that have brought their part, and stand in the way of others."""
+        wanted = roster.count(HELD) - roster.count(CLOSING)
+        if wanted <= 0 or not roster.count(IDLE) or roster.count(INSIDE) < INSIDE_MAX:
+            return []
+        return [source for source in in_order(roster.of(IDLE)) if source.is_done_with][:wanted]

@@ -1,0 +1,190 @@
+"""Who takes whose pieces: loose ones, what a busy source has queued, and what a slow one has under way. Pure.
+
+Always true: what is under way is taken from nobody here. A slow source is only named; its pieces are free once it is
+closed. A half-filled source takes from nobody what it does not have: it would be waited for in place of one that has
+it, or is nearer to one that has. One in another site takes nothing over from those that cross for the whole site.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from tensorhub_agent.primitives.ranges import count_of, mark, marked, split, take_first
+from tensorhub_agent.rates.source_rate import BATCHES_MIN
+from tensorhub_agent.transfer.role_index import CROSSING, GIVING, IDLE, SLOWABLE, Roster, in_order
+from tensorhub_agent.transfer.source import Reading
+from tensorhub_common.protocol.plans import Plan, Range, Share
+
+Batch = tuple[tuple[Range, ...], int]
+"""Pieces, and their bytes."""
+
+SLOW_MIN_S: Final = 0.5
+"""A source that is expected to end within this is not closed for being slow."""
+
+SLOW_TIMES: Final = 2
+"""Nor one that is expected to take less than so many times what an idle one would take."""
+
+SWITCH_S: Final = 0.1
+"""What closing a source and asking another one costs, generously."""
+
+
+def share_out(loose: list[Range], sources: Sequence[Reading]) -> None:
+    """Give loose pieces to these sources in equal parts, all of them; what only some can give, to one of these.
+
+    What a source could be asked for only once a fold is known stays loose: a plan may know better.
+    """
+    for source in sorted(sources, key=lambda each: each.share.crosses):
+        if source.able is not None and loose:
+            there, loose[:] = split(source.able, loose)
+            waiting, there = source.apart(there)
+            loose.extend(waiting)
+            source.give(there)
+    able = [source for source in sources if source.able is None]
+    for number, source in enumerate(able):
+        source.give(take_first(loose, -(-count_of(loose) // (len(able) - number))))
+
+
+def spread(plan: Plan, loose: list[Range], pieces: int) -> tuple[list[tuple[Share, list[Range]]], list[Range]]:
+    """Say which loose pieces, out of so many, each share of a plan brings, and what stays loose."""
+    marks = bytearray(pieces)
+    mark(marks, loose)
+    given = []
+    for share in plan.shares:
+        ranges = [run for first, count in share.pieces for run in marked(marks, first, first + count)]
+        for first, count in ranges:
+            marks[first : first + count] = bytes(count)
+        if ranges:
+            given.append((share, ranges))
+    return given, marked(marks, 0, pieces)
+
+
+def feed(roster: Roster, loose: list[Range]) -> None:
+    """Give idle sources what is loose, or else what others have waiting; and those that cross what they have.
+
+    Only those are looked at that something has happened to: what the others could take they have taken.
+    """
+    roster.settle()
+    if loose:
+        _give_loose(roster, loose)
+        return
+    if roster.offered[1]:
+        # As long as anything was loose nobody was relieved, whatever happened.
+        roster.offered = (0, [])
+        kinds = list(roster.idle_kinds())
+    elif roster.count(IDLE) and roster.count(GIVING):
+        kinds = _contested(roster)
+    else:
+        return
+    for kind in kinds:
+        _relieve(roster, kind)
+
+
+def _give_loose(roster: Roster, loose: list[Range]) -> None:
+    """Give idle sources what is loose. What somebody nearby has need not cross again, however busy it is."""
+    crossing = roster.count(CROSSING)
+    if roster.offered == (crossing, loose):
+        able = in_order(roster.fresh)
+    else:
+        able = in_order({**roster.of(IDLE), **roster.of(CROSSING)})
+    share_out(loose, [each for each in able if each.is_idle and each.has is None and not (each.share.far and crossing)])
+    for source in able:
+        if source.has is not None and loose and (source.is_idle or (source.is_ready and source.share.crosses)):
+            there, loose[:] = split(source.has, loose)
+            source.give(there)
+    roster.offered = (crossing, list(loose))
+
+
+def _contested(roster: Roster) -> list[str | None]:
+    """Return the kinds of which somebody may take over pieces since the last time: idle, or from whom there is more."""
+    kinds: dict[str | None, None] = {}
+    for source in roster.fresh.values():
+        if source.roles & IDLE:
+            kinds[source.kind] = None
+        if source.roles & GIVING:
+            kinds[source.layout] = kinds[None] = None
+    return list(kinds)
+
+
+def _relieve(roster: Roster, kind: str | None) -> None:
+    """Let the idle ones of a kind take over what others have waiting."""
+    for taker in in_order(roster.idle_of(kind)):
+        givers = roster.of_layout(GIVING, kind)
+        if not givers:
+            return
+        take_over(taker, givers.values())
+        roster.settle()
+
+
+def fill(
+    source: Reading, sizes: Sequence[int], share_bytes: int, room_bytes: int, *, relayed: bool = False
+) -> Iterator[Batch]:
+    """Cut batches for a source until it has under way what it may: its part, if there is room, or its least.
+
+    `room_bytes` is what all sources together may ask for yet; `relayed`: others wait for what comes.
+    """
+    own, began = source.flying_bytes, source.flying_bytes
+    while source.queue:
+        if source.queue[0][0] < source.partials and source.owed:
+            return
+        room = own - began < room_bytes and own < source.pace.ahead_bytes(share_bytes)
+        if not room and len(source.flying) >= BATCHES_MIN:
+            return
+        ranges, nbytes = source.cut_batch(sizes, share_bytes, relayed=relayed)
+        own += nbytes
+        yield ranges, nbytes
+
+
+def take_over(taker: Reading, others: Iterable[Reading]) -> None:
+    """Take of what the busiest other has not asked for yet the later part, so that both end at about the same time."""
+    if taker.kind is not None:
+        others = [other for other in others if other.layout == taker.kind]
+    able = (other for other in others if other is not taker and not (taker.share.far and other.share.crosses))
+    busiest = max(able, key=lambda other: (other.waiting, -other.number), default=None)
+    if busiest is None or not busiest.waiting:
+        return
+    wanted = _part(busiest.waiting, taker.pace.rate, busiest.pace.rate)
+    taker.give(busiest.let_go(wanted, taker.able if taker.has is None else taker.has))
+
+
+def _part(waiting: int, taker: float | None, giver: float | None) -> int:
+    """Return how many of the waiting pieces the taker takes: by the rates, or half; at least one."""
+    if not taker or not giver:
+        return -(-waiting // 2)
+    return min(max(round(waiting * taker / (taker + giver)), 1), waiting)
+
+
+def too_slow(roster: Roster, now: float) -> Reading | None:
+    """Name the source whose pieces under way an idle one would bring much sooner; None when nobody is idle or slow."""
+    roster.settle()
+    # What crosses for a site is shared out: an idle source has brought its part, and has nothing of another one's.
+    if not roster.count(SLOWABLE) or not roster.count(IDLE) or roster.count(CROSSING):
+        return None
+    for kind in roster.idle_kinds():
+        late = roster.of_layout(SLOWABLE, kind)
+        worst = _worst(roster.idle_of(kind).values(), late.values(), now) if late else None
+        if worst is not None:
+            return worst
+    return None
+
+
+def _worst(idle: Iterable[Reading], late: Iterable[Reading], now: float) -> Reading | None:
+    """Return the slowest of those, if the fastest of these would bring what it has under way much sooner."""
+    rate = max((source.pace.rate or 0.0 for source in idle), default=0.0)
+    worst = max(late, key=lambda source: (source.remaining_s(now), -source.number), default=None)
+    if not rate or worst is None:
+        return None
+    elsewhere_s = SWITCH_S + (worst.flying_bytes + worst.unconfirmed_bytes) / rate
+    return worst if worst.remaining_s(now) > max(SLOW_MIN_S, SLOW_TIMES * elsewhere_s) else None
+
+
+def check(
+    done: bytearray, loose: Iterable[Range], sources: Iterable[Reading], elsewhere: Iterable[Iterable[Range]] = ()
+) -> None:
+    """Raise AssertionError unless each piece that is not done is in exactly one place."""
+    places = [0] * len(done)
+    for ranges in (loose, *elsewhere, *(part for source in sources for part in source.places())):
+        for first, count in ranges:
+            for piece in range(first, first + count):
+                places[piece] += 1
+    for piece, count in enumerate(places):
+        expected = 0 if done[piece] else 1
+        assert count == expected, f"piece {piece} is in {count} places"

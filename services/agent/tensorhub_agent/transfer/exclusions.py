@@ -1,0 +1,67 @@
+"""Which sources a read leaves out, and for how long. Pure.
+
+A source that only stood still or was slow is a suspect: it is left out while another one can serve, and forgiven when
+none can. One that refused or went away has failed: it is forgiven only where the log still counts a holder and no other
+source is left, and then with growing pauses. One that sent wrong bytes is never used again.
+"""
+
+from collections import Counter
+from typing import Final
+
+from tensorhub_common.protocol.plans import SourceId
+
+FORGIVEN_MAX: Final = 8
+"""One source is forgiven so often in one read; then it has failed."""
+
+
+class Trust:
+    """What one read has found out about its sources."""
+
+    def __init__(self) -> None:
+        """Begin with trust in everybody."""
+        self._failed: dict[SourceId, None] = {}
+        self._wrong: dict[SourceId, None] = {}
+        self._suspects: dict[SourceId, None] = {}
+        self._forgiven: Counter[SourceId] = Counter()
+
+    def fail(self, source: SourceId) -> None:
+        """Use it no more, unless no other source is left."""
+        self._suspects.pop(source, None)
+        self._failed[source] = None
+
+    def reject(self, source: SourceId) -> None:
+        """Never use it again in this read: its bytes were wrong."""
+        self.fail(source)
+        self._wrong[source] = None
+
+    def suspect(self, source: SourceId) -> None:
+        """Leave it out while there are others."""
+        if self._forgiven[source] >= FORGIVEN_MAX:
+            self.fail(source)
+        elif source not in self._failed:
+            self._suspects[source] = None
+
+    def forgive(self) -> bool:
+        """Let all suspects come back; says whether there were any."""
+        some = bool(self._suspects)
+        self._forgiven.update(self._suspects.keys())
+        self._suspects.clear()
+        return some
+
+    def forgive_failed(self) -> bool:
+        """Let all come back but those whose bytes were wrong; says whether there may be any to read from then."""
+        others = len(self._failed) > len(self._wrong)
+        self._failed = dict(self._wrong)
+        return others or not self._wrong
+
+    def has_forgiven(self, source: SourceId) -> bool:
+        """Tell whether it was a suspect, and is used again."""
+        return source in self._forgiven
+
+    def has_failed(self, source: SourceId) -> bool:
+        """Tell whether it is never to be used again."""
+        return source in self._failed
+
+    def left_out(self) -> tuple[SourceId, ...]:
+        """Return whom the planner is to leave out now."""
+        return (*self._failed, *self._suspects)

@@ -1,0 +1,50 @@
+"""Whom to ask for more after an event, of a read's sources: those that it concerned, and those that had to wait. Pure.
+
+A source is asked for as much as it may have under way. What stops it is one of three: its own pace, which only an event
+of its own changes; its part of the window, which grows when fewer are busy; or the window, in which others make room.
+
+Always true: a source that may be asked for more is `concerned`, or one of those that `waiting` yields while there is
+room.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tensorhub_agent.transfer.role_index import Roster, in_order
+from tensorhub_agent.transfer.source import Reading
+
+
+@dataclass(slots=True, eq=False)
+class Hungry:
+    """The sources of one read that have pieces to be asked for, and could be asked for no more."""
+
+    is_relayed: bool = False
+    """Others waited for what came when sources were asked last."""
+    _for_room: dict[int, Reading] = field(default_factory=dict)
+    _for_part: dict[int, Reading] = field(default_factory=dict)
+    """The longest waiting first; some may be closed by now, or have nothing more."""
+    _part_bytes: int = 0
+    """What a source's part of the window was when these were asked."""
+
+    def concerned(self, roster: Roster, part_bytes: int) -> list[Reading]:
+        """Return, by number, those that something has happened to, or whose part of the window has grown to this."""
+        found = roster.fresh
+        if self._for_part and part_bytes > self._part_bytes:
+            found = {**found, **self._for_part}
+            self._for_part.clear()
+        self._part_bytes = part_bytes
+        return list(found.values()) if len(found) == 1 else in_order(found)
+
+    def waiting(self) -> Iterator[Reading]:
+        """Yield those that wait for room in the window, each once. Whoever is not taken goes on waiting."""
+        for _ in range(len(self._for_room)):
+            yield self._for_room.pop(next(iter(self._for_room)))
+
+    def stopped(self, source: Reading, part_bytes: int) -> None:
+        """Take note of what stops a source that was asked for as much as it may have."""
+        if not source.queue:
+            return
+        if source.flying_bytes < source.pace.ahead_bytes(part_bytes):
+            self._for_room[source.number] = source
+        elif source.flying_bytes >= part_bytes:
+            self._for_part[source.number] = source

@@ -1,0 +1,296 @@
+"""Which sources of a read are in which role, and when somebody's patience ends: kept, and never searched for. Pure.
+
+A read may have thousands of sources, and most events concern one of them. So a source that something has happened to is
+*touched*, and `settle` counts it anew; whoever asks who is idle, has pieces waiting, or is under way finds these alone.
+
+Always true, once it has settled: every role has exactly the sources that are in it, `flying_bytes` is the sum of
+theirs, and of each source the heap has an entry that is not later than the end of its patience. `check` says so.
+"""
+
+from collections.abc import Iterable
+from enum import IntFlag
+from heapq import heappop, heappush, heapreplace
+from typing import Final
+
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.timeouts import FOREVER
+from tensorhub_common.protocol.plans import Range
+
+
+class Role(IntFlag):
+    """What a source is in the eyes of the read; it may be several of these."""
+
+    LIVE = 1
+    """Pieces may be given to it."""
+    OPENING = 2
+    """Its lease or its transport is awaited, or its turn to be asked."""
+    LATE = 4
+    """The same, of one that crosses for the site."""
+    ASKING = 8
+    """It is being asked for a lease, or let in, and others wait for that."""
+    INSIDE = 16
+    """It takes one of the places of those that have a transport: not while it waits for folds, whose parts may be with
+    those who wait for a place."""
+    SETTLED = 32
+    """Its lease is there."""
+    CLOSING = 64
+    BUSY = 128
+    """It is open, and has something to be asked for, or under way."""
+    FLYING = 256
+    """It has something under way, whatever its phase is."""
+    IDLE = 512
+    """It could be asked for pieces, and there are none for it."""
+    GIVING = 1024
+    """Of what it has to be asked for yet others may take some."""
+    SLOWABLE = 2048
+    """It brings something just now, and could be closed for being slow."""
+    CROSSING = 4096
+    """It is live, and crosses for the site."""
+    GATED = 8192
+    """It has pieces that wait for their fold."""
+    UNWOKEN = 16384
+    """It waits for folds that nobody has asked about yet."""
+    PROMISING = 32768
+    """It says what it promises."""
+    HELD = 65536
+    """Its lease is there, and its transport has to wait."""
+
+
+LIVE: Final = int(Role.LIVE)
+OPENING: Final = int(Role.OPENING)
+LATE: Final = int(Role.LATE)
+ASKING: Final = int(Role.ASKING)
+INSIDE: Final = int(Role.INSIDE)
+SETTLED: Final = int(Role.SETTLED)
+CLOSING: Final = int(Role.CLOSING)
+BUSY: Final = int(Role.BUSY)
+FLYING: Final = int(Role.FLYING)
+IDLE: Final = int(Role.IDLE)
+GIVING: Final = int(Role.GIVING)
+SLOWABLE: Final = int(Role.SLOWABLE)
+CROSSING: Final = int(Role.CROSSING)
+GATED: Final = int(Role.GATED)
+UNWOKEN: Final = int(Role.UNWOKEN)
+PROMISING: Final = int(Role.PROMISING)
+HELD: Final = int(Role.HELD)
+BY_LAYOUT: Final = IDLE | GIVING | SLOWABLE
+
+Sources = dict[int, Reading]
+"""By number. Those of a role stand in the order in which they came to it."""
+
+
+def _roles(source: Reading) -> int:
+    """Return what a source is now."""
+    phase, crosses = source.phase, source.share.crosses
+    if phase is SourcePhase.CLOSED:
+        return 0
+    roles = FLYING if source.flying else 0
+    if source.is_inside and source.is_asked and not (crosses or source.waits_for_folds):
+        roles |= INSIDE
+    if phase is SourcePhase.CLOSING:
+        return roles | CLOSING
+    roles |= _roles_of_pieces(source)
+    if not source.doubted:
+        roles |= LIVE | CROSSING if crosses else LIVE
+    if phase is SourcePhase.OPEN:
+        return roles | SETTLED | _roles_of_open(source, roles)
+    if phase is SourcePhase.HELD:
+        return roles | SETTLED | HELD
+    if crosses:
+        return roles | LATE
+    return roles | OPENING | ASKING if source.is_asked else roles | OPENING
+
+
+def _roles_of_pieces(source: Reading) -> int:
+    roles = GIVING if source.queue or source.parked else 0
+    if source.gated:
+        roles |= GATED | UNWOKEN if source.fresh_gated else GATED
+    return roles if source.promised is None else roles | PROMISING
+
+
+def _roles_of_open(source: Reading, roles: int) -> int:
+    busy = BUSY if source.queue or source.flying else 0
+    if source.confirming:
+        return busy
+    if source.flying:
+        return busy if source.share.transport == "local" else busy | SLOWABLE
+    return busy if roles & GIVING else IDLE
+
+
+class Roster:
+    """The sources of one read by their roles."""
+
+    def __init__(self, stall_s: float) -> None:
+        """Begin with none; nothing is expected of an open one before the read is `running`."""
+        self.running = False
+        self.touched: Sources = {}
+        self.fresh: Sources = {}
+        """Those that have settled since the read last got on."""
+        self.flying_bytes = 0
+        self.offered: tuple[int, list[Range]] = (0, [])
+        """How many were crossing, and what was loose, when that was last offered to all who are idle."""
+        self._stall_s = stall_s
+        self._by_role: dict[int, Sources] = {int(role): {} for role in Role}
+        self._by_layout: dict[int, dict[str | None, Sources]] = {IDLE: {}, GIVING: {}, SLOWABLE: {}}
+        self.by_number: Sources = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, source: Reading) -> None:
+        """Take a new source."""
+        self.by_number[source.number] = source
+        source.touched, source.roles, source.counted_bytes, source.look_at = self.touched, 0, 0, FOREVER
+        source.touch()
+
+    def begins(self) -> None:
+        """Expect something of open sources from now on."""
+        self.running = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at all live sources: what holds for all of them has changed."""
+        self.settle()
+        self.touched.update(self._by_role[LIVE])
+
+    # Who is what.
+
+    def of(self, role: int) -> Sources:
+        """Return the sources of a role."""
+        return self._by_role[role]
+
+    def count(self, role: int) -> int:
+        """Return how many there are."""
+        return len(self._by_role[role])
+
+    def of_layout(self, role: int, layout: str | None) -> Sources:
+        """Return those of a role that have a layout; None: all, for one who takes from whatever layout."""
+        if layout is None:
+            return self._by_role[role]
+        return self._by_layout[role].get(layout, {})
+
+    def idle_of(self, kind: str | None) -> Sources:
+        """Return the idle ones of a kind (`Reading.kind`)."""
+        return self._by_layout[IDLE].get(kind, {})
+
+    def idle_kinds(self) -> Iterable[str | None]:
+        """Return the kinds of which some are idle."""
+        return self._by_layout[IDLE]
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte can be written into the destination any more.
+
+        What a source has flying is forgotten only when it has answered for it or is closed.
+        """
+        self.settle()
+        return not self._by_role[FLYING]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the leases are there: of a group's crossers one may come late, as long as anybody is open."""
+        self.settle()
+        if self._by_role[CLOSING] or self._by_role[OPENING]:
+            return False
+        return bool(self._by_role[SETTLED]) or not self._by_role[LATE]
+
+    # Keeping it.
+
+    def settle(self) -> None:
+        """Count those anew that something has happened to."""
+        if not self.touched:
+            return
+        heap = self._heap
+        for number, source in self.touched.items():
+            self.flying_bytes += source.flying_bytes - source.counted_bytes
+            source.counted_bytes = source.flying_bytes
+            roles = _roles(source)
+            if roles != source.roles:
+                self._move(source, roles)
+            due = self._due(source)
+            if due < source.look_at:
+                source.look_at = due
+                heappush(heap, (due, number))
+        self.fresh.update(self.touched)
+        self.touched.clear()
+
+    def _move(self, source: Reading, roles: int) -> None:
+        changed, number = roles ^ source.roles, source.number
+        source.roles = roles
+        while changed:
+            role = changed & -changed
+            changed ^= role
+            if roles & role:
+                self._by_role[role][number] = source
+            else:
+                del self._by_role[role][number]
+            if role & BY_LAYOUT:
+                self._move_layout(source, role, joins=bool(roles & role))
+
+    def _move_layout(self, source: Reading, role: int, *, joins: bool) -> None:
+        kind = source.kind if role == IDLE else source.layout
+        all_of_it = self._by_layout[role]
+        if joins:
+            all_of_it.setdefault(kind, {})[source.number] = source
+            return
+        del all_of_it[kind][source.number]
+        if not all_of_it[kind]:
+            del all_of_it[kind]
+
+    # Patience.
+
+    def _due(self, source: Reading) -> float:
+        """Return when a source is left; before the read begins nothing is expected of an open one."""
+        if not self.running and source.phase is SourcePhase.OPEN:
+            return FOREVER
+        return source.due(self._stall_s)
+
+    def due_after(self) -> float:
+        """Return a moment before which nobody's patience ends. It costs less than to know when the first one does."""
+        if self.touched:
+            self.settle()
+        return self._heap[0][0] if self._heap else FOREVER
+
+    def next_due(self) -> float:
+        """Return when the first patience ends. What has moved further away meanwhile is looked at only now."""
+        self.settle()
+        heap = self._heap
+        while heap:
+            when, number = heap[0]
+            source = self.by_number[number]
+            due = self._due(source)
+            if when == source.look_at == due:
+                return when
+            if when == source.look_at and due < FOREVER:
+                source.look_at = due
+                heapreplace(heap, (due, number))
+                continue
+            if when == source.look_at:
+                source.look_at = FOREVER
+            heappop(heap)
+        return FOREVER
+
+    def overdue(self, now: float) -> list[Reading]:
+        """Return those whose patience has ended, by number."""
+        found: Sources = {}
+        while self.due_after() <= now and self.next_due() <= now:
+            _, number = heappop(self._heap)
+            source = self.by_number[number]
+            source.look_at = FOREVER
+            found[number] = source
+        # Whoever they are, something happens to them now, or they would never be looked at again.
+        self.touched.update(found)
+        return [found[number] for number in sorted(found)]
+
+    def check(self) -> None:
+        """Raise AssertionError unless everybody is counted as what it is."""
+        self.settle()
+        for role, sources in self._by_role.items():
+            right = {number for number, source in self.by_number.items() if _roles(source) & role}
+            assert sources.keys() == right, f"{Role(role).name} are {sorted(right)}, and {sorted(sources)} are known"
+        assert self.flying_bytes == sum(source.flying_bytes for source in self.by_number.values())
+        due = min((self._due(source) for source in self.by_number.values()), default=FOREVER)
+        assert self.next_due() == due, f"somebody is due at {due}, and {self.next_due()} is known"
+
+
+def in_order(sources: Sources) -> list[Reading]:
+    """Return sources by their numbers."""
+    return [sources[number] for number in sorted(sources)]

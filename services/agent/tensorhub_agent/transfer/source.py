@@ -1,0 +1,402 @@
+"""One source of a read: how far it is, and what it has under way, or has brought and not confirmed yet. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from tensorhub_agent.primitives.ranges import count_of, mark, split
+from tensorhub_agent.rates.link_rates import Meter
+from tensorhub_agent.rates.source_rate import Pace
+from tensorhub_agent.transfer.portion import Portion
+from tensorhub_agent.transfer.timeouts import FOREVER, opening_s, silent_s, waiting_until
+from tensorhub_common.protocol.plans import Range, Share
+from tensorhub_common.protocol.worker import Encoded, How
+
+BATCH_PIECES_MAX: Final = 4096
+"""A batch of tiny tensors has at most so many pieces."""
+
+HOPE_S: Final = 5.0
+"""A piece that its source has not promised is awaited for so long: it may have to open a source of its own first, or to
+hear that it has inherited the piece, on a busy machine."""
+
+
+class SourcePhase(StrEnum):
+    """How far one source is."""
+
+    OPENING = "opening"
+    HELD = "held"
+    """Its lease is there, and its transport is to be opened later."""
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True, eq=False)
+class Reading(Portion):
+    """One source of the read. `since` is when it last made progress, or was first asked for something."""
+
+    number: int
+    share: Share
+    phase: SourcePhase
+    since: float
+    owed: int = 0
+    """So many partials of it are under way, or wait for its word: the next ones come after that."""
+    hopes_until: float = FOREVER
+    """Until then pieces are parked that it has not promised."""
+    stream: int = 0
+    """Which of the sessions that carry one share."""
+    is_asked: bool = True
+    """Whether it is being opened, or was. It waits for its turn before that."""
+    is_inside: bool = True
+    """Whether it has a transport, or gets one with its lease: so many may at a time."""
+    shown_at: float | None = None
+    """When a half-filled source had shown all that was parked here."""
+    is_lost: bool = False
+    """The log has lost its agent; its connection may stand."""
+    fed: float = 0.0
+    """When a half-filled source was last seen to have something new, or was begun to be waited for."""
+    flying: dict[int, tuple[tuple[Range, ...], int]] = field(default_factory=dict)
+    """What is under way by batch, and its bytes."""
+    flying_bytes: int = 0
+    """All of that."""
+    unconfirmed: list[Range] = field(default_factory=list)
+    unconfirmed_bytes: int = 0
+    early_bytes: int = 0
+    """Of what is under way so much is known to have come."""
+    confirming: bool = False
+    checking: int = 0
+    """So many runs of `unconfirmed` are being asked about early, while more is brought."""
+    checking_bytes: int = 0
+    doubted: bool = False
+    """Its bytes were wrong, and it is being asked whether its lease held: a source that moved on is not at fault."""
+    got_bytes: int = 0
+    """What has come of it and counts."""
+    got_pieces: int = 0
+    wasted_bytes: int = 0
+    """What was asked of it and did not count in the end."""
+    encoded: dict[How, Encoded] = field(default_factory=dict)
+    """What came otherwise than as it is."""
+    retried: int = 0
+    """Of its pieces so many were asked for again, here or elsewhere."""
+    lost: str = ""
+    """Why it was left out before its end."""
+    pace: Pace = field(init=False)
+    meter: Meter = field(default_factory=Meter)
+    """Of the link that its bytes come by."""
+    touched: "dict[int, Reading]" = field(default_factory=dict, repr=False)
+    """Sources of its read that something has happened to, by number; the roster takes them out."""
+    roles: int = 0
+    """What the roster has it counted as, and what it has counted of it and when it looks at it at the latest."""
+    counted_bytes: int = 0
+    look_at: float = FOREVER
+
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self.fed = self.since
+        self.pace = Pace(self.share.transport, self.share.far)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether pieces may be given to it: it can be read from, or will be."""
+        return self.phase in (SourcePhase.OPEN, SourcePhase.HELD, SourcePhase.OPENING) and not self.doubted
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked for pieces now."""
+        return self.phase is SourcePhase.OPEN and not self.confirming
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it could be asked for pieces, and there are none for it."""
+        return self.is_ready and not self.queue and not self.flying and not self.parked
+
+    @property
+    def is_done_with(self) -> bool:
+        """Whether it has brought its part, and nothing of it is open."""
+        return self.is_idle and not (self.unconfirmed or self.checking or self.gated or self.doubted)
+
+    @property
+    def waits_for_folds(self) -> bool:
+        """Whether nothing can be asked of it before others have brought parts of blocks."""
+        return bool(self.gated) and self.is_idle and not (self.unconfirmed or self.checking)
+
+    @property
+    def kind(self) -> str | None:
+        """The layout of those whose pieces it may take over; None: of whatever layout they are.
+
+        Most sources of other layouts than the reader's have each their own.
+        """
+        return None if self.able is None or self.share.crosses else self.layout
+
+    @property
+    def layout(self) -> str:
+        """Its layout, as the program names it; empty in a read by pieces."""
+        return self.share.layout or ""
+
+    def due(self, stall_s: float) -> float:
+        """Return until when it may go on as it does, without progress or without anything new."""
+        if self.phase is SourcePhase.OPEN:
+            if self.parked and not self.queue and not self.flying:
+                return waiting_until(self, stall_s)
+            return self.since + silent_s(self, stall_s)
+        is_opening = self.phase is SourcePhase.OPENING and self.is_asked
+        return self.since + opening_s(self) if is_opening else FOREVER
+
+    def remaining_s(self, now: float) -> float:
+        """Return how long what is under way is expected to take yet."""
+        return self.pace.remaining_s(self.flying_bytes - self.early_bytes, now - self.since)
+
+    def left_s(self, sizes: Sequence[int], now: float) -> float:
+        """Return how long all that it is to bring is expected to take yet."""
+        nbytes = self.queued_bytes(sizes) + self.flying_bytes - self.early_bytes
+        return self.pace.remaining_s(nbytes, now - self.since)
+
+    def places(self) -> Iterable[Iterable[Range]]:
+        """Yield everything that is with this source."""
+        yield self.queue
+        yield self.parked
+        yield self.gated
+        yield self.unconfirmed
+        for ranges, _ in self.flying.values():
+            yield ranges
+
+    # How far it is.
+
+    def touch(self) -> None:
+        """Have the read look at it after this event."""
+        self.touched[self.number] = self
+
+    def takes_turn(self, now: float, *, inside: bool) -> None:
+        """Its turn has come to be asked for a lease; `inside`: its transport is opened at once."""
+        self.is_asked, self.is_inside, self.since, self.fed = True, inside, now, now
+        self.touch()
+
+    def leased(self) -> None:
+        """Its lease is there."""
+        self.phase = SourcePhase.HELD
+        self.touch()
+
+    def enters(self, now: float) -> None:
+        """Its turn has come to have its transport opened."""
+        self.phase, self.is_inside, self.since, self.fed = SourcePhase.OPENING, True, now, now
+        self.touch()
+
+    def opens(self, now: float) -> None:
+        """Its lease is there, and its transport."""
+        self.phase, self.since = SourcePhase.OPEN, now
+        self.touch()
+
+    def closes(self, reason: str = "") -> None:
+        """It is to be closed, or is, where it was never asked; `reason` is why before its end."""
+        self.phase = SourcePhase.CLOSING if self.is_asked else SourcePhase.CLOSED
+        self.confirming, self.lost = False, reason or self.lost
+        self.touch()
+
+    def ends(self, now: float) -> None:
+        """Nothing more can come from it."""
+        self.phase = SourcePhase.CLOSED
+        if self.flying:
+            self.meter.ends(now)
+        self.touch()
+
+    def begins(self, now: float) -> None:
+        """It is expected from now on to bring something."""
+        self.since = self.fed = now
+        self.touch()
+
+    def paused(self, late_s: float, now: float) -> None:
+        """Take a pause of the reader out of what it is silent for."""
+        self.since, self.fed = min(self.since + late_s, now), min(self.fed + late_s, now)
+        self.touch()
+
+    def is_lost_to_log(self) -> None:
+        """The log has lost its agent."""
+        self.is_lost = True
+        self.touch()
+
+    # What is asked of it about its lease.
+
+    def asks_to_confirm(self, now: float) -> None:
+        """Ask whether the lease has held for all that came."""
+        self.confirming, self.since = True, now
+        self.touch()
+
+    def is_doubted(self) -> None:
+        """Its bytes were wrong; ask whether its lease has held."""
+        self.doubted = self.confirming = True
+        self.touch()
+
+    def has_answered(self, now: float) -> None:
+        """It has said whether its lease held."""
+        self.confirming, self.since = False, now
+        self.touch()
+
+    # What happens to its pieces.
+
+    def fills(self, pieces: int, there: Iterable[Range], now: float, *, promises: bool = False) -> None:
+        """Take note that it is half-filled: it has some of so many pieces, and perhaps promises others."""
+        self.touch()
+        self.has = bytearray(pieces)
+        self.promised = bytearray(pieces) if promises else None
+        mark(self.has, there)
+        given = list(self.queue)
+        self.queue.clear()
+        self.give(given)
+        self.fed = now
+
+    def available(self, ranges: Iterable[Range], now: float) -> None:
+        """Take note of what a half-filled source has now, or of its word that it lives."""
+        self.touch()
+        if self.has is None:
+            return
+        if not self.flying:
+            self.since = now
+        before = self.has.count(1)
+        mark(self.has, ranges)
+        if self.has.count(1) > before:
+            self.fed = now
+            there, self.parked = split(self.has, self.parked)
+            self.queue.extend(there)
+            if there and not self.parked:
+                self.shown_at = now
+
+    def despair(self, now: float) -> list[Range]:
+        """Give up the pieces that are parked without a promise, once they were for `HOPE_S`; returns them."""
+        self.touch()
+        hopeless = split(self.promised, self.parked)[1] if self.promised is not None else []
+        if not hopeless or self.phase is not SourcePhase.OPEN:
+            self.hopes_until = FOREVER
+        elif self.hopes_until == FOREVER:
+            self.hopes_until = now + HOPE_S
+        elif now >= self.hopes_until and self.promised is not None:
+            self.parked = split(self.promised, self.parked)[0]
+            return hopeless
+        return []
+
+    def of_use(self, loose: list[Range]) -> list[Range]:
+        """Take out of what is loose, and return, what a half-filled source has or promises."""
+        found: list[Range] = []
+        for marks in (self.has, self.promised):
+            if marks is not None and loose:
+                there, loose[:] = split(marks, loose)
+                found.extend(there)
+        return found
+
+    def cut_batch(
+        self, sizes: Sequence[int], share_bytes: int, *, relayed: bool = False
+    ) -> tuple[tuple[Range, ...], int]:
+        """Take the next pieces out of the queue, about a batch of them; returns them and their bytes."""
+        self.touch()
+        largest = self.pace.batch_bytes(share_bytes, relayed=relayed)
+        ranges: list[Range] = []
+        nbytes = pieces = 0
+        while self.queue and nbytes < largest and pieces < BATCH_PIECES_MAX:
+            first, count = self.queue.popleft()
+            if ranges and (first < self.partials) != (ranges[0][0] < self.partials):
+                self.queue.appendleft((first, count))
+                break
+            taken = 0
+            while taken < count and nbytes < largest and pieces < BATCH_PIECES_MAX:
+                if taken and first + taken == self.partials:
+                    break
+                nbytes += sizes[first + taken]
+                taken += 1
+                pieces += 1
+            ranges.append((first, taken))
+            if taken < count:
+                self.queue.appendleft((first + taken, count - taken))
+        return tuple(ranges), nbytes
+
+    def asked(self, batch: int, ranges: tuple[Range, ...], nbytes: int, now: float) -> None:
+        """Take note of a batch that is under way; with the first one its patience begins."""
+        self.touch()
+        if not self.flying:
+            self.since, self.early_bytes = now, 0
+            self.meter.begins(now)
+        self.flying[batch] = (ranges, nbytes)
+        self.flying_bytes += nbytes
+        self.owed += count_of(ranges) if ranges[0][0] < self.partials else 0
+
+    def progressed(self, nbytes: int, now: float) -> None:
+        """Take note of bytes that came within a batch: never more than are under way, so no word counts for ever."""
+        came = min(nbytes, self.flying_bytes - self.early_bytes)
+        if came > 0:
+            self.early_bytes += came
+            self.pace.came(came, now - self.since)
+            self.meter.came(came)
+            self.since = now
+            self.touch()
+
+    def answered(self, batch: int, now: float) -> tuple[tuple[Range, ...], int]:
+        """Take a batch out of what is under way; returns its pieces and bytes."""
+        self.touch()
+        ranges, nbytes = self.flying.pop(batch)
+        self.flying_bytes -= nbytes
+        late_bytes = max(nbytes - self.early_bytes, 0)
+        self.pace.came(late_bytes, now - self.since)
+        self.meter.came(late_bytes)
+        if not self.flying:
+            self.meter.ends(now)
+        self.early_bytes = max(self.early_bytes - nbytes, 0)
+        self.since = now
+        return ranges, nbytes
+
+    def decoded(self, encoded: Sequence[Encoded], now: float) -> None:
+        """Note what came otherwise than as it is. Of the link it tells nothing."""
+        if encoded:
+            self.meter.forget(now)
+        for each in encoded:
+            before = self.encoded.get(each.how)
+            self.encoded[each.how] = each if before is None else _sum(before, each)
+
+    def got(self, pieces: int, nbytes: int) -> None:
+        """Count what counts."""
+        self.got_pieces += pieces
+        self.got_bytes += nbytes
+
+    def wasted(self, pieces: int, nbytes: int) -> None:
+        """Count what is asked for again."""
+        self.retried += pieces
+        self.wasted_bytes += nbytes
+
+    def check_early(self) -> None:
+        """Ask about what has come so far: others wait for it."""
+        self.touch()
+        self.checking, self.checking_bytes = len(self.unconfirmed), self.unconfirmed_bytes
+
+    def confirmed(self) -> list[Range]:
+        """Count what waited for the source's word when it was asked, and return it."""
+        self.touch()
+        runs = self.checking or len(self.unconfirmed)
+        nbytes = self.checking_bytes if self.checking else self.unconfirmed_bytes
+        ranges, self.unconfirmed = self.unconfirmed[:runs], self.unconfirmed[runs:]
+        self.got(count_of(ranges), nbytes)
+        self.unconfirmed_bytes -= nbytes
+        self.checking = 0
+        self.owed -= count_of(each for each in ranges if each[0] < self.partials)
+        return ranges
+
+    def give_up(self) -> list[Range]:
+        """Return everything that is with it: nothing more comes."""
+        self.touch()
+        ranges = [*self.let_all_go(), *self.unconfirmed]
+        asked = count_of(self.unconfirmed)
+        for batch, _ in self.flying.values():
+            ranges.extend(batch)
+            asked += count_of(batch)
+        self.wasted(asked, self.flying_bytes + self.unconfirmed_bytes)
+        self.flying.clear()
+        self.unconfirmed, self.flying_bytes, self.unconfirmed_bytes, self.early_bytes = [], 0, 0, 0
+        self.checking = self.owed = 0
+        return ranges
+
+
+def _sum(before: Encoded, more: Encoded) -> Encoded:
+    """Return both as one; the later reason stands for both."""
+    return Encoded(
+        how=more.how,
+        nbytes=before.nbytes + more.nbytes,
+        wire_bytes=before.wire_bytes + more.wire_bytes,
+        why=more.why,
+    )

@@ -1,0 +1,398 @@
+"""All sources of one read, and the pieces that are with none of them: who brings what, and who is left. Pure.
+
+Always true: a piece that is missing is loose or with one source; what a source has under way is loose again only once
+that source is closed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tensorhub_agent.primitives.ranges import count_of, merged, split, take_first
+from tensorhub_agent.rates.link_rates import Meters
+from tensorhub_agent.transfer.admission import Doors
+from tensorhub_agent.transfer.balancing import check, feed, fill, share_out, too_slow
+from tensorhub_agent.transfer.ceding import cede
+from tensorhub_agent.transfer.exclusions import Trust
+from tensorhub_agent.transfer.flow_control import Hungry
+from tensorhub_agent.transfer.fold_progress import Folding
+from tensorhub_agent.transfer.relaying import is_early_word_wanted
+from tensorhub_agent.transfer.role_index import BUSY, GATED, GIVING, LIVE, PROMISING, SETTLED, UNWOKEN, Roster, in_order
+from tensorhub_agent.transfer.site_handoff import Mates
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.trial import NO_FASTER, Trial
+from tensorhub_agent.transfer.verification import Proof
+from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.protocol.plans import SHARES_MAX, Plan, Range, Share, SourceId
+
+SLOW_CLOSED_MAX: Final = 4
+"""So many sources are closed for being slow in one read."""
+
+
+def everything(_: Share) -> bytearray | None:
+    """Say of a source of the reader's own layout that it has every piece."""
+    return None
+
+
+def nothing(_: Share) -> bytearray | None:
+    """Say of a source of the reader's own layout that it computes no piece of parts of blocks."""
+    return None
+
+
+class Readings:
+    """The sources of a read whose shard has pieces of these sizes."""
+
+    def __init__(
+        self,
+        nbytes: Sequence[int],
+        proof: Proof,
+        *,
+        window_bytes: int,
+        stall_s: float,
+        first_number: int,
+        able: Callable[[Share], bytearray | None],
+        by_amax: Callable[[Share], bytearray | None] = nothing,
+        folds: Folds | None = None,
+    ) -> None:
+        """Begin with no source; `able` returns marks of the pieces that a share's source has or will have.
+
+        `by_amax` returns marks of those that it computes of parts of blocks; `folds` says what these need.
+        """
+        self.by_number: dict[int, Reading] = {}
+        self.folding = Folding(folds, len(nbytes))
+        self.loose = self.folding.apart(proof.missing())[1]
+        """What is missing, and no source is to bring."""
+        self.roster, self._doors = Roster(stall_s), Doors()
+        self._live_as: dict[tuple[SourceId, str, bool, int], Reading] = {}
+        """The last session of each kind with each source."""
+        self._hungry = Hungry()
+        self.todo = Todo()
+        self.trust, self.trial, self.meters = Trust(), Trial(), Meters()
+        self.mates = Mates(self.loose, self.roster, len(nbytes))
+        self.next_number = first_number
+        """The first number that no source and no batch of this read has."""
+        self._nbytes, self._window_bytes, self._able, self._by_amax = nbytes, window_bytes, able, by_amax
+        self._proof = proof
+        proof.optional = self.folding.partials
+        self._slow_closed = 0
+        self._slow: Reading | None = None
+        """The one that was closed last for being slow."""
+
+    # Who there is.
+
+    def open_one(self, number: int) -> Reading | None:
+        """Return the source of this number if it is open."""
+        source = self.by_number.get(number)
+        return source if source is not None and source.phase is SourcePhase.OPEN else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the leases are there, on all that is missing."""
+        return not self.loose and self.roster.is_settled
+
+    def left_out(self) -> tuple[SourceId, ...]:
+        """Return whom a plan is to name no more, or not now."""
+        return (*self.trust.left_out(), *self.trial.avoid)
+
+    def firm(self) -> list[Range]:
+        """Return what is under way, or waits its turn at a source that has it: nobody else has to get it first."""
+        self.roster.settle()
+        there = in_order(self.roster.of(SETTLED))
+        flying = [run for source in there for ranges, _ in source.flying.values() for run in ranges]
+        come = [run for source in there for run in source.unconfirmed]
+        return [*flying, *come, *(run for source in there for run in source.queue)]
+
+    def awaited(self) -> list[Range]:
+        """Return what waits for others to get it."""
+        self.roster.settle()
+        return [run for source in in_order(self.roster.of(GIVING)) for run in source.parked]
+
+    def exist(self, pieces: Sequence[Range]) -> bool:
+        """Tell whether these are pieces of this shard, whatever a source says."""
+        return all(first >= 0 and 0 < count <= len(self._nbytes) - first for first, count in pieces)
+
+    def check(self, done: bytearray) -> None:
+        """Raise AssertionError unless each piece that is not done is in exactly one place."""
+        check(done, self.loose, self.by_number.values(), self.folding.places())
+        self.roster.check()
+        for source in self.by_number.values():
+            assert source.flying_bytes == sum(nbytes for _, nbytes in source.flying.values()), source.number
+
+    def check_fed(self) -> None:
+        """Raise AssertionError when a source has nothing under way though it could."""
+        for source in self.by_number.values():
+            starved = source.is_ready and source.queue and not source.flying and not source.checking
+            assert not starved, f"source {source.number} has pieces to bring, and is asked for none"
+
+    # Who brings what.
+
+    def spread(self, plan: Plan, now: float) -> bool:
+        """Give the loose pieces to the plan's sources; what the plan left out stays loose. False: it gave none."""
+        before = count_of(self.loose)
+        self.mates.crossers = self.mates.crossers or plan.crossers
+        given, self.loose[:] = self.folding.spread(plan, self.loose, len(self._nbytes))
+        for share, ranges in given:
+            for stream in range(share.streams):
+                part = take_first(ranges, -(-count_of(ranges) // (share.streams - stream)))
+                can = part and not self.trust.has_failed(share.source)
+                source = self._source_of(share, stream, now) if can else None
+                if source is None:
+                    self.loose.extend(part)
+                else:
+                    source.give(part)
+        self._follow()
+        return not before or count_of(self.loose) < before
+
+    def _source_of(self, share: Share, stream: int, now: float) -> Reading | None:
+        """Return the live source that is a share's stream, or open it; None where more can't be open."""
+        wanted = (share.source, share.transport, share.crosses, stream)
+        known = self._live_as.get(wanted)
+        if known is not None and known.is_live:
+            return known
+        self.roster.settle()
+        live = self.roster.of(LIVE)
+        if len(live) >= SHARES_MAX:
+            whole = [source for source in live.values() if source.able is None]
+            return min(whole, key=lambda each: (each.waiting, each.number), default=None)
+        source = Reading(self.next_number, share, SourcePhase.OPENING, now, able=self._able(share), stream=stream)
+        source.partials, source.unknown = self.folding.partials, self.folding.unknown
+        source.by_amax = self._by_amax(share)
+        source.pace.is_trusted = self.trust.has_forgiven(share.source)
+        source.meter = self.meters.of(share)
+        self.next_number += 1
+        self.by_number[source.number] = self._live_as[wanted] = source
+        self._doors.add(source)
+        self.roster.add(source)
+        return source
+
+    def hold(self, source: Reading) -> None:
+        """Take note that a lease is there; the source waits to enter."""
+        self._doors.hold(source)
+
+    def open(self, now: float) -> None:
+        """Let sources in, and ask others for their leases, whose turn it is."""
+        if not self._doors.are_awaited:
+            return
+        self.todo.enter += self._doors.let_in(self.roster, now)
+        for number, share, is_held in self._doors.ask(self.roster, now):
+            (self.todo.hold if is_held else self.todo.open).append((number, share))
+
+    def share_out(self, *, is_told: bool) -> bool:
+        """Give what is loose to those that there are; tells whether they take all of it.
+
+        `is_told`: a planner has said that nobody else has it; without its word nobody says who has it computed already.
+        """
+        self.roster.settle()
+        live = in_order(self.roster.of(LIVE))
+        others = self._give_doubted(live) if is_told else live
+        if others:
+            share_out(self.loose, others)
+        if others and self.loose and not is_told:
+            self.loose += self.folding.wake(self.loose)
+            self._follow()
+            share_out(self.loose, others)
+        return bool(live) and not self.loose
+
+    def _give_doubted(self, sources: Sequence[Reading]) -> list[Reading]:
+        """Give mates that were waited for in vain only what they have or promise; return the other sources.
+
+        Two mates that lack the same piece would else wait for each other until their calls end.
+        """
+        others = []
+        for source in sources:
+            if source.share.source in self.mates.uncrossed and source.has is not None:
+                source.give(source.of_use(self.loose))
+            else:
+                others.append(source)
+        return others
+
+    # Folds.
+
+    def folded(self, number: int, partials: Sequence[Range]) -> None:
+        """Count partials of a source, and the scales that follow; ask for what has waited for them."""
+        scales, is_known = self.folding.folded(partials)
+        self._fold(number, partials, scales)
+        if is_known:
+            self.roster.settle()
+            for source in in_order(self.roster.of(GATED)):
+                source.freed()
+
+    def _follow(self) -> None:
+        """Leave scales that nobody brings to their folds; some of these may be known."""
+        self.loose[:], known = self.folding.follow(self.loose)
+        if known:
+            self._fold(0, (), known)
+
+    def _fold(self, number: int, partials: Sequence[Range], scales: Sequence[Range]) -> None:
+        self.todo.fold.append((number, tuple(partials), tuple(scales)))
+        self._proof.confirmed([*partials, *scales])
+        self.todo.proven.extend(scales)
+
+    def wake(self) -> None:
+        """Want the partials without which sources can't be asked for what was given to them."""
+        if not self.folding.partials:
+            return
+        self.roster.settle()
+        for source in in_order(self.roster.of(UNWOKEN)):
+            self.loose += self.folding.wake(source.unwoken())
+
+    def give_up_folds(self) -> None:
+        """Let partials sleep that nobody has, so that the next plan may do without them."""
+        partials, others = self.folding.apart(self.loose)
+        if partials:
+            scales, values = self.folding.sleep(partials)
+            self.roster.settle()
+            back = [run for source in in_order(self.roster.of(GATED)) for run in source.give_back(values)]
+            self.loose[:] = merged([*others, *scales, *back])
+
+    def cede(self, began: float, now: float) -> None:
+        """Hand over to mates what would take a slow far source too long."""
+        self.roster.settle()
+        self.todo.ceded += cede(in_order(self.roster.of(LIVE)), self._nbytes, began, now)
+
+    def to_be_planned(self) -> tuple[Range, ...]:
+        """Return for what a plan is asked next: what was inherited by itself, for it is divided otherwise."""
+        self.loose[:] = merged(self.loose)
+        return self.mates.inherited(self.loose) or self.folding.choice(self.loose)
+
+    def lose_agent(self, agent: str, incarnation: int) -> None:
+        """Take note that the log has lost an agent: who is silent there is not waited for much longer."""
+        for source in self.by_number.values():
+            if source.share.source.agent == agent and source.share.source.incarnation <= incarnation:
+                source.is_lost_to_log()
+
+    def pump(self, now: float, *, is_asking: bool, is_relayed: bool) -> None:
+        """Ask every source for as much as its part of the window allows, and idle ones for what others have waiting.
+
+        `is_asking`: a question for a plan is out; `is_relayed`: others wait for what comes here.
+        """
+        roster = self.roster
+        if is_relayed != self._hungry.is_relayed:
+            self._hungry.is_relayed = is_relayed
+            roster.refresh()
+        roster.settle()
+        for in_vain in self.trial.look(roster.of(LIVE).values(), self.loose, self._nbytes, now, asks=is_asking):
+            self.close(in_vain, NO_FASTER)
+        if not (roster.fresh or roster.touched or self.loose or roster.offered[1]):
+            return
+        feed(roster, self.loose)
+        if self._doors.are_awaited:
+            for source in self._doors.leaving(roster):
+                self.close(source)
+        roster.settle()
+        part_bytes = self._window_bytes // max(roster.count(BUSY), 1)
+        room_bytes = self._window_bytes - roster.flying_bytes
+        for source in self._hungry.concerned(roster, part_bytes):
+            room_bytes -= self._ask(source, part_bytes, room_bytes, now)
+        if room_bytes > 0:
+            for source in self._hungry.waiting():
+                room_bytes -= self._ask(source, part_bytes, room_bytes, now)
+                if room_bytes <= 0:
+                    break
+        roster.settle()
+        roster.fresh.clear()
+
+    def _ask(self, source: Reading, part_bytes: int, room_bytes: int, now: float) -> int:
+        """Ask a source for as much as it may have under way, and for its word on what has come; return the bytes."""
+        if not source.is_ready:
+            return 0
+        is_relayed, asked_bytes = self._hungry.is_relayed, 0
+        if source.queue:
+            for ranges, nbytes in fill(source, self._nbytes, part_bytes, room_bytes, relayed=is_relayed):
+                source.asked(self.next_number, ranges, nbytes, now)
+                self.todo.post.append((source.number, self.next_number, ranges))
+                self.next_number += 1
+                asked_bytes += nbytes
+            self._hungry.stopped(source, part_bytes)
+        if source.unconfirmed and not source.checking:
+            self._ask_for_word(source, now, is_relayed=is_relayed)
+        return asked_bytes
+
+    def _ask_for_word(self, source: Reading, now: float, *, is_relayed: bool) -> None:
+        """Ask whether the lease held, when all has come; where others wait for it, on the way too."""
+        if not source.queue and not source.flying:
+            source.asks_to_confirm(now)
+        elif is_early_word_wanted(source, is_relayed=is_relayed):
+            source.check_early()
+        else:
+            return
+        self.todo.confirm.append(source.number)
+
+    def count(self, source: Reading, ranges: tuple[Range, ...], nbytes: int, digests: bytes) -> None:
+        """Count what has the right digests; what has not is loose again."""
+        wrong = self._proof.count(ranges, digests)
+        wrong_bytes = sum(sum(self._nbytes[first : first + count]) for first, count in wrong)
+        source.got(count_of(ranges) - count_of(wrong), nbytes - wrong_bytes)
+        self.todo.proven.extend(split(self._proof.done, ranges)[0] if wrong else ranges)
+        if wrong:
+            source.wasted(count_of(wrong), wrong_bytes)
+            self.loose.extend(wrong)
+            self.doubt(source)
+
+    # Who is left.
+
+    def began(self, now: float) -> None:
+        """Expect of all sources from now on that they bring something."""
+        self.roster.begins()
+        for source in self.roster.of(LIVE).values():
+            source.begins(now)
+
+    def paused(self, late_s: float, now: float) -> None:
+        """Take a pause of this process out of what its sources are silent for."""
+        for source in self.roster.of(LIVE).values():
+            source.paused(late_s, now)
+        self.meters.paused(late_s, now)
+
+    def doubt(self, source: Reading) -> None:
+        """Leave a source out whose bytes were wrong, once it has said whether that is its fault."""
+        if source.phase is SourcePhase.OPEN and not source.doubted:
+            source.is_doubted()
+            self.trust.fail(source.share.source)
+            self.todo.confirm.append(source.number)
+
+    def leave(self, source: Reading, reason: str) -> None:
+        """Close a source that may be good for something later: also one that was late to open, but once."""
+        if source.phase is SourcePhase.OPENING and self.trust.has_forgiven(source.share.source):
+            self.trust.fail(source.share.source)
+        elif not source.doubted:
+            self.trust.suspect(source.share.source)
+        self.close(source, reason)
+
+    def leave_slow(self, now: float) -> None:
+        """Close a source whose pieces an idle one brings much sooner; one at a time."""
+        if self._slow_closed >= SLOW_CLOSED_MAX or self.loose:
+            return
+        if self._slow is not None and self._slow.phase is SourcePhase.CLOSING:
+            return
+        slow = too_slow(self.roster, now)
+        if slow is not None:
+            self._slow_closed += 1
+            self._slow = slow
+            self.leave(slow, "it was slow, and another source had nothing left to bring")
+
+    def overdue(self, now: float) -> list[Reading]:
+        """Return whose patience has ended."""
+        return self.roster.overdue(now)
+
+    def despairing(self) -> list[Reading]:
+        """Return who may have pieces parked that it has not promised."""
+        self.roster.settle()
+        return in_order(self.roster.of(PROMISING))
+
+    def close(self, source: Reading, reason: str = "") -> None:
+        """Want a source closed; what waits at it others may bring at once. `reason`: why before its end."""
+        source.closes(reason)
+        self.loose.extend(source.let_all_go())
+        if source.is_asked:
+            self.todo.close.append(source.number)
+
+    def close_all(self) -> None:
+        """Want every source closed that is not yet."""
+        for source in self.by_number.values():
+            if source.phase in (SourcePhase.OPENING, SourcePhase.HELD, SourcePhase.OPEN):
+                self.close(source)
+
+    def closed(self, source: Reading, now: float) -> None:
+        """Nothing more can come from the source: what it had under way others may bring."""
+        source.ends(now)
+        self.loose.extend(source.give_up())

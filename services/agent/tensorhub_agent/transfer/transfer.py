@@ -1,0 +1,430 @@
+"""One read of one shard: which piece comes from which source, and when a piece counts. Pure.
+
+Always true: a piece is with one source at a time, and is asked for elsewhere only after that source has answered for it
+or is closed, so a destination byte has one writer. A piece counts when its digest, taken of the destination, is the one
+that the log's root vouches for; without digests, when its source says after the last byte that the lease still held.
+What it does about sources that are killed, stopped, slow or cut off: docs/protocol.md, "Faults during a transfer".
+"""
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Final
+
+from tensorhub_agent.core.effects import Base
+from tensorhub_agent.primitives.ranges import count_of
+from tensorhub_agent.transfer.ceding import CEDE_PAUSE_S
+from tensorhub_agent.transfer.plan_requests import NO_ANSWER, PLAN_S_MAX, PLANS_MAX, Asking
+from tensorhub_agent.transfer.source import Reading, SourcePhase
+from tensorhub_agent.transfer.source_pool import Readings, everything, nothing
+from tensorhub_agent.transfer.timeouts import FOREVER
+from tensorhub_agent.transfer.todo import Todo
+from tensorhub_agent.transfer.verification import Proof
+from tensorhub_common.errors import IntegrityError, LayoutMismatch, VersionUnavailable
+from tensorhub_common.programs.amax_reductions import Folds
+from tensorhub_common.protocol.plans import PlanAnswer, Range, Refusal, Share, SourceId
+from tensorhub_common.protocol.worker import Encoded
+
+LOOK_S: Final = 0.25
+"""While anything is awaited the read wants to be called so often, to see slow sources and its own pauses."""
+
+LATE_S: Final = 0.1
+"""What a call comes later than wanted, by more than this, is a pause of the reader, and no source's fault."""
+
+
+class Phase(StrEnum):
+    """How far a read is."""
+
+    LEASING = "leasing"
+    LEASED = "leased"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Transfer:
+    """A read in progress. Feed it what happens; after each feed take `todo()` and look at `phase`."""
+
+    def __init__(
+        self,
+        *,
+        version: int,
+        root: str | None,
+        nbytes: Sequence[int],
+        verify: bool,
+        window_bytes: int,
+        stall_s: float,
+        sources_lost_s: float,
+        first_number: int,
+        now: float,
+        kept: tuple[bytearray, bytes] | None = None,
+        able: Callable[[Share], bytearray | None] = everything,
+        by_amax: Callable[[Share], bytearray | None] = nothing,
+        folds: Folds | None = None,
+    ) -> None:
+        """Take the sizes of the shard's pieces, and what an earlier failed read of the same bytes has verified.
+
+        Of a shard that is filled from other layouts than its own they are the units of a program, and `verify` is off:
+        no list of digests is about them. `able` returns marks of those that a share's source has or will have,
+        `by_amax` of those that it computes of parts of blocks; `folds` says what these need.
+        """
+        self.version, self.root = version, root
+        self.proof = Proof(len(nbytes), root, kept, verify=verify)
+        self.phase = Phase.LEASING
+        self.error: tuple[str, str] | None = None
+        self.readings = Readings(
+            nbytes,
+            self.proof,
+            window_bytes=window_bytes,
+            stall_s=stall_s,
+            first_number=first_number,
+            able=able,
+            by_amax=by_amax,
+            folds=folds,
+        )
+        self.asking = Asking(now)
+        self.planned_at = self.leased_at = now
+        self.started = self.first_at = self.last_at = self.ended = now
+        self._nbytes, self._sources_lost_s = nbytes, sources_lost_s
+        self._ending = self._damaged = self._begun = False
+        self._wrong: SourceId | None = None
+        """Whose bytes were wrong though its lease held."""
+        self.base: Base | None = None
+        """What stood in the destination, whole, when the read began."""
+        self.is_relayed = False
+        """Others read what is being filled here, and wait for it."""
+        self.is_counted_on = False
+        """Mates wait for what this reader brings over."""
+        self._cedes_from = now
+        self._seen = now
+        if not self.readings.loose:
+            self.asking.at = None
+            self.phase = Phase.LEASED
+
+    # What happens.
+
+    def planned(self, answer: PlanAnswer, now: float) -> None:
+        """Take the planner's answer."""
+        if not self.asking.waiting or self._ending:
+            return
+        self.asking.answered(answer)
+        if isinstance(answer, Refusal):
+            self._no_plan(answer, now)
+        elif self.readings.spread(answer, now):
+            self.asking.planned()
+            if self.phase is Phase.LEASING:
+                self.planned_at = now
+        else:
+            # It names whoever failed while it was made; that says nothing of others.
+            self._no_plan(Refusal(error=NO_ANSWER, reason="the plan names no source that is left"), now)
+        self._advance(now)
+
+    def held(self, number: int, digests: bytes, now: float) -> None:
+        """Take a granted lease whose transport waits for its turn."""
+        source = self._granted(number, digests, now)
+        if source is not None and not source.is_inside:
+            self.readings.hold(source)
+            self._advance(now)
+
+    def opened(
+        self,
+        number: int,
+        digests: bytes,
+        now: float,
+        pieces: Sequence[Range] | None = None,
+        *,
+        promises: bool = False,
+    ) -> None:
+        """Take a granted lease with an open transport. `pieces` are what a half-filled source has so far.
+
+        `promises`: of the others only those are awaited that it promises.
+        """
+        source = self._granted(number, digests, now)
+        if source is None:
+            return
+        source.opens(now)
+        if pieces is not None:
+            source.fills(len(self._nbytes), pieces, now, promises=promises)
+        self._advance(now)
+
+    def _granted(self, number: int, digests: bytes, now: float) -> Reading | None:
+        """Return the source that has granted a lease, if that is awaited and it holds what the log says."""
+        source = self.sources.get(number)
+        if source is None or source.phase is not SourcePhase.OPENING:
+            return None
+        if self.proof.verify and not self.proof.vouched(digests):
+            self._damaged = True
+            self.readings.trust.reject(source.share.source)
+            self.lost(number, "its digests are not those of the log", now)
+            return None
+        return source
+
+    def available(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a half-filled source has now."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            source.available(pieces, now)
+            self._advance(now)
+
+    def promised(self, number: int, pieces: Sequence[Range]) -> None:
+        """Take note of what a half-filled source has under way: it may be waited for."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            source.promises(pieces)
+
+    def retracted(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a half-filled source waits for itself: it has to come from elsewhere."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            self.readings.mates.doubted(source, source.retracts(pieces))
+            self._advance(now)
+
+    def inherited(self, number: int, pieces: Sequence[Range], now: float) -> None:
+        """Take note of what a mate has ceded to this reader: it is brought over here, and promised."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            self._cedes_from = now + CEDE_PAUSE_S
+            self.readings.mates.inherit(source, pieces)
+            self._advance(now)
+
+    def ceded(self, number: int, pieces: Sequence[Range], heir: SourceId, now: float) -> None:
+        """Take note of what a mate has ceded to another one: it is awaited there from now on."""
+        source = self._telling(number, pieces)
+        if source is not None:
+            self.readings.mates.await_heir(source, pieces, heir)
+            self._advance(now)
+
+    def _telling(self, number: int, pieces: Sequence[Range]) -> Reading | None:
+        """Return the source that tells of these pieces, if it is one, and they are any of this shard."""
+        return self.readings.open_one(number) if self.readings.exist(pieces) else None
+
+    def progressed(self, number: int, nbytes: int, now: float) -> None:
+        """Take note of bytes that have come within a batch."""
+        source = self.readings.open_one(number)
+        if source is not None:
+            source.progressed(nbytes, now)
+
+    def batch_done(self, number: int, batch: int, digests: bytes, now: float, encoded: Sequence[Encoded] = ()) -> None:
+        """Take a batch that stands in the destination, with the digests taken there; `encoded` came in fewer bytes."""
+        source = self.sources.get(number)
+        if source is None or batch not in source.flying:
+            return
+        ranges, nbytes = source.answered(batch, now)
+        self.asking.progressed()
+        source.decoded(encoded, now)
+        self.last_at = now
+        if not self._begun:
+            self._begun, self.first_at = True, now
+        if self.proof.verify:
+            self.readings.count(source, ranges, nbytes, digests)
+        else:
+            source.unconfirmed.extend(ranges)
+            source.unconfirmed_bytes += nbytes
+        self._advance(now)
+
+    def confirmed(self, number: int, holds: bool, now: float) -> None:  # noqa: FBT001 (the source's answer)
+        """Take the source's word on whether the lease held up to its last byte."""
+        source = self.readings.open_one(number)
+        if source is None or not (source.confirming or source.checking):
+            return
+        source.has_answered(now)
+        if source.doubted:
+            if holds:
+                self._damaged = True
+                self._wrong = source.share.source
+                self.readings.todo.accuse.append(number)
+                self.readings.trust.reject(source.share.source)
+            self.lost(number, "its bytes did not match the digests of the log", now)
+            return
+        if not holds:
+            self.lost(number, "its lease did not hold to the end", now)
+            return
+        partials, others = self.readings.folding.apart(source.confirmed())
+        self.proof.confirmed(others)
+        self.readings.todo.proven.extend(others)
+        if partials:
+            self.readings.folded(number, partials)
+        self._advance(now)
+
+    def lost(self, number: int, reason: str, now: float) -> None:
+        """Leave a source out. What it has under way is asked for elsewhere only once it is closed."""
+        source = self.sources.get(number)
+        if source is None or source.phase in (SourcePhase.CLOSING, SourcePhase.CLOSED):
+            return
+        self.readings.trust.fail(source.share.source)
+        self.readings.close(source, reason)
+        self._advance(now)
+
+    def closed(self, number: int, now: float) -> None:
+        """Nothing more can come from the source."""
+        source = self.sources.get(number)
+        if source is None or source.phase is SourcePhase.CLOSED:
+            return
+        self.readings.closed(source, now)
+        self._advance(now)
+
+    def start(self, now: float) -> None:
+        """Write from now on: every shard of the replica has its leases."""
+        if self.phase is Phase.LEASED:
+            self.phase = Phase.RUNNING
+            self.started = self.first_at = self.last_at = now
+            self.readings.began(now)
+            self._advance(now)
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether a plan is awaited for all of it: nothing has come, and nothing can come of what was asked for."""
+        return self.asking.waiting and not self._ending and count_of(self.readings.loose) == len(self._nbytes)
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the log counts a holder, and no lease can be had just now."""
+        return self.phase is Phase.LEASING and self.asking.is_held
+
+    def goes_on(self, before: "Transfer") -> None:
+        """Take the place of a read that has nothing: as far as that has come, this one has."""
+        self.phase, self.leased_at = before.phase, before.leased_at
+        self.started, self.first_at, self.last_at = before.started, before.first_at, before.last_at
+
+    def stop(self) -> None:
+        """End the read. `quiet` says when nothing can be written any more."""
+        self._ending = True
+        self.readings.close_all()
+
+    def tick(self, now: float) -> None:
+        """Let time pass: leave out what stalls or is slow, ask the planner again."""
+        if self._ending:
+            return
+        self._look(now)
+        for source in self.readings.overdue(now):
+            self.readings.leave(source, "it made no progress")
+        for source in self.readings.despairing():
+            self.readings.mates.doubted(source, source.despair(now))
+        if self.asking.is_silent(now):
+            self.planned(
+                Refusal(error=NO_ANSWER, reason=f"the planner does not answer (nothing came within {PLAN_S_MAX:g} s)"),
+                now,
+            )
+        self._advance(now)
+        if self.phase is Phase.RUNNING and self.is_counted_on and now >= self._cedes_from:
+            self.readings.cede(self.started, now)
+        if self.phase is Phase.RUNNING:
+            self.readings.leave_slow(now)
+
+    # What follows.
+
+    @property
+    def sources(self) -> dict[int, Reading]:
+        """Every source that this read has had, by its number."""
+        return self.readings.by_number
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte can be written into the destination any more."""
+        return self.readings.roster.quiet
+
+    def todo(self) -> Todo:
+        """Take what is to be done; the next call returns only what is new."""
+        todo, self.readings.todo = self.readings.todo, Todo()
+        return todo
+
+    def deadline(self) -> float | None:
+        """Say when `tick` is wanted."""
+        if self._ending:
+            return None
+        due = self.readings.roster.next_due()
+        times = [due, self._seen + LOOK_S] if due < FOREVER else []
+        plan_at = self.asking.deadline()
+        if plan_at is not None:
+            times.append(plan_at)
+        return min(times, default=None)
+
+    def done_bytes(self) -> int:
+        """Return how much has come, for progress bars."""
+        return sum(source.got_bytes + source.unconfirmed_bytes for source in self.sources.values())
+
+    def check(self) -> None:
+        """Raise AssertionError unless each missing piece is in exactly one place, and no source is starved."""
+        if self.phase is not Phase.FAILED:
+            self.readings.check(self.proof.done)
+        if self.phase is Phase.RUNNING and not self._ending:
+            self.readings.check_fed()
+
+    # Planning.
+
+    def _no_plan(self, refusal: Refusal, now: float) -> None:
+        """Nobody new brings what is loose: the open sources do, or it is asked again, or the read fails."""
+        if refusal.error == LayoutMismatch.__name__:
+            self._fail(refusal.error, refusal.reason)
+            return
+        is_told = refusal.error != NO_ANSWER
+        if is_told:
+            self.readings.give_up_folds()
+        if self.phase is Phase.RUNNING and self.readings.share_out(is_told=is_told):
+            return
+        lost_s = 0.0 if self.phase is Phase.LEASING else self._sources_lost_s
+        if not self.asking.refused(refusal, self.readings.trust, lost_s, now):
+            self._fail_without(refusal.reason)
+
+    @property
+    def trouble(self) -> str:
+        """Why the last source that was left was left, in words; empty where none was."""
+        lost = next((source for source in reversed(list(self.sources.values())) if source.lost), None)
+        return "" if lost is None else f"the last source, on {lost.share.source.agent}, was left because {lost.lost}"
+
+    def _fail_without(self, reason: str) -> None:
+        if self._wrong is not None:
+            # Waiting for it brings nothing: its memory is published, and has other bytes than when it was.
+            self._fail(
+                IntegrityError.__name__,
+                f"the memory of {self._wrong.replica}/{self._wrong.shard} on {self._wrong.agent} does not hold what was"
+                f" published as version {self.version}: most likely its worker wrote to the tensors, for example by an "
+                "optimizer's step, without unpublish() or overwriting(). Its log and its agent's say which tensors; "
+                "publish a new version there",
+            )
+            return
+        if self.trouble:
+            reason += f" ({self.trouble})"
+        self._fail((IntegrityError if self._damaged else VersionUnavailable).__name__, reason)
+
+    def _fail(self, error: str, message: str) -> None:
+        self.phase, self.error = Phase.FAILED, (error, message)
+        self.stop()
+
+    def _ask_plan(self, now: float) -> None:
+        if self.asking.count >= PLANS_MAX and not self.asking.is_held:
+            self._fail_without(f"the read was planned {PLANS_MAX} times, and its sources failed each time")
+            return
+        self.asking.asked(now)
+        self.readings.todo.plan = self.readings.to_be_planned(), self.readings.left_out()
+
+    # Sources.
+
+    def _look(self, now: float) -> None:
+        """Take a pause of this process out of what its sources are silent for."""
+        # Most calls come in time, which is sooner known than how much time there was.
+        plan_at, before = self.asking.deadline(), min(self.readings.roster.due_after(), self._seen + LOOK_S)
+        if now - (before if plan_at is None else min(before, plan_at)) > LATE_S:
+            due = self.deadline()
+            if due is not None and now - due > LATE_S:
+                self.readings.paused(now - due, now)
+        self._seen = max(self._seen, now)
+
+    # Getting on.
+
+    def _advance(self, now: float) -> None:
+        if self._ending or self.phase in (Phase.DONE, Phase.FAILED):
+            return
+        self.readings.wake()
+        self.readings.open(now)
+        if self.phase is Phase.RUNNING:
+            self.readings.pump(now, is_asking=self.asking.waiting, is_relayed=self.is_relayed)
+            if self.proof.whole:
+                self.phase, self.ended = Phase.DONE, now
+                self.stop()
+                return
+        if not self.readings.loose:
+            self.asking.rest()
+        elif self.asking.want(now):
+            self._ask_plan(now)
+        if self.phase is Phase.LEASING and not self.asking.waiting and self.readings.is_settled:
+            self.phase, self.leased_at = Phase.LEASED, now

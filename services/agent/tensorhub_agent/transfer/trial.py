@@ -1,0 +1,160 @@
+"""Other sources, tried beside a half-filled one that brings little. Pure.
+
+A middle of a chain that is slow, and goes on bringing pieces, is no source that stands still; and as long as it is the
+only one nobody is idle who could take its pieces over. So after a while about a batch of what it still has to bring is
+let loose, and the planner is asked who else has it. Whoever brings that in far less time than the middle would is kept,
+and takes over by its rate, as any idle source does. Whoever does not is closed, and the next trial comes later.
+
+Why far less: where the chain is as fast as the network, the ready holder that is tried gives to the chain too, and so
+seems half as fast as that, or slower. A read that moved there would take from the chain what it lives on.
+
+Where all are busy a plan names several; each is judged by itself, by its part, before it is given anything more.
+
+Always true: the sources of one plan are tried at a time, in one read those of at most `TRIALS_MAX`; what is let loose
+was under way nowhere. Who may serve whom is asked of each source as ever, so a trial adds no way to wait for oneself.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from tensorhub_agent.transfer.source import BATCH_PIECES_MAX, Reading, SourcePhase
+from tensorhub_common.protocol.plans import Range, SourceId
+
+TRIAL_S: Final = 1.0
+"""A half-filled source is alone for so long, and expected to be for as long again, before another one is tried."""
+
+TRIAL_TIMES: Final = 2
+"""Each further trial of a read comes after so many times as long."""
+
+TRIALS_MAX: Final = 8
+"""So often others are tried in one read."""
+
+TRIAL_BYTES: Final = 8 * 1024 * 1024
+"""About so much is asked of the one that is tried: enough to see how fast it is, and little to lose."""
+
+BETTER_TIMES: Final = 3
+"""It is kept when it brings that in less than one part in so many of the time that the other one takes."""
+
+NO_FASTER: Final = "it was tried, and is not much faster than the source that there is"
+
+
+class TrialState(StrEnum):
+    """How far a trial is."""
+
+    RESTING = "resting"
+    ASKED = "asked"
+    TRYING = "trying"
+    KEPT = "kept"
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """The trials of one read, one after the other."""
+
+    state: TrialState = TrialState.RESTING
+    count: int = 0
+    _lone: Reading | None = None
+    """The half-filled source that all pieces are with."""
+    _tried: list[Reading] = field(default_factory=list)
+    """Who is not judged yet."""
+    _is_better: bool = False
+    """One of them was kept."""
+    _since: float = 0.0
+    _got_bytes: int = 0
+    """What the lone one had brought by then."""
+    _open_since: dict[int, float] = field(default_factory=dict)
+    """By the numbers of those that are tried."""
+
+    @property
+    def avoid(self) -> tuple[SourceId, ...]:
+        """Whom the planner is to leave out for the sake of a trial."""
+        lone = self._lone
+        return (lone.share.source,) if lone is not None and self.state is TrialState.ASKED else ()
+
+    def look(
+        self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float, *, asks: bool
+    ) -> list[Reading]:
+        """Let time pass for a read under way and its live sources; `asks`: a question for a plan is out.
+
+        May add to `loose` what another source is to bring. Returns the sources that were tried in vain, to be closed.
+        """
+        match self.state:
+            case TrialState.RESTING:
+                self._watch(live, loose, sizes, now)
+            case TrialState.KEPT if len(live) == 1:
+                self._rest(now)
+            case TrialState.ASKED:
+                self._await(live, now, over=not loose and not asks)
+            case TrialState.TRYING:
+                return self._compare(now)
+            case _:
+                pass
+        return []
+
+    def _watch(self, live: Collection[Reading], loose: list[Range], sizes: Sequence[int], now: float) -> None:
+        """Begin a trial when the one source has been slow for long enough."""
+        lone = next(iter(live)) if len(live) == 1 else None
+        if lone is not None and (not lone.is_ready or lone.has is None):
+            lone = None
+        if lone is not self._lone:
+            self._lone = lone
+            self._mark(now)
+        wait_s = TRIAL_S * TRIAL_TIMES**self.count
+        if lone is None or now < self._since + wait_s or self.count >= TRIALS_MAX or loose or not lone.waiting:
+            return
+        mean_bytes = max(sum(sizes) / len(sizes), 1.0)
+        if lone.waiting * mean_bytes < self._rate(now) * wait_s:
+            # It ends soon, as far as can be known; what is known is measured anew.
+            self._mark(now)
+            return
+        pieces = min(lone.waiting // 2, round(TRIAL_BYTES / mean_bytes), BATCH_PIECES_MAX)
+        loose.extend(lone.let_go(max(pieces, 1), None))
+        self.count += 1
+        self.state = TrialState.ASKED
+
+    def _await(self, live: Collection[Reading], now: float, *, over: bool) -> None:
+        """Another source is opened, or there is none."""
+        others = [source for source in live if source is not self._lone]
+        if len(others) == len(live) or (not others and over):
+            self._rest(now)
+        elif others:
+            self._tried, self._open_since, self._is_better = others, {}, False
+            self.state = TrialState.TRYING
+
+    def _compare(self, now: float) -> list[Reading]:
+        """Judge those that have brought what was asked of them; return who is not kept."""
+        in_vain: list[Reading] = []
+        if self._lone is None or not self._lone.is_live:
+            self._rest(now)
+            return in_vain
+        for tried in list(self._tried):
+            if not tried.is_live:
+                self._tried.remove(tried)
+            elif tried.phase is SourcePhase.OPEN:
+                took_s = now - self._open_since.setdefault(tried.number, now)
+                if tried.is_idle:
+                    self._tried.remove(tried)
+                    if tried.got_bytes > BETTER_TIMES * self._rate(now) * took_s:
+                        self._is_better = True
+                    else:
+                        in_vain.append(tried)
+        if not self._tried and self._is_better:
+            self.state = TrialState.KEPT
+        elif not self._tried:
+            self._rest(now)
+        return in_vain
+
+    def _rate(self, now: float) -> float:
+        """Return what the lone source brings in a second, waiting for its own source included."""
+        lone = self._lone
+        return (lone.got_bytes - self._got_bytes) / max(now - self._since, 1e-9) if lone is not None else 0.0
+
+    def _mark(self, now: float) -> None:
+        self._since = now
+        self._got_bytes = self._lone.got_bytes if self._lone is not None else 0
+
+    def _rest(self, now: float) -> None:
+        self.state, self._tried = TrialState.RESTING, []
+        self._mark(now)

@@ -1,0 +1,182 @@
+"""What every transport does, whichever way its bytes travel.
+
+A transport has two sides in one object. The serving side listens, and lets readers in that show a ticket. The reading
+side opens a session with a lease's ticket, and each session brings pieces from one source's segment into memory of this
+agent.
+
+A lease lives as long as its session: the session renews it on the data path, so no outage of NATS ends a read, and
+either side's end is seen by the other at once. Nothing here decides: whether a ticket is good, whether a lease holds
+and where to read instead is for the pure cores.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from tensorhub_agent.compute.pool import Spans
+from tensorhub_agent.encodings.codec_tasks import Overwrites
+from tensorhub_agent.primitives.lease_messages import Stock
+from tensorhub_agent.storage.segments import Segment
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.programs.regions import Regions
+from tensorhub_common.protocol.plans import LeaseGrant, Range
+
+
+class TransportLost(TensorHubError):
+    """The source refused the ticket, broke the lease, went away, or the session was closed."""
+
+
+class TransportSilent(TransportLost):
+    """The source has not let the reader in within the bound of the transport: it may be busy, and be asked again."""
+
+
+class LeaseOpened(msgspec.Struct, frozen=True):
+    """A ticket was good: the lease is open, and this is the memory that may be read."""
+
+    lease: str
+    segment: Segment
+    pieces: tuple[Range, ...] | None = None
+    """Of a half-filled shard, what stands there: its reader is told, and asks for nothing else. None: everything."""
+    lacks: Callable[[int, int], bool] | None = None
+    """Of a half-filled shard, whether any byte of (origin, nbytes) belongs to a piece that does not stand there yet."""
+    patches: Sequence[tuple[bytes, ...] | None] = ()
+    """Of each piece what its reader may have instead, one patch after another; None, or no entry: nothing."""
+    fd: int | None = None
+    """A descriptor with a lock, for a reader that maps the segment; whoever takes this closes it."""
+    promised: tuple[Range, ...] = ()
+    """Of a half-filled shard, what its reader may wait for, where that is not everything."""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A ticket was not good. The reader is told the reason."""
+
+    reason: str
+
+
+class LeaseBook(Protocol):
+    """Whom the serving side asks and tells about leases. Every method answers at once and never raises."""
+
+    def redeem(self, ticket: str, reader: str) -> LeaseOpened | Refused:
+        """Take the ticket of a reader's agent. It is good once, and for that agent; deciding that is the book's."""
+
+    def renew(self, lease: str) -> bool:
+        """The reader of an open lease is alive; tells whether it waits for pieces, and is to be told that we live."""
+
+    def holds(self, lease: str) -> bool:
+        """Tell whether the memory has been kept for the lease from its opening up to now."""
+
+    def ended(self, lease: str, done: bool) -> None:  # noqa: FBT001 (two words of one sentence)
+        """The reader has finished (`done`) or is gone. Told once for each opened lease that was not broken."""
+
+
+def silent(_: int) -> None:
+    """Want no news of progress."""
+
+
+class SourceSession(Protocol):
+    """One open lease, seen from the reader. Its methods belong to the event loop; several reads may be under way."""
+
+    async def read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> bytes:
+        """Bring pieces into the destination; return their digests one after another (empty without `digests`).
+
+        Where that may take long, `progress` is told a few times a second how many more bytes have come.
+
+        - The digests are taken of what stands in the destination after the last write of this read.
+        - It returns or raises only when none of its bytes can be written any more, also when the caller is cancelled.
+        - Nothing outside the spans is written.
+
+        Raises `TransportLost`; what stands in the destination is undefined then. A read that was under way when the
+        session was lost may still return: its digests tell whether the bytes are good.
+        """
+
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> None:
+        """Bring boxes that may lie strided at either end, or both, into the destination.
+
+        It ends, writes and tells of progress as `read` does. With `digests` a source on another host hashes what it
+        sends, and what came is compared with that before it counts; on one host nothing is sent that could differ.
+
+        Raises `TransportLost`, also when the bytes of a box are not what the source has sent; `CastUnknown` and
+        `BadForm`, before a byte moves, when the boxes are of a kind that nobody can bring.
+        """
+
+    async def still_holds(self) -> bool:
+        """Ask the source, after the last byte, whether the lease has held all the time.
+
+        Bounded; a source that doesn't answer is lost, and the answer is False.
+        """
+
+    async def close(self) -> None:
+        """End the session and the lease. It returns only when no byte can be written any more.
+
+        Reads under way are stopped and raise `TransportLost`. A second call waits for the same end. A cancelled caller
+        is kept until then too.
+        """
+
+
+@runtime_checkable
+class EncodingSession(SourceSession, Protocol):
+    """A session that can bring pieces in fewer bytes. Within a host no transport does: a copy is sooner made."""
+
+    async def overwrite(
+        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+    ) -> tuple[bytes, list[bytes]]:
+        """Bring patches and apply them; return the digests of the pieces, and the patches.
+
+        With `base` each piece is copied from there before. A digest of zeros: its patches are damaged. For the rest it
+        keeps to what `read` does.
+        """
+
+    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        """Have pieces packed at the source, bring and unpack them; return their digests, and how many bytes came.
+
+        A digest of zeros: the piece does not shrink, or came damaged. For the rest it keeps to what `read` does.
+        """
+
+
+OnLost = Callable[[str], None]
+"""Called once with the reason when a session that nobody has closed is of no more use, in the event loop."""
+
+
+OnHave = Callable[[Stock], None]
+"""Called when a half-filled source tells of its pieces; with `Have` of none it only says that it lives."""
+
+
+def unheard(_: Stock) -> None:
+    """Want no news of pieces: the source has everything."""
+
+
+class Transport(Protocol):
+    """Both sides of one way for bytes."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where readers find the serving side; it travels in the grant."""
+
+    @property
+    def links(self) -> int:
+        """How many connections stand, idle ones included."""
+
+    served_bytes: int
+    """What readers took from here, as far as is known; it only grows."""
+
+    async def start(self) -> None:
+        """Begin to let readers in."""
+
+    async def stop(self) -> None:
+        """Let nobody in any more and end all served leases. Sessions of the reading side are closed by their owners."""
+
+    def break_lease(self, lease: str, reason: str) -> None:
+        """Tell a lease's reader that it is over, and end its session. The book is not told. Unknown: no effect."""
+
+    def show(self, lease: str, news: Stock) -> None:
+        """Tell the reader of a half-filled shard of its pieces. Unknown: no effect."""
+
+    async def open(
+        self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard
+    ) -> SourceSession:
+        """Show the grant's ticket to the source, as agent `reader`. Bounded. Raises `TransportLost`."""

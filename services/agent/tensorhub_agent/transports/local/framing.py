@@ -1,0 +1,43 @@
+"""How the frames of `lease_frames.py` travel on the local transport.
+
+Each is four bytes of length (big endian) and a MessagePack object.
+"""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.primitives.lease_messages import Frame, FromReader, FromSource
+from tensorhub_common.runtime.framed_socket import Framed, PeerGone
+
+FRAME_BYTES_MAX: Final = 4096
+
+SEND_S: Final = 2.0
+"""A peer that takes no frame for this long, though its socket has room for thousands, is gone."""
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_from_reader: Final = msgspec.msgpack.Decoder(FromReader)
+_from_source: Final = msgspec.msgpack.Decoder(FromSource)
+
+
+async def send(framed: Framed, frame: Frame, fd: int | None = None) -> None:
+    """Send a frame, and with it a descriptor, which stays the caller's. Raises `PeerGone`."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            await framed.send(_encode(frame), fd)
+    except TimeoutError:
+        raise PeerGone(f"the other side has taken no frame for {SEND_S:g} s") from None
+
+
+async def from_reader(framed: Framed) -> FromReader:
+    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
+    frame: FromReader = _from_reader.decode(await framed.receive())
+    return frame
+
+
+async def from_source(framed: Framed) -> FromSource:
+    """Return the next frame. Raises `PeerGone`, `FrameTooLarge`, or one of `MALFORMED` for what is no frame."""
+    frame: FromSource = _from_source.decode(await framed.receive())
+    return frame

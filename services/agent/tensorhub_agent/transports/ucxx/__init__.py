@@ -1,0 +1,1 @@
+"""The transport between hosts: UCX in a thread of its own. `transports.registry` imports it."""

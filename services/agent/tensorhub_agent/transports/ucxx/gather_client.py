@@ -1,0 +1,204 @@
+"""The reading side of `gather` over ucxx: lots of boxes, several of them under way.
+
+A lot's receives are posted straight into the destination where a message lies there in one piece, else into a slot of
+bounce memory; then the source is told. When all has come it is compared with what the source says that it sent, and
+what stands in the slot is copied to where it belongs, while the next lots are on the wire.
+
+Always true:
+- `gather` comes back only when no receive is under way and no copy either, into the destination or a slot.
+- Nothing goes from a slot into the destination that is not what the source says that it has sent.
+- The session has `LOTS_MAX` lots under way at most, and as many slots.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Final, Protocol
+
+from tensorhub_agent.compute.conversion import check_cast
+from tensorhub_agent.compute.copy_job import CopyStopped, Job
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.compute.strided_copy import copy_boxes
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.forms import check_boxes
+from tensorhub_agent.transports.base import TransportLost
+from tensorhub_agent.transports.ucxx.bounce_buffers import Bounce, SlotStore
+from tensorhub_agent.transports.ucxx.link import Batch, Link, LinkDown
+from tensorhub_agent.transports.ucxx.protocol.frames import encode
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
+from tensorhub_agent.transports.ucxx.protocol.gather_plan import Lot, lots_of, starts
+from tensorhub_common.errors import BadCommand
+from tensorhub_common.programs.regions import Regions
+
+LOTS_MAX: Final = 8
+"""A session has so many lots under way: with slots of 4 MiB enough for a wire of 25 Gbit/s and 10 ms."""
+
+
+class Lease(Protocol):
+    """The session, as far as this needs it."""
+
+    @property
+    def over(self) -> str | None:
+        """Why the session is over, if it is."""
+
+    def take_tags(self, count: int) -> int:
+        """Return the first of tags that were never used. Raises `TransportLost` when there are none."""
+
+    def lose(self, reason: str) -> None:
+        """The source is of no more use."""
+
+    async def give_up(self, reason: str) -> None:
+        """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
+
+    async def batch_ended(self, batch: Batch) -> None:
+        """Wait for a batch's end. Whoever is cancelled ends the session, and stays until its receives have ended."""
+
+
+class Gatherer:
+    """All that `gather` does in one session."""
+
+    def __init__(self, lease: Lease, link: Link, pool: CopyPool, store: SlotStore) -> None:
+        """Bring boxes for a lease over its link."""
+        self._lease, self._link, self._pool = lease, link, pool
+        self._bounce = Bounce(store, LOTS_MAX)
+        self._room = asyncio.Semaphore(LOTS_MAX)
+        self._sums: dict[int, asyncio.Future[bytes]] = {}
+        self._jobs: set[Job] = set()
+
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None]
+    ) -> None:
+        """See `SourceSession.gather`."""
+        check_boxes(regions, len(destination))
+        for form in {id(form): form for form in regions.form if form.cast}.values():
+            check_cast(form)
+        lots = lots_of(regions)
+
+        async def worker(own: Iterator[Lot]) -> None:
+            for lot in own:
+                async with self._room:
+                    await self._bring(destination, lot, digests=digests, progress=progress)
+
+        await self._all([asyncio.create_task(worker(chain((first,), lots))) for first in list(islice(lots, LOTS_MAX))])
+
+    async def _all(self, workers: list[asyncio.Task[None]]) -> None:
+        """Wait until all have ended. When one fails, or we are cancelled, the session ends and with it the others."""
+        waiting, cancelled = set(workers), None
+        while waiting:
+            try:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+                is_over = any(each.cancelled() or each.exception() is not None for each in done)
+            except asyncio.CancelledError as why:
+                is_over, cancelled = True, why
+            if is_over and waiting:
+                for each in waiting:
+                    each.cancel()
+        failed = [failure for each in workers if not each.cancelled() and (failure := each.exception()) is not None]
+        if cancelled is not None or failed:
+            await self._lease.give_up(f"a gather of the session ended early: {failed[0] if failed else 'cancelled'}")
+        if cancelled is not None:
+            raise cancelled
+        if failed:
+            raise failed[0]
+
+    async def _bring(
+        self, destination: memoryview, lot: Lot, *, digests: bool, progress: Callable[[int], None]
+    ) -> None:
+        if not lot.bounced_bytes:
+            await self._receive(destination, memoryview(b""), lot, digests=digests, progress=progress)
+            return
+        async with self._bounce.slot() as slot:
+            await self._receive(destination, slot, lot, digests=digests, progress=progress)
+            await self._done(copy_boxes(self._pool, destination, slot, lot.unpacking()))
+
+    async def _receive(
+        self, destination: memoryview, slot: memoryview, lot: Lot, *, digests: bool, progress: Callable[[int], None]
+    ) -> None:
+        """Have a lot's messages come, and compare them with what the source says of them."""
+        if self._lease.over is not None:
+            raise TransportLost(self._lease.over)
+        tag = self._lease.take_tags(len(lot.messages))
+        batch = self._link.receive(_views(destination, slot, lot), tag)
+        batch.progress = progress
+        if digests:
+            self._sums[tag] = asyncio.get_running_loop().create_future()
+        self._link.send(encode(lot.frame(tag, sums=digests)))
+        try:
+            await self._lease.batch_ended(batch)
+            batch.check()
+            if digests:
+                await self._compare(destination, slot, lot, await self._sums[tag])
+        except LinkDown as why:
+            self._lease.lose(f"the source's bytes did not come: {why}")
+            raise TransportLost(str(self._lease.over)) from None
+        finally:
+            self._sums.pop(tag, None)
+
+    async def _compare(self, destination: memoryview, slot: memoryview, lot: Lot, sums: bytes) -> None:
+        whole = [message for message in lot.messages if message.is_whole_here]
+        here = _cuts(await self._digests(destination, [(each.items[0].to, each.nbytes) for each in whole]))
+        bounced = [message.nbytes for message in lot.messages if not message.is_whole_here]
+        there = _cuts(await self._digests(slot, list(zip(starts(bounced), bounced, strict=True))))
+        if b"".join(next(here if message.is_whole_here else there) for message in lot.messages) != sums:
+            why = "the bytes of a box are not what the source has sent"
+            self._lease.lose(why)
+            raise TransportLost(why)
+
+    async def _digests(self, view: memoryview, spans: list[tuple[int, int]]) -> bytes:
+        at = [start for start, _ in spans]
+        job = self._pool.digest(view, Spans(at, at, [nbytes for _, nbytes in spans]))
+        await self._done(job)
+        return await job.result()
+
+    async def _done(self, job: Job) -> None:
+        self._jobs.add(job)
+        try:
+            if self._lease.over is not None:
+                job.stop()
+            await job.done()
+        except CopyStopped:
+            raise TransportLost(str(self._lease.over)) from None
+        finally:
+            self._jobs.discard(job)
+
+    # What the session tells.
+
+    def took(self, frame: Sums) -> None:
+        """The source says what it has sent. Raises `BadCommand` if nobody has asked, or it has said so."""
+        waiting = self._sums.get(frame.tag)
+        if waiting is None or waiting.done():
+            raise BadCommand("digests came that nobody had asked for")
+        if not frame.sums or len(frame.sums) % PIECE_DIGEST_BYTES:
+            raise BadCommand(f"{len(frame.sums)} bytes are no digests")
+        waiting.set_result(frame.sums)
+
+    def end(self) -> None:
+        """The session is over: nobody waits for digests any more."""
+        for waiting in self._sums.values():
+            if not waiting.done():
+                waiting.set_exception(TransportLost(str(self._lease.over)))
+                waiting.exception()  # Whoever waits for it hears it; nobody else has to.
+
+    async def stopped(self) -> None:
+        """Return when nothing is copied into a destination any more."""
+        jobs = list(self._jobs)
+        for job in jobs:
+            job.stop()
+        for job in jobs:
+            await job.ended()
+
+
+def _cuts(digests: bytes) -> Iterator[bytes]:
+    return (digests[at : at + PIECE_DIGEST_BYTES] for at in range(0, len(digests), PIECE_DIGEST_BYTES))
+
+
+def _views(destination: memoryview, slot: memoryview, lot: Lot) -> list[memoryview]:
+    views, at = [], 0
+    for message in lot.messages:
+        if message.is_whole_here:
+            to = message.items[0].to
+            views.append(destination[to : to + message.nbytes])
+        else:
+            views.append(slot[at : at + message.nbytes])
+            at += message.nbytes
+    return views

@@ -1,0 +1,1 @@
+"""Frames and message plans of the ucxx transport. Pure. `transports.ucxx` imports it; its tests need no UCX."""

@@ -1,0 +1,134 @@
+"""What reader and source say to each other on the ucxx transport, beside the bytes.
+
+The frames of `lease_frames.py` go over the stream of the same connection that brings the bytes, and these. (Active
+messages would not do: ucxx keeps an unanswered receive of a closed connection, and gives it what the next one at the
+same address sends.)
+
+    reader                                 source
+      receives are posted, then
+      Want(tag, origin, nbytes)        →
+                                       ←   message i, `nbytes[i]` bytes from `origin[i]`, under tag + i
+      WantPatches(tag, pieces, sizes)  →
+                                       ←   their patches one after another, cut into messages under tag, tag + 1, ...
+      Pack(number, origin, nbytes, units)  →
+                                       ←   Packed(number, sizes): 0 where a piece does not shrink
+      receives are posted, then
+      Fetch(number, tag)               →
+                                       ←   what was packed, one piece after another, cut in the same way
+      Done                             →
+                                       ←   Idle: the lease has ended; the connection may open another one
+
+A source sends only what an open lease's reader has asked for and has memory waiting for. What it can't read, or what
+reaches beyond the segment, ends the connection.
+"""
+
+from typing import Final
+
+import msgspec
+
+from tensorhub_agent.primitives.lease_messages import Frame, FromReader, FromSource
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import Gather, Sums
+from tensorhub_common.errors import BadCommand
+
+FRAME_BYTES_MAX: Final = 256 * 1024
+
+LENGTH_BYTES: Final = 4
+"""In front of each frame, big endian: a stream keeps order and knows no frames."""
+
+TAG_BITS: Final = 64
+COUNT_BITS: Final = 20
+"""The low bits of a tag number the messages of one session; the others are the session's, random and never used again.
+
+UCX matches tags in the whole worker, not by connection: a peer that guessed a tag could write into another's read."""
+
+
+class Want(Frame, frozen=True, tag="want"):
+    """Send these parts of the segment: the receives for them are posted."""
+
+    tag: int
+    origin: list[int]
+    nbytes: list[int]
+
+
+class WantPatches(Frame, frozen=True, tag="patches"):
+    """Send the patches of these pieces, which have the sizes that were told with the lease: the receives are posted."""
+
+    tag: int
+    pieces: list[int]
+    sizes: list[int]
+
+
+class Pack(Frame, frozen=True, tag="pack"):
+    """Pack these parts of the segment, in these units, and keep them until they are fetched."""
+
+    number: int
+    origin: list[int]
+    nbytes: list[int]
+    units: list[int]
+
+
+class Packed(Frame, frozen=True, tag="packed"):
+    """So many bytes each of them has; 0: it does not shrink, and is to be asked for as it is."""
+
+    number: int
+    sizes: list[int]
+
+
+class Fetch(Frame, frozen=True, tag="fetch"):
+    """Send what was packed under this number: the receives are posted."""
+
+    number: int
+    tag: int
+
+
+class Idle(Frame, frozen=True, tag="idle"):
+    """The lease has ended in order, and nothing of it is under way: the connection may show another ticket."""
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+ReaderFrame = FromReader | Want | WantPatches | Pack | Fetch | Gather
+SourceFrame = FromSource | Packed | Idle | Sums
+_from_reader: Final = msgspec.msgpack.Decoder(ReaderFrame)
+_from_source: Final = msgspec.msgpack.Decoder(SourceFrame)
+
+
+def from_reader(data: bytes) -> ReaderFrame:
+    """Read a frame. Raises one of `MALFORMED` for what is none."""
+    frame: ReaderFrame = _from_reader.decode(data)
+    return frame
+
+
+def from_source(data: bytes) -> SourceFrame:
+    """Read a frame. Raises one of `MALFORMED` for what is none."""
+    frame: SourceFrame = _from_source.decode(data)
+    return frame
+
+
+def framed(data: bytes) -> bytes:
+    """Return a frame as it goes over the stream."""
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+class Inbox:
+    """Puts the frames of one stream together again. It never holds more than one that has not come whole."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._part = bytearray()
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Take what came next; return the frames that are whole now. Raises `BadCommand` for one that is too long."""
+        part = self._part
+        part += data
+        frames, at = [], 0
+        while len(part) - at >= LENGTH_BYTES:
+            nbytes = int.from_bytes(part[at : at + LENGTH_BYTES], "big")
+            if not 0 < nbytes <= FRAME_BYTES_MAX:
+                raise BadCommand(f"a frame of {nbytes} bytes came, and 1 to {FRAME_BYTES_MAX} are allowed")
+            end = at + LENGTH_BYTES + nbytes
+            if len(part) < end:
+                break
+            frames.append(bytes(part[at + LENGTH_BYTES : end]))
+            at = end
+        del part[:at]
+        return frames

@@ -1,0 +1,371 @@
+"""The reading side of the ucxx transport: one open lease, and the messages that bring its bytes.
+
+A read posts its receives straight into the destination, tells the source what to send, and when the last message has
+come has the copy pool hash what stands there. Tiny pieces come packed, and are copied from the transport's own memory.
+
+Always true:
+- `read` and `close` come back only when no receive is under way into their destination: completed, or the link closed
+  by force and every cancellation seen.
+- The owner hears of a loss once, and not after it has called `close`.
+- A tag is used once: the session's part of it is random, and the count goes up.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from tensorhub_agent.compute.pool import CopyPool, Spans
+from tensorhub_agent.encodings.codec_tasks import Overwrites, patch_pieces, unpack_pieces
+from tensorhub_agent.primitives.digests import PIECE_DIGEST_BYTES
+from tensorhub_agent.primitives.lease_messages import (
+    RENEW_S,
+    Broken,
+    Cede,
+    Done,
+    Have,
+    Holds,
+    No,
+    Promise,
+    Renew,
+    Retract,
+    Welcome,
+)
+from tensorhub_agent.runtime.shield import Ending, settled
+from tensorhub_agent.transports.base import OnHave, OnLost, TransportLost, silent
+from tensorhub_agent.transports.lease_session import Confirmations
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
+from tensorhub_agent.transports.ucxx.gather_client import Gatherer
+from tensorhub_agent.transports.ucxx.link import Batch, Link, LinkDown
+from tensorhub_agent.transports.ucxx.protocol.frames import (
+    COUNT_BITS,
+    Fetch,
+    Idle,
+    Pack,
+    Packed,
+    Want,
+    WantPatches,
+    encode,
+    from_source,
+)
+from tensorhub_agent.transports.ucxx.protocol.gather_frames import Sums
+from tensorhub_agent.transports.ucxx.protocol.message_plan import Messages, messages_in, messages_of
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.programs.regions import Regions
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.runtime.supervision import Supervisor
+
+DONE_S: Final = 0.5
+"""A source that was told that all is done says so within this, or the connection is closed by force."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class UcxxSession:
+    """One open lease. `UcxxTransport.open` makes it; see `SourceSession`."""
+
+    def __init__(
+        self,
+        link: Link,
+        tag: int,
+        pool: CopyPool,
+        store: SlotStore,
+        on_lost: OnLost,
+        on_have: OnHave,
+        on_idle: Callable[[Link], None],
+    ) -> None:
+        """Take over a link. `tag` is the session's, with a count of zero.
+
+        `on_idle` is given the link back if the session ends in order; else the session closes it.
+        """
+        self._on_idle, self._on_have = on_idle, on_have
+        self._idle = asyncio.Event()
+        self._is_open = False
+        self.unanswered = True
+        """Whether the source has said nothing at all yet."""
+        self._link, self._pool, self._on_lost = link, pool, on_lost
+        self._tag, self._tags_end = tag, tag + (1 << COUNT_BITS)
+        self._packs = 0
+        self._packing: dict[int, asyncio.Future[list[int]]] = {}
+        """What is being packed, by number."""
+        self._reading = 0
+        """Batches under way."""
+        self._over: str | None = None
+        self._welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._confirming = Confirmations()
+        self._gatherer = Gatherer(self, link, pool, store)
+        self._ending = Ending(self._end)
+        self._renewing: asyncio.Task[None] | None = None
+        self._work = Supervisor("a source's connection over ucxx", on_fault=lambda fault: self.lose(str(fault)))
+        link.on_frame = self._work.guarded(self._took, "taking a frame")
+        link.on_down = self._work.guarded(self.lose, "taking its end")
+
+    @property
+    def over(self) -> str | None:
+        """Why the session is over, if it is."""
+        return self._over
+
+    async def welcomed(self) -> None:
+        """Wait until the source has let us in. Raises `TransportLost` when it doesn't."""
+        await self._welcomed
+        self._is_open = True
+        self._renewing = self._work.start(self._renew(), "renewing the lease")
+
+    async def read(
+        self, destination: memoryview, spans: Spans, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> bytes:
+        """See `SourceSession.read`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        messages = messages_of(spans.to, spans.origin, spans.nbytes)
+        bounce = memoryview(bytearray(messages.bounce_bytes))
+        await self._bring(destination, bounce, messages, progress)
+        return await self._settle(destination, bounce, spans, messages, digests=digests)
+
+    async def gather(
+        self, destination: memoryview, regions: Regions, *, digests: bool, progress: Callable[[int], None] = silent
+    ) -> None:
+        """See `SourceSession.gather`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        self._reading += 1
+        try:
+            await self._gatherer.gather(destination, regions, digests=digests, progress=progress)
+        finally:
+            self._reading -= 1
+
+    async def _bring(
+        self, destination: memoryview, bounce: memoryview, messages: Messages, progress: Callable[[int], None]
+    ) -> None:
+        if messages.nbytes:
+            views = _views(destination, bounce, messages)
+            await self._received(views, lambda tag: Want(tag, messages.origin, messages.nbytes), progress)
+
+    async def overwrite(
+        self, destination: memoryview, base: memoryview | None, wanted: Overwrites
+    ) -> tuple[bytes, list[bytes]]:
+        """See `EncodingSession.overwrite`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        memory = memoryview(bytearray(sum(wanted.sizes)))
+        if memory:
+            some = [number for number, size in enumerate(wanted.sizes) if size]
+            pieces, sizes = [wanted.pieces[each] for each in some], [wanted.sizes[each] for each in some]
+            await self._received(messages_in(memory), lambda tag: WantPatches(tag, pieces, sizes), silent)
+        patches, at = [], 0
+        for size in wanted.sizes:
+            patches.append(bytes(memory[at : at + size]))
+            at += size
+        named = [(memoryview(patch), unit) for patch, unit in zip(patches, wanted.units, strict=True)]
+        job = patch_pieces(self._pool, destination, base, wanted.spans, named)
+        return await job.result(), patches
+
+    async def unpack(self, destination: memoryview, spans: Spans, units: Sequence[int]) -> tuple[bytes, int]:
+        """See `EncodingSession.unpack`."""
+        if self._over is not None:
+            raise TransportLost(self._over)
+        self._packs += 1
+        number = self._packs
+        sizes = await self._packed(Pack(number, list(spans.origin), list(spans.nbytes), list(units)))
+        memory = memoryview(bytearray(sum(sizes)))
+        if memory:
+            await self._received(messages_in(memory), lambda tag: Fetch(number, tag), silent)
+        ends = list(accumulate(sizes))
+        coded = [(memory[end - size : end], unit) for end, size, unit in zip(ends, sizes, units, strict=True)]
+        return await unpack_pieces(self._pool, destination, spans, coded).result(), len(memory)
+
+    async def _packed(self, frame: Pack) -> list[int]:
+        """Have pieces packed; return the sizes that they have then. The read's patience ends this wait, by closing."""
+        answer: asyncio.Future[list[int]]
+        answer = self._packing[frame.number] = asyncio.get_running_loop().create_future()
+        self._link.send(encode(frame))
+        self._reading += 1
+        try:
+            sizes = await answer
+        finally:
+            self._reading -= 1
+            del self._packing[frame.number]
+        if len(sizes) != len(frame.nbytes) or any(not 0 <= a < b for a, b in zip(sizes, frame.nbytes, strict=True)):
+            self.lose("the source packed pieces into more bytes than they have")
+            raise TransportLost(str(self._over))
+        return sizes
+
+    async def _received(
+        self,
+        views: Sequence[memoryview],
+        frame: Callable[[int], Want | WantPatches | Fetch],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Post receives, ask for what should go into them, and wait until they have ended."""
+        tag = self.take_tags(len(views))
+        batch = self._link.receive(views, tag)
+        batch.progress = progress
+        self._link.send(encode(frame(tag)))
+        self._reading += 1
+        try:
+            await self.batch_ended(batch)
+        finally:
+            self._reading -= 1
+        try:
+            batch.check()
+        except LinkDown as why:
+            self.lose(f"the source's bytes did not come: {why}")
+            raise TransportLost(str(self._over)) from None
+
+    async def batch_ended(self, batch: Batch) -> None:
+        """Wait for a batch's end. Whoever is cancelled closes the link, and stays until its receives have ended."""
+        try:
+            await asyncio.shield(batch.ended)
+        except asyncio.CancelledError:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.give_up("a read of the session was cancelled")
+            with contextlib.suppress(asyncio.CancelledError):
+                await settled(batch.ended)
+            raise
+
+    async def give_up(self, reason: str) -> None:
+        """End the session by force; returns, also to who is cancelled, when no receive is under way any more."""
+        self._over = self._over or reason
+        self._end_waiting()
+        await self._link.close()
+
+    def take_tags(self, count: int) -> int:
+        """Return the first of tags that were never used. Raises `TransportLost` when there are none."""
+        tag = self._tag
+        if tag + count > self._tags_end:
+            self.lose("the session has used up its tags")
+            raise TransportLost(str(self._over))
+        self._tag += count
+        return tag
+
+    async def _settle(
+        self, destination: memoryview, bounce: memoryview, spans: Spans, messages: Messages, *, digests: bool
+    ) -> bytes:
+        """Copy what came packed to where it belongs, and hash everything there."""
+        packed = messages.packed
+        if not packed:
+            return await self._pool.digest(destination, spans).result() if digests else b""
+        part = Spans(
+            [spans.to[number] for number in packed], list(packed.values()), [spans.nbytes[number] for number in packed]
+        )
+        found = await self._pool.copy_and_digest(destination, bounce, part, digests=digests).result()
+        if not digests:
+            return b""
+        others = [number for number in range(len(spans.nbytes)) if number not in packed]
+        rest = Spans([spans.to[each] for each in others], [], [spans.nbytes[each] for each in others])
+        rest = Spans(rest.to, rest.to, rest.nbytes)
+        found_rest = await self._pool.digest(destination, rest).result()
+        return _woven(len(spans.nbytes), (list(packed), found), (others, found_rest))
+
+    async def still_holds(self) -> bool:
+        """See `SourceSession.still_holds`."""
+        if self._over is not None:
+            return False
+        question = self._confirming.ask()
+        self._link.send(encode(question))
+        try:
+            return await self._confirming.answer(question)
+        except TimeoutError as why:
+            self.lose(str(why))
+        return False
+
+    async def close(self) -> None:
+        """See `SourceSession.close`."""
+        await self._ending.reached()
+
+    async def _end(self) -> None:
+        is_done = self._is_open and self._over is None and not self._reading and not self._confirming
+        self._over = self._over or "the session was closed"
+        if self._renewing is not None:
+            self._renewing.cancel()
+        self._end_waiting()
+        if is_done and await self._hand_back():
+            self._on_idle(self._link)
+        else:
+            await self._link.close()
+            await self._gatherer.stopped()
+
+    async def _hand_back(self) -> bool:
+        """Say that all is done; tells whether the source has said that nothing of the lease is left."""
+        self._link.send(encode(Done()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DONE_S):
+                await self._idle.wait()
+        return self._idle.is_set() and self._link.over is None
+
+    # What the source says.
+
+    def _took(self, data: bytes) -> None:
+        self.unanswered = False
+        try:
+            match from_source(data):
+                case Welcome() if self._welcomed.cancelled() or not self._welcomed.done():
+                    self._let_in()
+                case No(reason):
+                    self.lose(f"the source refused: {reason}")
+                case Holds() as holds:
+                    self._confirming.answered(holds)
+                case Have() | Promise() | Retract() | Cede() as news:
+                    self._on_have(news)
+                case Sums() as sums:
+                    self._gatherer.took(sums)
+                case Packed(number, sizes) if number in self._packing and not self._packing[number].done():
+                    self._packing[number].set_result(sizes)
+                case Idle():
+                    self._idle.set()
+                case Broken(reason):
+                    self.lose(f"the source has broken the lease: {reason}")
+                case other:
+                    raise BadCommand(f"{type(other).__name__} makes no sense on an open lease")
+        except (TensorHubError, *MALFORMED) as why:
+            _log.warning("a source's lease is given up, for it sent what can't be read: %s", why)
+            self.lose(f"the source sent what can't be read: {why}")
+
+    def _let_in(self) -> None:
+        if self._welcomed.cancelled():
+            # Whoever waited for it has given up, and closes: it is late, and makes sense all the same.
+            self.lose("the source let us in too late")
+        else:
+            self._welcomed.set_result(None)
+
+    def lose(self, reason: str) -> None:
+        """The source is of no more use: end all waiting, and tell the owner."""
+        if self._over is None:
+            self._over = reason
+            self._end_waiting()
+            self._on_lost(reason)
+
+    def _end_waiting(self) -> None:
+        if not self._welcomed.done():
+            self._welcomed.set_exception(TransportLost(str(self._over)))
+            self._welcomed.exception()  # Whoever waits for it hears it; nobody else has to.
+        self._confirming.end()
+        self._gatherer.end()
+        for answer in self._packing.values():
+            if not answer.done():
+                answer.set_exception(TransportLost(str(self._over)))
+
+    async def _renew(self) -> None:
+        while self._over is None:
+            await asyncio.sleep(RENEW_S)
+            self._link.send(encode(Renew()))
+
+
+def _views(destination: memoryview, bounce: memoryview, messages: Messages) -> list[memoryview]:
+    views = []
+    for number, (to, nbytes) in enumerate(zip(messages.to, messages.nbytes, strict=True)):
+        memory = destination if number < messages.bounced else bounce
+        views.append(memory[to : to + nbytes])
+    return views
+
+
+def _woven(count: int, *parts: tuple[list[int], bytes]) -> bytes:
+    """Put the digests of several jobs into the order of the pieces; each part names its pieces."""
+    digests = bytearray(count * PIECE_DIGEST_BYTES)
+    for numbers, found in parts:
+        for place, number in enumerate(numbers):
+            cut = found[place * PIECE_DIGEST_BYTES : (place + 1) * PIECE_DIGEST_BYTES]
+            digests[number * PIECE_DIGEST_BYTES : (number + 1) * PIECE_DIGEST_BYTES] = cut
+    return bytes(digests)

@@ -1,0 +1,159 @@
+"""The transport between agents of different hosts: UCX, over RDMA where the host's UCX has it, else over TCP.
+
+The source listens; a reader connects, shows its ticket, posts its receives and asks for what should go into them. Each
+open lease has a connection of its own, so closing one touches no other read, and closing is what ends the receives that
+a stopped or unreachable source will never complete: one writer, always. A lease that ends in order leaves its
+connection to the next one, since making one costs more than reading a small model.
+`ucxx_engine.py` is the thread that UCX lives in, `ucxx_session.py` the reader, `ucxx_serving.py` the source.
+"""
+
+import asyncio
+import functools
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from tensorhub_agent.compute.pool import CopyPool
+from tensorhub_agent.primitives.lease_messages import Hello, Stock
+from tensorhub_agent.storage.mapping_cache import MAPPINGS_MAX, MappingCache
+from tensorhub_agent.transports.base import OnHave, OnLost, TransportLost, TransportSilent, unheard
+from tensorhub_agent.transports.ucxx.bounce_buffers import SlotStore
+from tensorhub_agent.transports.ucxx.engine import Engine
+from tensorhub_agent.transports.ucxx.gather_server import Gathering
+from tensorhub_agent.transports.ucxx.link import Link
+from tensorhub_agent.transports.ucxx.protocol.frames import COUNT_BITS, TAG_BITS, encode
+from tensorhub_agent.transports.ucxx.server import Book, Served
+from tensorhub_agent.transports.ucxx.session import UcxxSession
+from tensorhub_agent.transports.ucxx.ucxx_idle import IdleLinks
+from tensorhub_common.protocol.handshake import OLDEST
+from tensorhub_common.protocol.log.commands import PROTOCOL
+from tensorhub_common.protocol.plans import LeaseGrant
+
+OPEN_S: Final = 1.8
+"""A source that doesn't let a reader in within this is left out. It takes some milliseconds."""
+
+
+class _Gate:
+    """Lets a loss through only once the session was opened: before, `open` itself tells."""
+
+    def __init__(self, on_lost: OnLost) -> None:
+        self._on_lost, self.is_open = on_lost, False
+
+    def lost(self, reason: str) -> None:
+        if self.is_open:
+            self._on_lost(reason)
+
+
+class UcxxTransport:
+    """Both sides of the ucxx transport of one agent. See `Transport`."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        agent: str,
+        pool: CopyPool,
+        book: Book,
+        fault: Callable[[str], None],
+    ) -> None:
+        """Be reached at `address`, an IP, and ask `book` about leases.
+
+        `fault` is called when bytes may arrive that nothing but the end of this process can stop.
+        """
+        self._address, self._agent, self._pool, self._book = address, agent, pool, book
+        self._cache = MappingCache(MAPPINGS_MAX)
+        self._engine = Engine(address, self._arrived, fault)
+        self._idle = IdleLinks()
+        self._slots = SlotStore()
+        self._port = 0
+        self._served: set[Served] = set()
+        self.served_bytes = 0
+        """What was sent to readers."""
+
+    @property
+    def endpoint(self) -> str:
+        """IP and port, as `address:port`."""
+        return f"{self._address}:{self._port}"
+
+    @property
+    def links(self) -> int:
+        """How many connections stand, of readers and to sources."""
+        return self._engine.links
+
+    async def start(self) -> None:
+        """Load UCX and listen. Raises `UcxxUnavailable`."""
+        self._port = await self._engine.start()
+
+    async def stop(self) -> None:
+        """See `Transport.stop`."""
+        served = list(self._served)
+        for each in served:
+            each.end("the agent ends")
+        await asyncio.gather(*(each.ended() for each in served))
+        await self._idle.close()
+        await self._engine.stop()
+        self._cache.close()
+
+    def break_lease(self, lease: str, reason: str) -> None:
+        """See `Transport.break_lease`."""
+        for served in self._served:
+            if served.lease == lease:
+                served.break_off(reason)
+                return
+
+    def show(self, lease: str, news: Stock) -> None:
+        """See `Transport.show`."""
+        for served in self._served:
+            if served.lease == lease:
+                served.show(news)
+                return
+
+    async def open(self, grant: LeaseGrant, *, reader: str, on_lost: OnLost, on_have: OnHave = unheard) -> UcxxSession:
+        """See `Transport.open`."""
+        address, _, port = grant.endpoint.rpartition(":")
+        if not address or not port.isdigit():
+            raise TransportLost(f"the source named {grant.endpoint!r}, which is no address of this transport")
+        try:
+            async with asyncio.timeout(OPEN_S):
+                return await self._opened(grant, address, int(port), reader, _Gate(on_lost), on_have)
+        except TimeoutError:
+            raise TransportSilent(f"the source at {grant.endpoint} did not let us in within {OPEN_S:g} s") from None
+        except TransportLost as why:
+            raise TransportLost(f"the source at {grant.endpoint} can't be read from: {why}") from None
+
+    async def _opened(
+        self, grant: LeaseGrant, address: str, port: int, reader: str, gate: _Gate, on_have: OnHave
+    ) -> UcxxSession:
+        """Show the ticket on a connection that stands, or on a new one.
+
+        A connection that the source has closed meanwhile has not taken the ticket, so it is shown again.
+        """
+        while True:
+            link = self._idle.take(grant.endpoint)
+            is_new = link is None
+            link = link or self._engine.connect(address, port)
+            keep = functools.partial(self._idle.put, grant.endpoint)
+            session = UcxxSession(link, self._fresh_tag(), self._pool, self._slots, gate.lost, on_have, keep)
+            link.send(encode(Hello(OLDEST, grant.ticket, reader, PROTOCOL)))
+            try:
+                await session.welcomed()
+            except TransportLost:
+                if is_new or not session.unanswered:
+                    raise
+            else:
+                gate.is_open = True
+                return session
+            finally:
+                if not gate.is_open:
+                    await session.close()
+
+    def _fresh_tag(self) -> int:
+        return secrets.randbits(TAG_BITS - COUNT_BITS) << COUNT_BITS
+
+    def _arrived(self, link: Link) -> None:
+        gathering = functools.partial(Gathering, link, self._pool, self._slots)
+        gone, sent = self._served.discard, self._sent
+        self._served.add(Served(link, self._agent, self._book, self._cache, self._pool, gathering, gone, count=sent))
+
+    def _sent(self, nbytes: int) -> None:
+        self.served_bytes += nbytes

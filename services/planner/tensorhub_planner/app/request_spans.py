@@ -1,0 +1,82 @@
+"""The planner's spans: one for each question that says which span it belongs to, made after the answer has gone.
+
+While a question is answered, log lines carry the ids of whoever asked.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from tensorhub_common.bus.message import Message
+from tensorhub_common.observability.trace_context import Value, context_in, finished
+from tensorhub_common.protocol.plans import Plan, PlanAnswer, Refusal
+from tensorhub_common.protocol.queries import Error
+from tensorhub_common.protocol.subjects import AskSubject, parse
+from tensorhub_common.telemetry import process
+from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+
+
+@dataclass(slots=True)
+class Asked:
+    """A question that is being answered."""
+
+    subject: str
+    began_ns: int
+    answer: PlanAnswer | Error | None = None
+
+
+class Tracing:
+    """The spans of one planner."""
+
+    def __init__(self) -> None:
+        """Make spans if this process makes any."""
+        self._maker = process.span_maker()
+        self._later = SpansLater()
+
+    @contextmanager
+    def asked(self, question: Message) -> Iterator[Asked]:
+        """Answer a question within this; its span is made later."""
+        headers = question.headers
+        asked = Asked(question.subject, time.time_ns())
+        if self._maker is None or not headers:
+            yield asked
+            return
+        told = process.ANSWERING.set(headers)
+        try:
+            yield asked
+        finally:
+            process.ANSWERING.reset(told)
+            # The headers are read later too.
+            self._later.add(partial(_tell, self._maker, asked, headers, time.time_ns()))
+
+    def close(self) -> None:
+        """Make what is left."""
+        self._later.flush()
+
+
+def _tell(maker: SpanMaker, asked: Asked, headers: Mapping[str, str], ended_ns: int) -> None:
+    cause = context_in(headers)
+    if cause is None or not cause.sampled:
+        return
+    subject = parse(asked.subject)
+    attributes: dict[str, Value] = {}
+    if isinstance(subject, AskSubject) and subject.job is not None:
+        attributes["tensorhub.job"] = subject.job
+    error = None
+    match asked.answer:
+        case Plan() as plan:
+            attributes |= {
+                "tensorhub.version": plan.version,
+                "tensorhub.sources": len(plan.shares),
+                "tensorhub.why": plan.why,
+            }
+        case Refusal() as refusal:
+            error = f"{refusal.error}: {refusal.reason}"
+        case Error() as refused:
+            error = f"{refused.error}: {refused.message}"
+        case None:
+            error = "it was not answered"
+    place, times_ns = cause.beside(new_span_id()), (asked.began_ns, ended_ns)
+    maker.make(finished("planner.plan", place, cause, times_ns, attributes, error=error))

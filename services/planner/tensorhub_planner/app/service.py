@@ -1,0 +1,199 @@
+"""The planner's ear: questions in, plans out. I/O only; `answering` decides.
+
+Several planners may run: each follows all logs and any of them answers a question (they are one queue group). A planner
+that lags behind the log sequence which a demand names folds on first, for a bounded time, and says so when it can't.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.errors import NotPermitted
+from tensorhub_common.bus.message import Message
+from tensorhub_common.errors import BadCommand, TensorHubError
+from tensorhub_common.introspection.ping import answer_folders, answer_pings
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.plan_packing import packed
+from tensorhub_common.protocol.plans import PLAN_ASK_S, Demand, PlanAnswer, Refusal
+from tensorhub_common.protocol.queries import HEALTH_JOBS_MAX, Error, Health
+from tensorhub_common.protocol.subjects import AskSubject, asks_of_all_jobs, hub_ask, parse
+from tensorhub_common.runtime.supervision import Supervisor, handled
+from tensorhub_common.service.systemd import serving
+from tensorhub_common.telemetry import process
+from tensorhub_planner.app.metrics import AnswerCounts
+from tensorhub_planner.app.request_spans import Tracing
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.context.catalogs import Catalogs
+from tensorhub_planner.context.layout_store import Layouts
+from tensorhub_planner.context.load_subscriber import Hearing
+from tensorhub_planner.context.prefetch import Preparing
+from tensorhub_planner.context.program_store import Programs
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.planning.request import Answering, Compiled
+from tensorhub_planner.planning.unregistered import Unregistered
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.source_set import SourceSet
+
+ROLE: Final = "planner"
+QUEUE: Final = "planners"
+"""Of the planners in this queue group one gets each question."""
+ASKS_AT_ONCE_MAX: Final = 1024
+"""Most of these wait for a log; deciding takes well under a millisecond."""
+ASKS_PENDING_MAX: Final = 8192
+
+_demands: Final = msgspec.json.Decoder(Demand)
+_log: Final = process.logger(__name__)
+
+
+class Planner:
+    """Answers `ask.plan` of every job."""
+
+    def __init__(self, bus: Bus, limits: Limits, name: str) -> None:
+        self._bus = bus
+        self._limits = limits
+        self._name = name
+        self.counts = AnswerCounts()
+        self.ledger = Ledger(limits)
+        self._kept = Kept()
+        self._tracing = Tracing()
+        self._work = Supervisor("the planner", on_fault=handled)
+        blobs = Blobs(bus)
+        self._layouts = Layouts(blobs, self._work)
+        self._programs = Programs(blobs, self._layouts, self._work)
+        self._hearing = Hearing(bus, self.ledger)
+        self._catalogs = Catalogs(bus, self._see, self._forget)
+        self._preparing = Preparing(self._programs, self._catalogs.folded, self._work)
+
+    async def run(self) -> None:
+        """Follow the logs, answer questions, say that we live, and go on until cancelled."""
+        await answer_folders(self._bus, self._name, ROLE)
+        self._catalogs.start()
+        # Before the first question: what is under way was planned by others, or by this planner before it was killed.
+        await self._hearing.start()
+        await self._bus.serve(
+            asks_of_all_jobs("plan"),
+            self.answer,
+            queue=QUEUE,
+            concurrent_max=ASKS_AT_ONCE_MAX,
+            pending_max=ASKS_PENDING_MAX,
+            age_s_max=PLAN_ASK_S,
+        )
+        for subject in (asks_of_all_jobs("health.planner"), hub_ask("health.planner")):
+            # Users of NATS that an earlier release made do not let it answer; the bus has logged what to do.
+            with contextlib.suppress(NotPermitted):
+                await self._bus.serve(subject, self._on_health_ask, queue=QUEUE)
+        await answer_pings(self._bus, self._name, ROLE)
+        _log.info("ready")
+        async with serving(f"planner {self._name} answers"):
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Follow nothing any more; the questions end with the connection."""
+        await self._work.close()
+        await self._catalogs.stop()
+        self._tracing.close()
+
+    async def _on_health_ask(self, question: Message) -> bytes:
+        """Say how this planner gets on with one job, or with all that are not well; those that are due are tried."""
+        subject = parse(question.subject)
+        ailing = self._catalogs.ailing
+        asked = subject.job if isinstance(subject, AskSubject) else None
+        jobs = ailing[:HEALTH_JOBS_MAX] if asked is None else [asked]
+        told = tuple(self._catalogs.health(job) for job in jobs)
+        self._catalogs.try_due()
+        return msgspec.json.encode(Health(id=self._name, role=ROLE, ailing=len(ailing), jobs=told))
+
+    def _see(self, job: str, seq: int, event: Event) -> None:
+        self.ledger.see(job, seq, event)
+        self._preparing.see(job, event)
+
+    def _forget(self, job: str) -> None:
+        self.ledger.ended.forget(job)
+        self._programs.forget(job)
+
+    async def answer(self, question: Message) -> bytes:
+        """Return the plan, the refusal or the error for one question."""
+        began = time.monotonic()
+        packs = False
+        with self._tracing.asked(question) as asked:
+            try:
+                job, demand = self._demand(question)
+                packs = demand.packs
+                answer: PlanAnswer | Error = await self._answer(job, demand)
+            except TensorHubError as error:
+                answer = Error(error=_code(error), message=str(error))
+            asked.answer = answer
+        self.counts.add(answer, time.monotonic() - began)
+        message = msgspec.json.encode(answer)
+        return packed(message) if packs else message
+
+    def _demand(self, question: Message) -> tuple[str, Demand]:
+        subject = parse(question.subject)
+        if not isinstance(subject, AskSubject) or subject.job is None:
+            raise BadCommand(f"a plan belongs to a job, so it can't be asked for on {question.subject}")
+        try:
+            return subject.job, _demands.decode(question.data)
+        except MALFORMED as why:
+            raise BadCommand(f"the question is no demand: {why}"[:500]) from None
+
+    async def _answer(self, job: str, demand: Demand) -> PlanAnswer:
+        try:
+            return await self._answering(job).answer(demand)
+        except TensorHubError as why:
+            # Whoever has sent a good demand gets a Refusal, of which its read knows what to do next.
+            return Refusal(error=_code(why), reason=str(why))
+
+    def _answering(self, job: str) -> Answering:
+        known = Known(job, self._catalogs, self._layouts, self._programs, self._hearing)
+        return Answering(job, known, self.ledger, self._limits, self._kept)
+
+
+class Known:
+    """What this planner knows of one job: see `answering.Knowledge`."""
+
+    def __init__(self, job: str, catalogs: Catalogs, layouts: Layouts, programs: Programs, hearing: Hearing) -> None:
+        """Ask each about this job."""
+        self._job, self._catalogs, self._layouts = job, catalogs, layouts
+        self._programs, self._hearing = programs, hearing
+
+    async def fold(self, at_seq: int) -> Fold:
+        """Return the log, folded at least so far."""
+        return await self._catalogs.at(self._job, at_seq)
+
+    async def sizes(self, layout: str) -> Sizes:
+        """Return the sizes of a layout's pieces."""
+        return await self._layouts.sizes(self._job, layout)
+
+    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills a layout from those."""
+        return await self._programs.compiled(self._job, layout, sources)
+
+    async def program(self, digest: str) -> Compiled:
+        """Return a program that a reader names."""
+        return await self._programs.known(self._job, digest)
+
+    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything."""
+        return await self._programs.unregistered(self._job, layouts, sources)
+
+    async def heard(self, agents: Collection[str]) -> None:
+        """Return once these have told who reads from them, or won't soon."""
+        await self._hearing.wait_for(agents)
+
+    def now(self) -> float:
+        """Return the planner's time."""
+        return time.monotonic()
+
+
+def _code(error: TensorHubError) -> str:
+    """Name an error by the class that everybody knows: the bus has narrower ones of its own."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == TensorHubError.__module__)

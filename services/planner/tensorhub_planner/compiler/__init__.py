@@ -1,0 +1,1 @@
+"""Makes transfer programs from layouts. Pure. `planning` and `context` import it."""

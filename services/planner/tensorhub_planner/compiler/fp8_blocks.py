@@ -1,0 +1,203 @@
+"""Blocks of fp8 that no source has whole: which parts of them each has, and what is made of those. Pure.
+
+A *fold* is a box of an atom whose blocks are cut by the edges of sources' boxes. Of each part of a block one source
+tells the largest magnitude (a *partial*); these are folded into one entry of the read's table for each block. Scales
+follow from it; values are cut where sources' boxes end, and computed by who has them, who is told the entries.
+
+Always true: the partials of a fold cover all that its elements are computed of, each element at least once (a largest
+magnitude is the same however often it is counted); no fold is made of more than a unit may be; each cell begins with a
+block, or lies within one, in every dimension.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, product
+from math import prod
+from typing import NamedTuple
+
+from tensorhub_common.layout.casts import cast_name
+from tensorhub_common.layout.parts import Shape
+from tensorhub_common.layout.quantized import Derived, derived, partial_of
+from tensorhub_common.programs.amax_cells import ENTRY_BYTES, Fold, Kind
+from tensorhub_common.programs.program import Cell, Cut, Owner
+from tensorhub_common.programs.regions import Blocks
+from tensorhub_planner.compiler.boxes import Cutout
+from tensorhub_planner.compiler.overlaps import Span, converts, distance, pieces_of
+
+Number = Callable[[int], int]
+"""Gives a box its number within a group."""
+
+Choose = Callable[[list[Span]], list[Span]]
+"""Chooses of many owners."""
+
+
+class Lacking(NamedTuple):
+    """Of what a fold is computed of nobody has this box."""
+
+    start: Shape
+    stop: Shape
+
+
+class Table(NamedTuple):
+    """The entries of an atom's blocks, row by row."""
+
+    first: Shape
+    """The first block's index in each dimension."""
+    strides: Shape
+    nbytes: int
+
+    @classmethod
+    def of(cls, atom: Cutout) -> "Table":
+        """Return that of all blocks that an atom has to do with."""
+        first, last = _blocks(atom, atom.start, atom.stop)
+        counts = [b - a for a, b in zip(first, last, strict=True)]
+        strides = [ENTRY_BYTES * prod(counts[dim + 1 :]) for dim in range(len(counts))]
+        return cls(first, tuple(strides), ENTRY_BYTES * prod(counts))
+
+    def at(self, block: Shape) -> int:
+        """Return where a block's entry stands."""
+        return distance(block, self.first, self.strides)
+
+
+def parts_of_blocks(atom: Cutout, boxes: Sequence[Cutout]) -> list[Span]:
+    """Return what boxes have of an atom's global tensor as it was published, in the indices of that."""
+    if not atom.cast:
+        return []
+    return [
+        Span(number, box.start, box.stop, box, cast)
+        for number, box in enumerate(boxes)
+        if box.global_shape == atom.global_shape and (cast := converts(box, atom))
+    ]
+
+
+def has_some(atom: Cutout, parts: Sequence[Span], start: Shape, stop: Shape) -> bool:
+    """Tell whether any part is of the blocks that a box of an atom is computed of."""
+    if not parts:
+        return False
+    first, last = derived(atom.cast).need(start, stop, atom.global_shape)
+    return any(_overlaps(part, first, last) for part in parts)
+
+
+class Folder:
+    """Makes the folds of one atom."""
+
+    def __init__(self, atom: Cutout, parts: Sequence[Span], number: Number = int) -> None:
+        """`parts` are what sources have of blocks; `number` numbers the boxes that cells name."""
+        self._atom, self._parts, self._number = atom, parts, number
+        self._kind: Derived = derived(atom.cast)
+        self._block = self._kind.block(atom.global_shape)
+        self._folds = 0
+        self.table = Table.of(atom)
+
+    def lacking(self, start: Shape, stop: Shape) -> Lacking | None:
+        """Return what nobody has of that which a box is computed of."""
+        for box in _fold_boxes(self._atom, start, stop):
+            for first, last, owners in self._cut(*self._kind.need(*box, self._atom.global_shape)):
+                if not owners:
+                    return Lacking(first, last)
+        return None
+
+    def cells(self, start: Shape, stop: Shape, computed: Sequence[Span], some: Choose) -> list[Cell]:
+        """Return the cells of a box that nobody has whole, and of which nothing is lacking.
+
+        `computed` are those who have what is to be computed; `some` chooses of many.
+        """
+        cells: list[Cell] = []
+        for first, last in _fold_boxes(self._atom, start, stop):
+            cells += self._partials(first, last, some)
+            cells += self._scales(first, last, computed) if self._kind.is_scales else []
+            cells += () if self._kind.is_scales else self._values(first, last, computed, some)
+            self._folds += 1
+        return cells
+
+    def _partials(self, start: Shape, stop: Shape, some: Choose) -> Iterator[Cell]:
+        kind = partial_of(self._kind.scheme.name)
+        for first, last, owners in self._cut(*self._kind.need(start, stop, self._atom.global_shape)):
+            shape = tuple(b - a for a, b in zip(first, last, strict=True))
+            there = [
+                Owner(
+                    self._number(span.box),
+                    distance(first, span.start, span.cutout.strides),
+                    span.cutout.strides,
+                    span.cutout.itemsize,
+                    cast_name(span.cutout.dtype, kind.name),
+                    Blocks(shape, (0,) * len(shape)),
+                )
+                for span in some(owners)
+            ]
+            counts = tuple(-(-size // step) for size, step in zip(shape, self._block, strict=True))
+            at = self.table.at(tuple(a // step for a, step in zip(first, self._block, strict=True)))
+            cut = Cut(counts, self.table.strides, ENTRY_BYTES, 0, counts[0], 1)
+            yield Cell(at, cut, tuple(there), self._fold(Kind.PARTIAL, at, (1,) * len(shape)))
+
+    def _scales(self, start: Shape, stop: Shape, computed: Sequence[Span]) -> list[Cell]:
+        ones = (1,) * len(start)
+        return [self._cell(start, stop, computed, self._fold(Kind.SCALES, self.table.at(start), ones))]
+
+    def _values(self, start: Shape, stop: Shape, computed: Sequence[Span], some: Choose) -> Iterator[Cell]:
+        for first, last, owners in self._cut(start, stop):
+            at = self.table.at(tuple(a // step for a, step in zip(first, self._block, strict=True)))
+            yield self._cell(first, last, [*computed, *some(owners)], self._fold(Kind.VALUES, at, self._block))
+
+    def _cell(self, start: Shape, stop: Shape, owners: Sequence[Span], fold: Fold) -> Cell:
+        atom = self._atom
+        shape = tuple(b - a for a, b in zip(start, stop, strict=True))
+        cut = Cut(shape, atom.strides, atom.itemsize, 0, shape[0], 1)
+        there = tuple(
+            Owner(
+                self._number(span.box),
+                distance(start, span.cutout.start, span.cutout.strides),
+                span.cutout.strides,
+                span.cutout.itemsize,
+                span.cast,
+            )
+            for span in owners
+        )
+        return Cell(distance(start, atom.start, atom.strides), cut, there, fold)
+
+    def _fold(self, kind: Kind, at: int, grain: Shape) -> Fold:
+        return Fold(kind, self._folds, at, self.table.strides, grain, self._kind.scheme.name)
+
+    def _cut(self, start: Shape, stop: Shape) -> Iterator[tuple[Shape, Shape, list[Span]]]:
+        """Cut a box of the source wherever a part begins or ends, and where blocks do that are cut by that."""
+        near = [part for part in self._parts if _overlaps(part, start, stop)]
+        runs = [list(pairwise(_edges(near, start, stop, dim, step))) for dim, step in enumerate(self._block)]
+        for sides in product(*runs):
+            first, last = tuple(a for a, _ in sides), tuple(b for _, b in sides)
+            yield first, last, [part for part in near if _holds(part, first, last)]
+
+
+def _edges(parts: Sequence[Span], start: Shape, stop: Shape, dim: int, step: int) -> list[int]:
+    begin, end = start[dim], stop[dim]
+    edges = {begin, *(edge for part in parts for edge in (part.start[dim], part.stop[dim]))}
+    # What begins within a block ends with it.
+    edges |= {-(-edge // step) * step for edge in edges}
+    return [begin, *sorted(edge for edge in edges if begin < edge < end), end]
+
+
+def _overlaps(part: Span, start: Shape, stop: Shape) -> bool:
+    return all(a < d and c < b for a, b, c, d in zip(part.start, part.stop, start, stop, strict=True))
+
+
+def _holds(part: Span, start: Shape, stop: Shape) -> bool:
+    return all(a <= c and d <= b for a, b, c, d in zip(part.start, part.stop, start, stop, strict=True))
+
+
+def _fold_boxes(atom: Cutout, start: Shape, stop: Shape) -> Iterator[tuple[Shape, Shape]]:
+    """Cut a box as units are cut."""
+    for piece in pieces_of(atom, start, stop):
+        cut, dim = piece.cut, piece.cut.dim
+        for unit in range(cut.units):
+            begin = piece.start[dim] + unit * cut.rows
+            end = min(begin + cut.rows, piece.stop[dim])
+            yield (
+                (*piece.start[:dim], begin, *piece.start[dim + 1 :]),
+                (*piece.stop[:dim], end, *piece.stop[dim + 1 :]),
+            )
+
+
+def _blocks(atom: Cutout, start: Shape, stop: Shape) -> tuple[Shape, Shape]:
+    """Return the first block that a box of an atom has to do with, and the one behind the last."""
+    kind = derived(atom.cast)
+    if kind.is_scales:
+        return start, stop
+    return kind.scheme.scales_of(start, stop, atom.global_shape)

@@ -1,0 +1,1 @@
+"""All I/O that planning asks for: catalogs, layouts, programs, loads. `app` imports it."""

@@ -1,0 +1,158 @@
+"""Transfer programs, compiled once for a reader's layout and those of its sources, and kept.
+
+Always true: at most `PROGRAMS_MAX` programs with `PLACES_MAX` places of tensors (or one that has more), and
+`INDEXES_MAX` indexes of source layouts are kept, the last used ones; what was compiled stands in the blob store before
+anybody is told of it; one that is being compiled is waited for.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final
+
+from tensorhub_common.jetstream.blob_store import Blobs, digest_of
+from tensorhub_common.layout.layout import Layout
+from tensorhub_common.programs.numbered_program import Execution, Patterns
+from tensorhub_common.programs.program import Program, decoded, encoded
+from tensorhub_common.runtime.gather_bounded import each
+from tensorhub_common.runtime.supervision import Supervisor, result_of
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.context.layout_store import Layouts
+from tensorhub_planner.planning.request import Compiled
+from tensorhub_planner.planning.unregistered import NOTHING, Unregistered, global_names, unregistered
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.source_set import SourceSet
+
+PROGRAMS_MAX: Final = 4096
+"""Each reader of a replica has one, and so a replica of so many shards finds all of them again at its next version."""
+PLACES_MAX: Final = 32_000_000
+"""Of all kept programs: each place where a tensor begins, at either end, takes some 30 bytes, so 1 GB at worst."""
+NO_SOURCES: Final = SourceSet((), ())
+"""Under these stands what another planner compiled, by its own digest."""
+INDEXES_MAX: Final = 8
+"""An index of 256 ranks of 10^12 parameters takes some 30 MB."""
+
+
+_Key = tuple[str, str, SourceSet]
+_Make = Callable[[str, str, SourceSet], Coroutine[None, None, Compiled]]
+
+
+class Programs:
+    """The programs of all jobs. Layouts and programs are content, so what was compiled once stays true."""
+
+    def __init__(self, blobs: Blobs, layouts: Layouts, work: Supervisor) -> None:
+        self._blobs, self._layouts, self._work = blobs, layouts, work
+        self._made: OrderedDict[_Key, Compiled] = OrderedDict()
+        self._by_digest: dict[str, Compiled] = {}
+        self._places = 0
+        self._compiling = asyncio.Lock()
+        self._making: dict[_Key, asyncio.Task[Compiled]] = {}
+        self._indexes: OrderedDict[tuple[str, SourceSet], asyncio.Task[SourceIndex]] = OrderedDict()
+
+    async def compiled(self, job: str, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills `layout` from `sources`. Raises `LayoutMismatch`, or what `Blobs` raises."""
+        key = (job, layout, sources)
+        made = self._made.get(key)
+        if made is not None:
+            self._made.move_to_end(key)
+            return made
+        return await self._once(key, self._make)
+
+    async def known(self, job: str, digest: str) -> Compiled:
+        """Return a program that a reader names: made here, or by another planner."""
+        made = self._by_digest.get(digest)
+        if made is not None:
+            return made
+        return await self._once((job, digest, NO_SOURCES), self._read)
+
+    async def unregistered(self, job: str, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything. Raises what `compiled` raises."""
+        # Most were compiled for the siblings' own questions. A task for each would cost more than all the rest.
+        names = [(await self.compiled(job, layout, sources)).names for layout in layouts]
+        registered = [each for each in names if each is not None]
+        if len(registered) < len(names):
+            return NOTHING
+        return await asyncio.to_thread(unregistered, registered, await self._index(job, sources))
+
+    def forget(self, job: str) -> None:
+        """Compile anew whatever is asked for in this job: its blobs went with it, and its name may be used again."""
+        for key in [key for key in self._made if key[0] == job]:
+            self._drop(key)
+
+    async def _once(self, key: _Key, make: _Make) -> Compiled:
+        """Wait for what is being made; whoever gives up waiting leaves it to the next who asks."""
+        making = self._making.get(key)
+        if making is None:
+            making = self._making[key] = self._work.start(make(*key), "making a transfer program", awaited=True)
+            making.add_done_callback(lambda _: self._making.pop(key, None))
+        return await result_of(making)
+
+    async def _read(self, job: str, digest: str, sources: SourceSet) -> Compiled:
+        program = await asyncio.to_thread(decoded, await self._blobs.get(job, digest))
+        made = await asyncio.to_thread(_ready, program, digest)
+        self._keep((job, digest, sources), made)
+        return made
+
+    async def _make(self, job: str, layout: str, sources: SourceSet) -> Compiled:
+        destination = await self._layouts.layout(job, layout)
+        index = await self._index(job, sources)
+        async with self._compiling:
+            # What is cut alike is found out in tables that all readers of an index share.
+            made, data = await asyncio.to_thread(_compile, layout, destination, index)
+        assert await self._blobs.put(job, data) == made.digest
+        self._keep((job, layout, sources), made)
+        return made
+
+    async def _index(self, job: str, sources: SourceSet) -> SourceIndex:
+        key = (job, sources)
+        task = self._indexes.get(key)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._work.start(self._indexed(job, sources), "reading the sources' layouts", awaited=True)
+            self._indexes[key] = task
+        self._indexes.move_to_end(key)
+        while len(self._indexes) > INDEXES_MAX:
+            self._indexes.popitem(last=False)
+        return await result_of(task)
+
+    async def _indexed(self, job: str, sources: SourceSet) -> SourceIndex:
+        layouts: dict[str, Layout] = {}
+
+        async def read(number: int) -> None:
+            digest = sources.layouts[number]
+            layouts[digest] = await self._layouts.layout(job, digest)
+
+        await each(range(len(sources.layouts)), read)
+        in_order = {digest: layouts[digest] for digest in sources.layouts}
+        return await asyncio.to_thread(SourceIndex, in_order, sources.originals)
+
+    def _keep(self, key: _Key, made: Compiled) -> None:
+        self._made[key] = self._by_digest[made.digest] = made
+        self._places += _places(made)
+        while len(self._made) > PROGRAMS_MAX or (self._places > PLACES_MAX and len(self._made) > 1):
+            self._drop(next(iter(self._made)))
+
+    def _drop(self, key: _Key) -> None:
+        old = self._made.pop(key)
+        self._places -= _places(old)
+        # Other sources may have made the same program.
+        if self._by_digest.get(old.digest) is old:
+            del self._by_digest[old.digest]
+
+
+def _places(made: Compiled) -> int:
+    return sum(len(group.to) + sum(map(len, group.at)) for group in made.execution.program.groups)
+
+
+def _compile(layout: str, destination: Layout, index: SourceIndex) -> tuple[Compiled, bytes]:
+    """Return a program, and what stands in the blob store of it: all in one thread, as there are thousands."""
+    program = compile_program(layout, destination, index)
+    data = encoded(program)
+    names = global_names(destination) if program.unread_count else None
+    return _ready(program, digest_of(data), index.executed, names), data
+
+
+def _ready(
+    program: Program, digest: str, patterns: Patterns | None = None, names: tuple[str, ...] | None = None
+) -> Compiled:
+    execution = Execution(program, digest, patterns)
+    return Compiled(digest, execution, Sizes.repeated(execution.runs()), names)

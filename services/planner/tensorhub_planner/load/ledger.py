@@ -1,0 +1,246 @@
+"""Who reads how much from whom just now: a ledger of the bytes that this planner's plans assigned, and what agents say.
+
+An assignment counts until the log says that its read is over, or for `limits.assigned_s_max` when it never does. The
+load is an agent's, not a shard's, and counted by transport: a local reader copies by itself and leaves the source's
+network card alone. Readers of all jobs share it, since an agent serves all of them.
+
+A planner knows only of its own plans, and of those only since it was started. So agents say with each beat who reads
+from them (`said.py`), and whoever is named there and not assigned here counts too, unless the log has said since that
+its read is over (`ended.py`). Where an agent names nobody, or not all, the larger number counts: of those known here or
+of those that it said and that are not over. All of it steers, and nothing that must be true depends on it.
+
+Always true: `busy` is the sum of the assignments, the assignments stand in the order of their time, and nobody whom an
+agent names is load once the log has said that its read is over, whenever that is heard.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, overload
+
+from tensorhub_common.protocol.log.events import Event
+from tensorhub_common.protocol.log.hub import AgentLost
+from tensorhub_common.protocol.log.replicas import ReplicaReady
+from tensorhub_common.protocol.log.rounds import RoundFailed, RoundReopened
+from tensorhub_common.protocol.log.shards import ShardFilled, ShardReleased
+from tensorhub_common.protocol.plans import Plan, SourceId
+from tensorhub_common.protocol.queries import Beat
+from tensorhub_planner.load.ended import Ended
+from tensorhub_planner.load.load import IDLE, Busy, Lane, Reader
+from tensorhub_planner.load.reports import Said, Word
+from tensorhub_planner.primitives.limits import Limits
+
+Load = Mapping[Lane, Busy]
+
+D = TypeVar("D")
+
+
+@dataclass(slots=True)
+class _Read:
+    since: float
+    nbytes: dict[Lane, int] = field(default_factory=dict)
+    depth: int = 1
+    """How many half-filled replicas bytes come through that are read from this reader, itself included."""
+    is_reserved: bool = False
+    """It has not asked yet."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the planner has assigned and not seen end. `at` gives the load that `plan` takes."""
+
+    limits: Limits
+    _reads: dict[Reader, _Read] = field(default_factory=dict)
+    _busy: dict[Lane, Busy] = field(default_factory=dict)
+    _own: dict[tuple[str, str, str], dict[Lane, int]] = field(default_factory=dict)
+    """By job, model and replica: how many of its shards are assigned to each source."""
+    said: Said = field(init=False)
+    ended: Ended = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with no agent heard, and nothing seen of the log."""
+        self.said, self.ended = Said(self.limits), Ended(self.limits)
+
+    def hear(self, beat: Beat, now: float) -> None:
+        """Take what an agent says of its readers."""
+        self.said.hear(beat, now)
+
+    def at(self, now: float) -> Load:
+        """Return the load at `now`, without what is older than the bounds. The mapping lives on with the ledger."""
+        while self._reads:
+            reader, read = next(iter(self._reads.items()))
+            if now - read.since < self.limits.assigned_s_max and len(self._reads) <= self.limits.readers_max:
+                break
+            self.done(reader)
+        return _Merged(self, self._busy, now)
+
+    def busy(self, lane: Lane, now: float) -> Busy:
+        """Return the load of a source: what is assigned, and who else reads from it as far as it has said."""
+        assigned = self._busy.get(lane, IDLE)
+        word = self.said.at(lane, now)
+        return assigned if word is None else self._with_others(lane, assigned, word)
+
+    def _with_others(self, lane: Lane, assigned: Busy, word: Word) -> Busy:
+        """Return the load of a source that has said who reads from it."""
+        readers, nbytes = assigned.readers, assigned.nbytes
+        said_readers, said_nbytes = word.all.readers, word.all.nbytes
+        for reader, decided, its_nbytes in word.named:
+            if self.ended.is_over(reader, decided):
+                said_readers -= 1
+                said_nbytes -= its_nbytes
+                continue
+            read = self._reads.get(reader)
+            if read is None or lane not in read.nbytes:
+                readers += 1
+                nbytes += its_nbytes
+        return Busy(max(readers, said_readers), max(nbytes, said_nbytes))
+
+    def serves_only(self, reader: Reader, lanes: Iterable[Lane], now: float) -> bool:
+        """Tell whether all who read from these sources, as far as is known, are of the reader's own replica."""
+        own = self._own.get((reader.job, reader.model, reader.replica), {})
+        if len(self._own) == (1 if own else 0) and not self.said.lanes():
+            # As far as is known nobody else reads from anybody.
+            return True
+        busy, said = self._busy, self.said.lanes()
+        return all(self.busy(lane, now).readers <= own.get(lane, 0) for lane in lanes if lane in busy or lane in said)
+
+    def lanes(self) -> set[Lane]:
+        """Return the sources that have a reader, or had one when they last spoke."""
+        return {*self._busy, *self.said.lanes()}
+
+    def assign(self, reader: Reader, plan: Plan, now: float, *, reserved: bool = False) -> None:
+        """Count a plan, on top of what the reader reads already; `reserved`: it has not asked yet, and surely will."""
+        before = self._reads.get(reader)
+        if before is not None and before.is_reserved:
+            self.done(reader)
+        read = self._reads.pop(reader, None) or _Read(now)
+        read.since, read.is_reserved = now, reserved
+        self._reads[reader] = read
+        for share in plan.shares:
+            source = share.source
+            if share.crosses:
+                # Who crosses for the reader's site has these bytes from a ready holder, wherever its others come from.
+                read.depth = max(read.depth, 2)
+            elif (reader.job, reader.model, source.replica) in self._own:
+                above = self._reads.get(Reader(reader.job, reader.model, source.replica, source.shard))
+                read.depth = max(read.depth, 1 + (above.depth if above is not None else 0))
+            self._add(reader, read, (source.agent, share.transport), share.nbytes)
+
+    def knows(self, reader: Reader) -> bool:
+        """Tell whether something is assigned to a reader, or reserved for it."""
+        return reader in self._reads
+
+    def depth(self, reader: Reader) -> int:
+        """Return how many half-filled replicas bytes come through that are read from this reader; 1 if unknown."""
+        read = self._reads.get(reader)
+        return 1 if read is None else read.depth
+
+    def done(self, reader: Reader) -> None:
+        """Forget a read that is over."""
+        read = self._reads.pop(reader, None)
+        for lane, nbytes in read.nbytes.items() if read is not None else ():
+            self._drop(reader, lane, nbytes)
+
+    def failed(self, reader: Reader, sources: Iterable[SourceId]) -> None:
+        """Forget what a reader had from sources that failed it; the others still serve it."""
+        read = self._reads.get(reader)
+        if read is None:
+            return
+        gone = {source.agent for source in sources}
+        for lane in [lane for lane in read.nbytes if lane[0] in gone]:
+            self._drop(reader, lane, read.nbytes.pop(lane))
+
+    def see(self, job: str, seq: int, event: Event) -> None:
+        """Let a read end that the log says is over, by its entry of this number."""
+        self.ended.see(job, seq, event)
+        match event:
+            case ShardFilled() | ShardReleased():
+                self.done(Reader(job, event.model, event.replica, event.shard))
+            case ReplicaReady() | RoundFailed() | RoundReopened():
+                self._done_all(job, event.model, event.replica)
+            case AgentLost():
+                self._gone(event.agent)
+                self.said.forget(event.agent, event.incarnation)
+            case _:
+                pass
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        busy: dict[Lane, Busy] = {}
+        for read in self._reads.values():
+            for lane, nbytes in read.nbytes.items():
+                before = busy.get(lane, IDLE)
+                busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
+        assert busy == self._busy, f"the reads come to {busy}, the load says {self._busy}"
+        own = Counter((lane, r.job, r.model, r.replica) for r, read in self._reads.items() for lane in read.nbytes)
+        said = {(lane, *whole): count for whole, lanes in self._own.items() for lane, count in lanes.items()}
+        assert own == said, f"replicas read {own}, the ledger says {said}"
+        self.said.check()
+        times = [read.since for read in self._reads.values()]
+        assert times == sorted(times), f"reads out of the order of their time: {times}"
+
+    def _done_all(self, job: str, model: str, replica: str) -> None:
+        whole = (job, model, replica)
+        for reader in [each for each in self._reads if (each.job, each.model, each.replica) == whole]:
+            self.done(reader)
+
+    def _gone(self, agent: str) -> None:
+        """Forget what an agent gave: its leases ended with its incarnation."""
+        for reader, read in self._reads.items():
+            for lane in [lane for lane in read.nbytes if lane[0] == agent]:
+                self._drop(reader, lane, read.nbytes.pop(lane))
+
+    def _add(self, reader: Reader, read: _Read, lane: Lane, nbytes: int) -> None:
+        before = self._busy.get(lane, IDLE)
+        if lane in read.nbytes:
+            self._busy[lane] = Busy(before.readers, before.nbytes + nbytes)
+        else:
+            own = self._own.setdefault((reader.job, reader.model, reader.replica), {})
+            own[lane] = own.get(lane, 0) + 1
+            self._busy[lane] = Busy(before.readers + 1, before.nbytes + nbytes)
+        read.nbytes[lane] = read.nbytes.get(lane, 0) + nbytes
+
+    def _drop(self, reader: Reader, lane: Lane, nbytes: int) -> None:
+        whole = (reader.job, reader.model, reader.replica)
+        own = self._own[whole]
+        own[lane] -= 1
+        if not own[lane]:
+            del own[lane]
+        if not own:
+            del self._own[whole]
+        before = self._busy[lane]
+        if before.readers == 1:
+            del self._busy[lane]
+        else:
+            self._busy[lane] = Busy(before.readers - 1, before.nbytes - nbytes)
+
+
+class _Merged(Mapping[Lane, Busy]):
+    """A ledger's load at a time, looked up source by source: a plan asks for a few of many."""
+
+    def __init__(self, ledger: Ledger, assigned: Mapping[Lane, Busy], now: float) -> None:
+        self._ledger, self._assigned, self._now = ledger, assigned, now
+        self._said = ledger.said.lanes()
+
+    def __getitem__(self, lane: Lane) -> Busy:
+        found = self._ledger.busy(lane, self._now)
+        if not found.readers:
+            raise KeyError(lane)
+        return found
+
+    @overload
+    def get(self, lane: Lane, default: None = None, /) -> Busy | None: ...
+    @overload
+    def get(self, lane: Lane, default: Busy | D, /) -> Busy | D: ...
+    def get(self, lane: Lane, default: Busy | D | None = None, /) -> Busy | D | None:
+        """Return a source's load without the cost of an exception: most sources are idle."""
+        if lane not in self._said:
+            return self._assigned.get(lane, default)
+        found = self._ledger.busy(lane, self._now)
+        return found if found.readers else default
+
+    def __iter__(self) -> Iterator[Lane]:
+        return (lane for lane in self._ledger.lanes() if self._ledger.busy(lane, self._now).readers)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

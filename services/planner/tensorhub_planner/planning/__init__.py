@@ -1,0 +1,1 @@
+"""Decides who reads what from whom. Pure. `context` and `app` import it, and the simulator drives it."""

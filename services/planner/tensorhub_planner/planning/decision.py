@@ -1,0 +1,118 @@
+"""One question, from the log and the ledger to an answer. Pure, and the same for production and the simulator.
+
+Readers of one publication are decided by one command and ask in any order. The planner keeps a place for those whose
+turn is earlier and who have not asked yet: else whoever asks first would take the one idle holder, and those before it,
+who may read from nobody else, would share that with it.
+"""
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+import msgspec
+
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Demand, Plan, Refusal
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.catalog_view.holders import Found, Holder, Holders, Seat, find
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Reader
+from tensorhub_planner.planning.fp8_strategies import prove_folds, ways
+from tensorhub_planner.planning.plan import Answer, plan
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes, count_of, normal
+
+
+def found_in(fold: Fold, demand: Demand, limits: Limits, *, any_layout: bool = False) -> Found | Refusal:
+    """Look up in the log who can serve the demand."""
+    return find(fold.catalog, demand, pipelining=limits.pipelining, any_layout=any_layout, rolls=fold.rolls)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A demand, and what is known of it. `sizes` are those of the reader's layout, or of the units of its program."""
+
+    job: str
+    demand: Demand
+    found: Found
+    sizes: Sizes
+    program: Execution | None = None
+
+    def decide(self, ledger: Ledger, limits: Limits, now: float) -> Answer:
+        """Answer, and count the plan in the ledger."""
+        demand, reader = self.demand, self._reader(self.demand.replica)
+        if demand.pieces is None or count_of(normal(demand.pieces)) == len(self.sizes):
+            # It begins anew: what it was given before is void, and no load on anybody.
+            ledger.done(reader)
+        else:
+            ledger.failed(reader, demand.avoid)
+        for holder in self._not_asked_yet(ledger, limits):
+            self._reserve(holder, ledger, limits, now)
+        answer = self._plan(demand, self.found.seat, ledger, limits, now)
+        if isinstance(answer, Plan):
+            ledger.assign(reader, answer, now)
+        return answer
+
+    def _reader(self, replica: str) -> Reader:
+        return Reader(self.job, self.demand.model, replica, self.demand.shard)
+
+    def _not_asked_yet(self, ledger: Ledger, limits: Limits) -> list[Holder]:
+        """Return whose turn is earlier and of whom this planner knows nothing, the earliest first.
+
+        One whose round has begun did ask, another planner or this one before it was restarted.
+        """
+        turn = self.demand.turn
+        earlier = [
+            holder
+            for holder in self.found.holders.able
+            if turn is not None
+            and holder.turn is not None
+            and holder.turn < turn
+            and holder.layout == self.found.seat.layout
+            and not holder.asked
+            and not ledger.knows(self._reader(holder.source.replica))
+        ]
+        return sorted(earlier, key=attrgetter("turn"))[: limits.reserved_max]
+
+    def _reserve(self, holder: Holder, ledger: Ledger, limits: Limits, now: float) -> None:
+        """Plan for one that has not asked, as if it asked for everything."""
+        source = holder.source
+        demand = msgspec.structs.replace(
+            self.demand,
+            replica=source.replica,
+            agent=source.agent,
+            root=holder.root,
+            pieces=None,
+            avoid=(),
+            turn=holder.turn,
+            mapped=False,
+            # What this reader measured says nothing of what another one would.
+            rates=(),
+        )
+        seat = Seat(me=source, key=holder.key, layout=holder.layout, shards=holder.shards)
+        answer = self._plan(demand, seat, ledger, limits, now)
+        if isinstance(answer, Plan):
+            ledger.assign(self._reader(source.replica), answer, now, reserved=True)
+
+    def _plan(self, demand: Demand, seat: Seat, ledger: Ledger, limits: Limits, now: float) -> Answer:
+        holders, topology, program = self._deep(ledger), self.found.topology, self.program
+        if program is None or not program.partials:
+            return plan(demand, seat, self.sizes, holders, topology, ledger.at(now), limits)
+        for asked, able in ways(program, demand, seat.me, holders):
+            answer = plan(asked, seat, self.sizes, able, topology, ledger.at(now), limits)
+            if isinstance(answer, Plan):
+                prove_folds(answer, demand, program)
+                break
+        return answer
+
+    def _deep(self, ledger: Ledger) -> Holders:
+        """Return the holders with what the ledger knows of the chains that they stand in."""
+        holders = self.found.holders
+        if all(holder.turn is None for holder in holders.able):
+            return holders
+        able = tuple(
+            holder
+            if holder.turn is None
+            else msgspec.structs.replace(holder, depth=ledger.depth(self._reader(holder.source.replica)))
+            for holder in holders.able
+        )
+        return msgspec.structs.replace(holders, able=able)

@@ -1,0 +1,128 @@
+"""Holders of any layout, seen in the units of a transfer program: so that one plan is made of them as of equals. Pure.
+
+A reader goes by a program where nobody of its own layout has held the version yet, or nobody of it is left. Then every
+shard that has the version counts, whichever replica it belongs to, with the units that its layout gives.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from tensorhub_common.errors import LayoutMismatch, VersionUnavailable
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.protocol.plans import Demand, Plan, PlanAnswer, Refusal
+from tensorhub_planner.catalog_view.holders import Found, Holders, holders_by_layout, layouts_in_order, published_set
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.load.load import Reader
+from tensorhub_planner.planning.decision import Question
+from tensorhub_planner.planning.explain import absentees, why_refusal
+from tensorhub_planner.planning.fp8_strategies import made_of
+from tensorhub_planner.planning.plan import Answer, LayoutsDiffer
+from tensorhub_planner.planning.plan_cache import Kept
+from tensorhub_planner.planning.wan_fanout import shares_out
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.source_set import SourceSet
+
+
+def reads_by_program(demand: Demand) -> bool:
+    """Tell of a demand by itself whether it goes by a program: it does already, or the log knows no root of its own."""
+    return demand.program is not None or (demand.root is None and not demand.mapped)
+
+
+def turns_to_program(demand: Demand, answer: Answer, *, whole: bool) -> bool:
+    """Tell of what was answered from holders of the reader's layout whether others have to be asked.
+
+    A read that has some pieces already goes on with those; it begins anew where nobody is left for the rest.
+    """
+    if isinstance(answer, LayoutsDiffer):
+        return True
+    unavailable = isinstance(answer, Refusal) and answer.error == VersionUnavailable.__name__
+    return unavailable and whole and not demand.mapped
+
+
+def program_sources(demand: Demand, found: Found) -> SourceSet:
+    """Return the layouts of which the reader's program is to be compiled.
+
+    Readers that share out what crosses to their site exchange units, so they must have one program, at whatever time
+    each of them asks and whoever has come to hold the version by then: theirs is of the layouts in which the version
+    was published. For all others everybody counts who has it.
+    """
+    roll = found.roll
+    published = published_set(found.originals, found.holders) if roll is None else roll.original_set
+    if published is not None and shares_out(demand, found.seat, found.holders, found.topology):
+        return published
+    return source_set(found)
+
+
+def source_set(found: Found) -> SourceSet:
+    """Return the layouts of all who have the version, each once, in the order of replicas and shards.
+
+    All shards of a replica ask for the same one, so it is kept with their roll.
+    """
+    if found.roll is not None:
+        return found.roll.source_set
+    layouts = layouts_in_order(found.holders.able)
+    return SourceSet(layouts, tuple(each for each in found.originals if each in layouts))
+
+
+def in_units(found: Found, execution: Execution) -> Found:
+    """Say of each holder which units of the program it has; one that has none is left out.
+
+    The reader's own layout has all of them, whatever the program was compiled of.
+    """
+    by_layout = found.roll.by_layout if found.roll is not None else holders_by_layout(found.holders.able)
+    key = found.seat.key
+    replace = msgspec.structs.replace
+    able = [
+        replace(holder, key=key, pieces=units)
+        for layout, units in execution.given()
+        if units
+        for holder in by_layout.get(layout, ())
+    ]
+    made = made_of(execution, able) if execution.partials else ()
+    return msgspec.structs.replace(found, holders=msgspec.structs.replace(found.holders, able=tuple(able), made=made))
+
+
+class ProgramQuestion(NamedTuple):
+    """A demand of a reader that goes by a program, and who has the version in any layout."""
+
+    job: str
+    demand: Demand
+    found: Found
+    execution: Execution
+    sizes: Sizes
+
+    def decide(self, kept: Kept, ledger: Ledger, limits: Limits, now: float) -> PlanAnswer:
+        """Answer with the reader's last plan where that still holds, else decide anew; count it in the ledger."""
+        demand, found = self.demand, self.found
+        reader = Reader(self.job, demand.model, demand.replica, demand.shard)
+        plan = kept.again(reader, demand, found, ledger, limits, now)
+        if plan is not None:
+            return plan
+        if self.execution.values or not found.originals or not found.published_in(self.execution.program.sources):
+            # Whoever has asked at another time may have another program, and what is folded stands in nobody's memory:
+            # so nobody is waited for.
+            demand = msgspec.structs.replace(demand, promises=False)
+        question = Question(self.job, demand, in_units(found, self.execution), self.sizes, self.execution)
+        answer = question.decide(ledger, limits, now)
+        assert not isinstance(answer, LayoutsDiffer)
+        if isinstance(answer, Plan):
+            kept.keep(reader, demand, question.found, answer, ledger, limits, now)
+        return answer
+
+
+def nobody_has_it(demand: Demand, holders: Holders) -> Refusal:
+    """Refuse a version that no shard of any layout has."""
+    what = f"version {demand.version} of {demand.model!r}"
+    return Refusal(error=VersionUnavailable.__name__, reason=why_refusal(what, (), (), holders))
+
+
+def cannot_be_filled(demand: Demand, why: LayoutMismatch, absent: Holders, *, could_be: bool) -> PlanAnswer:
+    """Refuse what no holder has; `could_be`: with those who are absent now it would be whole."""
+    what = f"version {demand.version} of {demand.model!r} can't fill shard {demand.shard} of {demand.replica!r}"
+    if could_be:
+        reason = f"{what} just now: {why} ({absentees((), (), absent)}): wait for another holder, and ask again"
+        return Refusal(error=VersionUnavailable.__name__, reason=reason)
+    reason = f"{what}: {why}. Register it with tensors of the same names, global shapes and dtypes, or with a mapping"
+    return Refusal(error=LayoutMismatch.__name__, reason=reason)

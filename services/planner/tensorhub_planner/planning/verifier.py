@@ -1,0 +1,128 @@
+"""The proof that a plan must pass before a byte moves.
+
+Every piece that the demand wants comes from exactly one source, which has it or will; no source is one that the demand
+avoids or the reader itself; and from each source the chain of "who gives it to whom" ends, without a cycle, at a shard
+that is ready. A plan that fails the proof is a bug, so it raises and no answer is given.
+
+Why no cycle, though nobody looks at the other readers' plans: turns are in one order, and a half-filled source is named
+only where its turn is earlier than the reader's (`grounded`). That holds of its own plan too. So along a chain the
+turns only fall; there are finitely many, and whoever has the earliest reads from ready shards alone. The source's agent
+asks the same of each lease, by what it knows itself, so a planner that lags behind the log makes no cycle either.
+
+What crosses to the reader's site for its group (`crossing`) comes from members of any turn, and each of them has its
+own part from somebody who stands ready or whose turn is earlier. No plan can see that the other plans agree; so a
+reader waits for such a piece only while its source promises it, and nobody promises what it waits for itself
+(docs/adr/0012).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from tensorhub_common.protocol.plans import Plan, Share, SourceId, Turn, precedes
+from tensorhub_planner.catalog_view.holders import Holder, named
+from tensorhub_planner.primitives.piece_sizes import NOTHING, Ranges, Sizes, common, normal, told, without
+
+
+class PlanError(AssertionError):
+    """A plan does not do what it must: a bug, never a user's fault."""
+
+
+def prove(
+    plan: Plan,
+    *,
+    wanted: Ranges,
+    sizes: Sizes,
+    holders: Mapping[SourceId, Holder],
+    reader: SourceId,
+    avoid: frozenset[SourceId],
+    turn: Turn | None,
+    ends: Ranges,
+    crossing: Mapping[SourceId, Ranges] | None = None,
+) -> None:
+    """Raise `PlanError` that names the first thing which is wrong with the plan. `turn` is the reader's.
+
+    `crossing` says which pieces each of the reader's group brings over to their site.
+    """
+    seen: set[SourceId] = set()
+    left = wanted
+    for share in plan.shares:
+        source, pieces = share.source, share.pieces
+        if source in avoid or source == reader:
+            raise PlanError(f"{named(source)} must not be read by {named(reader)}, and the plan does")
+        if source in seen:
+            raise PlanError(f"{named(source)} stands in the plan twice")
+        seen.add(source)
+        if not pieces or pieces != normal(pieces):
+            raise PlanError(f"the share of {named(source)} is empty or not in order: {told(pieces)}")
+        if common(left, pieces) != pieces:
+            raise PlanError(f"pieces {told(without(pieces, left))} of {named(source)} are read twice or not wanted")
+        if share.nbytes != sizes.of(pieces):
+            raise PlanError(f"the share of {named(source)} says {share.nbytes} bytes and has {sizes.of(pieces)}")
+        _prove_end(share, holders.get(source), turn, ends, crossing or {})
+        left = without(left, pieces)
+    if left:
+        raise PlanError(f"pieces {told(left)} are wanted and nobody gives them")
+
+
+def _prove_end(
+    share: Share, holder: Holder | None, turn: Turn | None, ends: Ranges, crossing: Mapping[SourceId, Ranges]
+) -> None:
+    """Raise `PlanError` unless the chains of a share end at shards that are ready."""
+    source, pieces = share.source, share.pieces
+    if holder is None or not (share.crosses or grounded(holder, pieces, turn, ends) == pieces):
+        raise PlanError(f"the chain of {named(source)} ends at no shard that is ready")
+    if share.crosses and common(common(crossing.get(source, NOTHING), ends), pieces) != pieces:
+        raise PlanError(f"pieces {told(pieces)} are not those that {named(source)} brings over to the site")
+
+
+def prove_again(
+    plan: Plan, proven: Plan, holders: Sequence[Holder], *, reader: SourceId, avoid: frozenset[SourceId]
+) -> None:
+    """Raise `PlanError` unless what was proven of a plan is true of the same one for another version.
+
+    The same units of the same program from the same layouts cover the destination now as they did then. What may have
+    changed is proved anew: that each source (`holders`, one for each share) is ready, is the one that the plan names,
+    has that layout and the root that the plan names, and may be read.
+    """
+    if plan.program is None or plan.program != proven.program:
+        raise PlanError("a plan can be made again only for the same transfer program")
+    if not len(plan.shares) == len(proven.shares) == len(holders):
+        raise PlanError("the plan has other shares than the one that was proven")
+    for share, before, holder in zip(plan.shares, proven.shares, holders, strict=True):
+        source = share.source
+        if source in avoid or source == reader:
+            raise PlanError(f"{named(source)} must not be read by {named(reader)}, and the plan does")
+        if source != before.source or share.nbytes != before.nbytes or share.pieces != before.pieces:
+            raise PlanError(f"the share of {named(source)} is not the one that was proven")
+        if holder.source != source or holder.turn is not None:
+            raise PlanError(f"{named(source)} does not stand ready")
+        if not holder.layout == share.layout == before.layout:
+            raise PlanError(f"{named(source)} has another layout than when the plan was proven")
+        if holder.root != share.root:
+            raise PlanError(f"{named(source)} holds root {holder.root}, and the plan says {share.root}")
+
+
+def grounded(holder: Holder, pieces: Ranges, turn: Turn | None, ends: Ranges) -> Ranges:
+    """Return those of the pieces that a holder has, or gets by a chain that ends at a shard which is ready.
+
+    `turn` is the reader's; `ends` are the pieces at which a chain can end (`chain_ends`).
+    """
+    has = pieces if holder.pieces is None else common(pieces, holder.pieces)
+    if holder.turn is None:
+        return has
+    return common(has, ends) if precedes(holder.turn, turn) else NOTHING
+
+
+def chain_ends(
+    holders: Sequence[Holder], key: str, pieces: Ranges, *, draining: bool, made: Ranges = NOTHING
+) -> Ranges:
+    """Return those of the pieces that stand in a ready shard, or in a draining one which still serves its readers.
+
+    `made` are those that follow of what stands in ready shards.
+    """
+    # Nobody asks where chains end if there is none.
+    if draining or all(holder.turn is None for holder in holders):
+        return pieces
+    ready = [holder.pieces for holder in holders if holder.turn is None and holder.key == key]
+    if None in ready:
+        return pieces
+    return common(pieces, normal(each for part in (made, *ready) if part is not None for each in part))

@@ -1,0 +1,174 @@
+"""Who of a site brings which pieces over from another site, so that each byte crosses once. Pure.
+
+The shards of a site whose rounds were decided by one command, and which have equal pieces, are a *group*. Its first
+ones by turn cross, each a run of the pieces of about equal bytes, and everybody reads the rest from them. Each planner
+works that out by itself from the log, so what it comes to depends on nothing else: neither on who has asked already,
+nor on load. One that can't cross falls out for its own run alone, which goes in blocks to the others; which block goes
+to whom is settled by rendezvous hashing, so whoever leaves out the same crossers, at whatever time, comes to the same.
+
+Readers that go by a transfer program share out its units in the same way. Where replicas of several layouts were
+decided together, the layout of the first by turn crosses, and the others read in the site, behind earlier turns.
+
+Always true: a piece has one crosser, as long as any is left.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import xxhash
+
+from tensorhub_common.protocol.plans import Demand, Share, SourceId
+from tensorhub_planner.catalog_view.holders import Holder, Holders, Seat
+from tensorhub_planner.planning.verifier import chain_ends
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Ranges, Sizes, common, cut, normal, without
+from tensorhub_planner.primitives.topology import TRANSPORTS, Distance, Topology
+
+BLOCKS: Final = 32
+"""The run of one that does not cross is divided into so many blocks among the others."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """The crossers of the reader's site, in the order of their turns, and what each of them is to bring over."""
+
+    crossers: tuple[SourceId, ...]
+    parts: Mapping[SourceId, Ranges]
+
+    def others(self, me: SourceId) -> dict[SourceId, Ranges]:
+        """Return what the reader reads from whom."""
+        return {source: pieces for source, pieces in self.parts.items() if source != me and pieces}
+
+    def besides(self, holders: Holders) -> Holders:
+        """Return those that are no crossers: a reader asks a crosser for its part, and for nothing else."""
+        if not self.crossers:
+            return holders
+        able = tuple(holder for holder in holders.able if holder.source not in self.crossers)
+        return msgspec.structs.replace(holders, able=able)
+
+    def left_by_others(self, me: SourceId, wanted: Ranges) -> Ranges:
+        """Return what the reader has to get from elsewhere."""
+        return without(wanted, normal(each for pieces in self.others(me).values() for each in pieces))
+
+    def streams(self, limits: Limits, readers: int) -> int:
+        """Return how many streams one crosser, or a reader that stands alone, has from a far source of so many readers.
+
+        Those share its line: more streams would only make each of them slower.
+        """
+        return max(1, limits.wan_streams // max(len(self.crossers), readers + 1))
+
+
+NOBODY: Final = Group((), {})
+
+
+def divide(crossers: Sequence[SourceId], out: Collection[SourceId], sizes: Sizes) -> dict[SourceId, Ranges]:
+    """Return which pieces each crosser brings over, without those that are out."""
+    able = [each for each in crossers if each not in out]
+    if not able:
+        return {}
+    runs = cut(sizes.all(), sizes, [sizes.of(sizes.all()) / len(crossers)] * len(crossers))
+    parts: dict[SourceId, list[tuple[int, int]]] = {each: [] for each in able}
+    for number, (crosser, run) in enumerate(zip(crossers, runs, strict=True)):
+        if crosser in parts:
+            parts[crosser].extend(run)
+            continue
+        for block, pieces in enumerate(cut(run, sizes, [sizes.of(run) / BLOCKS] * BLOCKS)):
+            parts[max(able, key=lambda each: _lot(each, number, block))].extend(pieces)
+    return {crosser: normal(ranges) for crosser, ranges in parts.items()}
+
+
+def _lot(crosser: SourceId, run: int, block: int) -> tuple[int, SourceId]:
+    return xxhash.xxh3_64_intdigest(f"{crosser.agent}/{crosser.replica}/{run}/{block}".encode()), crosser
+
+
+def groups_of(
+    demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology, sizes: Sizes, limits: Limits
+) -> Iterator[Group]:
+    """Yield who crosses which of the wanted pieces for the reader's site: as it should be, then without the reader.
+
+    Nothing is shared out, as in the last one, where the reader is alone, or somebody else in the site has the pieces,
+    will have them, or had them and is draining: then nothing comes from another site.
+    """
+    mates = _mates(demand, seat, holders, topology) if demand.promises else []
+    if any(topology.distance(seat.me.agent, agent) <= Distance.SITE for agent in holders.draining_on):
+        mates = []
+    turns = {each.source: each.turn for each in mates} | {seat.me: demand.turn}
+    crossers = list(demand.crossers) or sorted(turns, key=lambda each: (turns[each], each))[: limits.wan_streams]
+    if mates and seat.me in crossers:
+        ends = chain_ends(holders.able, seat.key, wanted, draining=holders.draining)
+        left = without(ends, _nearby(demand, seat, wanted, holders, topology))
+        out = {*demand.avoid, *demand.uncrossed, *(each for each in crossers if each not in turns)}
+        for without_me in (False, True):
+            divided = divide(crossers, out | {seat.me} if without_me else out - {seat.me}, sizes)
+            parts = {each: common(pieces, left) for each, pieces in divided.items()}
+            if any(parts.values()):
+                yield Group(tuple(crossers), parts)
+    yield NOBODY
+
+
+def shares_out(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> bool:
+    """Tell whether a reader that may have to go by a program belongs to those who share out what crosses to their site.
+
+    `holders` are of any layout. Not where somebody in the site has the version, or will have it by an earlier decision:
+    such a one is read, whatever its layout.
+    """
+    if not demand.promises or demand.turn is None or not _mates(demand, seat, holders, topology):
+        return False
+    near = [each for each in holders.able if topology.distance(seat.me.agent, each.source.agent) <= Distance.SITE]
+    if any(each.turn is None or each.turn.decided < demand.turn.decided for each in near):
+        return False
+    together = [each for each in near if each.turn is not None and each.turn.decided == demand.turn.decided]
+    first = min((each.turn for each in together if each.turn is not None), default=demand.turn)
+    return demand.turn < first or any(each.turn == first and _is_at_seat(each, seat) for each in together)
+
+
+def _mates(demand: Demand, seat: Seat, holders: Holders, topology: Topology) -> list[Holder]:
+    """Return those whose round the same command has decided as the reader's, in its site, for equal pieces."""
+    turn, me = demand.turn, seat.me
+    if turn is None or demand.mapped:
+        return []
+    return [
+        each
+        for each in holders.able
+        if each.turn is not None
+        and each.turn.decided == turn.decided
+        and _is_at_seat(each, seat)
+        and each.source != me
+        and topology.distance(me.agent, each.source.agent) <= Distance.SITE
+    ]
+
+
+def _is_at_seat(holder: Holder, seat: Seat) -> bool:
+    """Tell whether a shard has the same bytes as the reader's at equal versions. Its key may be that of a program."""
+    return (holder.layout, holder.shards, holder.source.shard) == (seat.layout, seat.shards, seat.me.shard)
+
+
+def _nearby(demand: Demand, seat: Seat, wanted: Ranges, holders: Holders, topology: Topology) -> Ranges:
+    """Return what somebody in the site has, or will have because of an earlier decision."""
+    found: list[tuple[int, int]] = []
+    for holder in holders.able:
+        is_before = holder.turn is None or (demand.turn is not None and holder.turn.decided < demand.turn.decided)
+        is_of_use = holder.key == seat.key and holder.source not in demand.avoid and holder.source != seat.me
+        if not is_before or not is_of_use or (demand.program is None and demand.root not in (None, holder.root)):
+            continue
+        if topology.distance(seat.me.agent, holder.source.agent) <= Distance.SITE:
+            found.extend(wanted if holder.pieces is None else common(wanted, holder.pieces))
+    return normal(found)
+
+
+def shares_of(group: Group, seat: Seat, topology: Topology, sizes: Sizes, *, by_program: bool) -> list[Share]:
+    """Return what the reader reads from the others of its group, which have its own layout."""
+    me, layout = seat.me, seat.layout if by_program else None
+    whole = len(group.crossers)
+    return [
+        Share(
+            source=source,
+            transport=TRANSPORTS[topology.distance(me.agent, source.agent)],
+            pieces=pieces,
+            nbytes=sizes.of(pieces),
+            why=f"it crosses this part for the site: number {group.crossers.index(source) + 1} of {whole}",
+            layout=layout,
+            crosses=True,
+        )
+        for source, pieces in group.others(me).items()
+    ]

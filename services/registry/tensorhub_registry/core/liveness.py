@@ -1,0 +1,178 @@
+"""Which agents are lost: those that were silent for a whole window in which this registry could have heard them.
+
+Agents beat once for all jobs; each job's catalog says which incarnation of which agent is live there, and that
+incarnation alone is watched. A beat keeps alive the incarnation that it names and no other, so a new process under an
+old name does not hide that the old memory is gone.
+
+A leader's own silence is not an agent's: the window begins anew when it begins to lead, when its connection comes back,
+and when it finds that it was itself stopped, which shows as a gap between two calls of `handle` above `pause_max_s`. So
+it must be called at `deadline()`, which is never farther away than a part of that bound.
+
+Always true: an agent is expired only after `lost_after_s` without its beat and without any pause of ours.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.queries import Beat
+
+PAUSE_S_MAX: Final = 1.0
+"""A longer gap between two calls counts as a pause of this process; shorter ones are usual on a busy host."""
+
+PAUSES_PER_WINDOW: Final = 3
+"""With short windows, a pause is this part of the window instead."""
+
+TICKS_PER_PAUSE: Final = 4
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """From now on this registry leads, in this term, and hears every beat."""
+
+    term: int
+
+
+class Deaf(msgspec.Struct, frozen=True):
+    """From now on this registry does not lead, or may miss beats."""
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """In this job, this incarnation of the agent is live; an older one no longer is."""
+
+    job: str
+    agent: str
+    incarnation: int
+
+
+class Unwatch(msgspec.Struct, frozen=True):
+    """In this job the agent is lost."""
+
+    job: str
+    agent: str
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """The job is not folded any more."""
+
+    job: str
+
+
+class ExpireAgent(msgspec.Struct, frozen=True):
+    """Say in this job that this incarnation of the agent is lost."""
+
+    job: str
+    agent: str
+    incarnation: int
+    term: int
+
+
+Input = Beat | Listening | Deaf | Watch | Unwatch | Forget | Tick
+Incarnation = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Liveness:
+    """The agents of all jobs and when each was heard last."""
+
+    lost_after_s: float
+    term: int | None = None
+    """The term in which this registry hears every beat, or None while it does not."""
+    _since: float = 0.0
+    """From when on it has heard every beat, without a pause."""
+    _last_call: float | None = None
+    _heard: OrderedDict[Incarnation, float] = field(default_factory=OrderedDict)
+    """When each watched incarnation was heard last; the one that was silent longest comes first."""
+    _watchers: dict[Incarnation, dict[str, None]] = field(default_factory=dict)
+    """The jobs in which it is live."""
+    _live: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The live incarnation of each agent, by job."""
+
+    @property
+    def pause_max_s(self) -> float:
+        """A longer gap between two calls begins the window anew."""
+        return min(PAUSE_S_MAX, self.lost_after_s / PAUSES_PER_WINDOW)
+
+    def handle(self, event: Input, now: float) -> list[ExpireAgent]:
+        """Take one event and name the agents that are lost by now."""
+        if self._last_call is not None and now - self._last_call > self.pause_max_s:
+            self._since = now
+        self._last_call = now
+        match event:
+            case Beat(agent=agent, incarnation=incarnation):
+                self._hear((agent, incarnation), now)
+            case Tick():
+                return self._expire(now)
+            case Listening(term):
+                self.term, self._since = term, now
+            case Deaf():
+                self.term = None
+            case Watch(job, agent, incarnation):
+                self._watch(job, agent, incarnation, now)
+            case Unwatch(job, agent):
+                self._unwatch(job, agent)
+            case Forget(job):
+                for agent in list(self._live.get(job, {})):
+                    self._unwatch(job, agent)
+        return []
+
+    def deadline(self) -> float | None:
+        """Say when `handle(Tick())` is wanted next: also where nothing runs out, so that a pause of ours shows."""
+        if self.term is None or self._last_call is None:
+            return None
+        tick = self._last_call + self.pause_max_s / TICKS_PER_PAUSE
+        oldest = next(iter(self._heard.values()), None)
+        return tick if oldest is None else min(tick, max(oldest, self._since) + self.lost_after_s)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant does not hold."""
+        assert set(self._heard) == set(self._watchers)
+        times = list(self._heard.values())
+        assert times == sorted(times)
+        watched = {(who, job) for who, jobs in self._watchers.items() for job in jobs}
+        live = {((agent, inc), job) for job, agents in self._live.items() for agent, inc in agents.items()}
+        assert watched == live
+
+    def _hear(self, who: Incarnation, now: float) -> None:
+        if who in self._heard:
+            self._heard[who] = now
+            self._heard.move_to_end(who)
+
+    def _expire(self, now: float) -> list[ExpireAgent]:
+        if self.term is None:
+            return []
+        lost: list[ExpireAgent] = []
+        for who, heard in list(self._heard.items()) if self._is_due(now) else []:
+            if max(heard, self._since) + self.lost_after_s > now:
+                break
+            agent, incarnation = who
+            lost += [ExpireAgent(job, agent, incarnation, self.term) for job in self._watchers[who]]
+            # Should the log not take the command, it is said again after another window.
+            self._hear(who, now)
+        return lost
+
+    def _is_due(self, now: float) -> bool:
+        oldest = next(iter(self._heard.values()), None)
+        return oldest is not None and max(oldest, self._since) + self.lost_after_s <= now
+
+    def _watch(self, job: str, agent: str, incarnation: int, now: float) -> None:
+        self._unwatch(job, agent)
+        who = (agent, incarnation)
+        self._live.setdefault(job, {})[agent] = incarnation
+        self._watchers.setdefault(who, {})[job] = None
+        if who not in self._heard:
+            self._heard[who] = now
+
+    def _unwatch(self, job: str, agent: str) -> None:
+        agents = self._live.get(job, {})
+        incarnation = agents.pop(agent, None)
+        if incarnation is None:
+            return
+        if not agents:
+            del self._live[job]
+        who = (agent, incarnation)
+        del self._watchers[who][job]
+        if not self._watchers[who]:
+            del self._watchers[who], self._heard[who]

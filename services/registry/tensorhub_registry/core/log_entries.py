@@ -1,0 +1,133 @@
+"""Between a log entry's subject and bytes and what it says: a command, an event, or a command that can't be read.
+
+Anyone with the job's credentials may write on the command subjects, so whatever stands there becomes something that the
+fold can answer. Event subjects are the registry's alone: what stands there and is no event of ours means that another
+fold spoke.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.decoding import MALFORMED
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import decode_command, read_event
+from tensorhub_common.protocol.log.commands import AnyCommand, Unreadable
+from tensorhub_common.protocol.log.events import HUB_MODEL, Event, kind_of, model_of
+
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
+"""W3C trace context, which goes from a command over to its events."""
+REPLY_TO_HEADER: Final = "tensorhub-reply-to"
+"""Names the inbox that wants the outcome; header names are compared in lower case."""
+HEADER_CHARS_MAX: Final = 512
+"""A longer value of these headers counts as absent."""
+
+_TOKENS_BEFORE: Final = 4
+"""tensorhub, v1, the job, and "cmd" or "event"."""
+
+
+class FoldMismatch(TensorHubError):
+    """The log holds an event that this fold did not decide: another fold, or another version of it, has spoken."""
+
+
+class LogEntry(Protocol):
+    """One entry as it is read from a job's log. `time` is JetStream's, in seconds since the epoch."""
+
+    @property
+    def seq(self) -> int:
+        """Its number in the stream."""
+        ...
+
+    @property
+    def time(self) -> float:
+        """When JetStream stored it."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """What it was published on."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """Its body."""
+        ...
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a command's headers ask of its outcome: the trace that it belongs to, and an inbox that wants it.
+
+    `foreign_reply_to` is no inbox, so nothing is sent there.
+    """
+
+    trace: Mapping[str, str]
+    reply_to: str | None = None
+    foreign_reply_to: str | None = None
+
+
+def origin_of(headers: Mapping[str, str]) -> Origin | None:
+    """Return what the headers ask, or None where they ask nothing."""
+    trace: dict[str, str] = {}
+    reply_to = foreign_reply_to = None
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower in TRACE_HEADERS:
+            if len(value) <= HEADER_CHARS_MAX and value.isascii() and value.isprintable():
+                trace[lower] = value
+        elif lower == REPLY_TO_HEADER and subjects.is_inbox(value):
+            reply_to = value
+        elif lower == REPLY_TO_HEADER:
+            foreign_reply_to = value[:HEADER_CHARS_MAX]
+    if not trace and reply_to is None and foreign_reply_to is None:
+        return None
+    return Origin(trace, reply_to, foreign_reply_to)
+
+
+def read(job: str, entry: LogEntry, level: int) -> AnyCommand | Unreadable | AnyEvent | None:
+    """Say what an entry of this job's log is, folded up to it at this level.
+
+    None: it stands on an event's subject, and is nobody's event.
+
+    Raises `FoldMismatch` for an event that can't be one of this job's.
+    """
+    tokens = entry.subject.split(".")
+    if len(tokens) > _TOKENS_BEFORE and tokens[_TOKENS_BEFORE - 1] == "event":
+        return _read_event(job, entry)
+    match tokens[_TOKENS_BEFORE:]:
+        case [verb]:
+            return decode_command(verb, None, entry.data, level)
+        case [verb, process]:
+            return decode_command(verb, process, entry.data, level)
+        case rest:
+            said = ".".join(rest)
+            why = f"the subject ends in {said!r:.200}: a verb and at most one sender may stand there"
+            return Unreadable(said[:64], why)
+
+
+def _read_event(job: str, entry: LogEntry) -> AnyEvent | None:
+    try:
+        event = read_event(entry.data)
+    except MALFORMED as why:
+        raise FoldMismatch(f"{_where(job, entry)} is no event that this version knows: {why}"[:500]) from None
+    if event is not None and subject_of(job, event) != entry.subject:
+        raise FoldMismatch(f"{_where(job, entry)} stands on {entry.subject}, where {kind_of(event)} does not belong")
+    return event
+
+
+def _where(job: str, entry: LogEntry) -> str:
+    return f"entry {entry.seq} of job {job!r}"
+
+
+def subject_of(job: str, event: Event) -> str:
+    """Return the subject of an event. A rejection may name a model that can't stand there: that is the hub's matter."""
+    model = model_of(event)
+    token = subjects.HUB if model == HUB_MODEL or model.startswith("_") else model
+    return f"{subjects.PREFIX}.{job}.event.{token}.{kind_of(event)}"

@@ -1,0 +1,83 @@
+"""Which span an event names as its cause, where that is not simply its command's. Pure.
+
+A round is often decided by somebody else's command: the publication that it waited for, or a holder's return. So the
+decision names the publication of the version that was decided, which is learnt from the commands' headers as the log is
+folded, by a registry that starts anew as well. Of traces the catalog knows nothing.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from tensorhub_common.observability.trace_context import PUBLISH, TRACEPARENT, TraceContext, context_in
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.rounds import RoundDecided, RoundJoined
+from tensorhub_common.protocol.log.versions import VersionPublished
+
+ONE_TRACE_S_MAX: Final = 600.0
+"""A transfer that is decided later than this after the publication has a trace of its own, linked to the version's."""
+
+VERSIONS_MAX: Final = 1024
+"""The publications of so many versions are remembered; the oldest are forgotten."""
+
+ROUNDS_MAX: Final = 4096
+"""Of so many replicas it is remembered who joined their round last."""
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """What an event's message carries, and where the registry's own span about it stands."""
+
+    event: VersionPublished | RoundDecided
+    headers: Mapping[str, str]
+    parent: TraceContext | None
+    links: tuple[TraceContext, ...] = ()
+
+
+class Causes:
+    """What one job's fold remembers of traces."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._versions: dict[tuple[str, int], tuple[TraceContext, float]] = {}
+        self._joined: dict[tuple[str, str], TraceContext] = {}
+
+    def of(self, group: tuple[AnyEvent, ...], trace: Mapping[str, str]) -> dict[int, Cause]:
+        """Return the causes of a command's events, by their numbers in the group. `trace`: the command's headers."""
+        place = context_in(trace) if trace else None
+        found: dict[int, Cause] = {}
+        for event in group:
+            match event:
+                case RoundJoined() if place is not None:
+                    _remember(self._joined, (event.model, event.replica), place, ROUNDS_MAX)
+                case VersionPublished():
+                    if place is not None:
+                        _remember(self._versions, (event.model, event.version), (place, event.time), VERSIONS_MAX)
+                    found[event.i] = Cause(event, trace, place)
+                case RoundDecided():
+                    found[event.i] = self._decided(event)
+                case _:
+                    pass
+        return found
+
+    def _decided(self, event: RoundDecided) -> Cause:
+        joined = self._joined.get((event.model, event.replica))
+        place, at = self._versions.get((event.model, event.version), (None, 0.0))
+        if place is not None and event.time - at <= ONE_TRACE_S_MAX:
+            parent = place if joined is None else place.beside(joined.span_id)
+            return Cause(event, {TRACEPARENT: place.traceparent}, parent)
+        headers = {} if joined is None else {TRACEPARENT: joined.traceparent}
+        if place is None:
+            return Cause(event, headers, joined)
+        return Cause(event, {**headers, PUBLISH: place.traceparent}, joined, (place,))
+
+
+def _remember(known: dict[K, V], key: K, value: V, count_max: int) -> None:
+    """Keep the latest; the one that was set longest ago goes when there are too many."""
+    known.pop(key, None)
+    while len(known) >= count_max:
+        del known[next(iter(known))]
+    known[key] = value

@@ -1,0 +1,4 @@
+"""One job at a registry: follows its log, publishes outcomes, keeps snapshots, expires agents.
+
+`queries` and `app` import it.
+"""

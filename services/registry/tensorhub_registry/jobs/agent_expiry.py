@@ -1,0 +1,95 @@
+"""Saying in one job's log that an agent is lost, or forgotten since it was lost long ago.
+
+The fold decides; this is only the leader's word.
+
+All registries speak on one lane, under one name that no agent can have: terms order their words, so what an older
+leader says late is refused by the fold. A leader speaks only once its own term stands in the log (see `claiming`). What
+the log does not take is dropped: the liveness core says it again.
+
+Invariants: the words of one job reach its log one after the other, with rising numbers; a job whose log takes nothing
+keeps no other job's word waiting.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol import subjects
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Expire, ForgetAgent, Sender
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_common.telemetry import process
+from tensorhub_registry.core.agent_forgetting import Forgettable
+from tensorhub_registry.core.liveness import ExpireAgent
+from tensorhub_registry.core.term_fence import PROCESS
+from tensorhub_registry.jobs.term_claim import Claiming
+
+APPEND_TIMEOUT_S: Final = 2.0
+"""An expiry that the log has not taken by then is dropped, and said again after another window of silence."""
+
+Told = Callable[[Exception | None], None]
+
+_log: Final = process.logger(__name__)
+
+
+class Expiring:
+    """Appends one job's expiries one after the other, in the order in which they were decided."""
+
+    def __init__(self, log: JobLog, claim: Claiming, work: Supervisor, numbers: Iterator[int], told: Told) -> None:
+        """Take the registry's `numbers`, which rise while it runs. `told` learns whether the log takes it."""
+        self._log, self._claim, self._work, self._numbers, self._told = log, claim, work, numbers, told
+        self._waiting: dict[str, ExpireAgent | Forgettable] = {}
+        """By agent: what is said again while it still waits takes the earlier word's place."""
+        self._task: asyncio.Task[None] | None = None
+
+    def say(self, lost: ExpireAgent) -> None:
+        """Take an expiry that the liveness core decided."""
+        self._waiting[lost.agent] = lost
+        if self._task is None or self._task.done():
+            self._task = self._work.start(self._append_all(), "saying who is lost")
+
+    def forget(self, agents: Iterable[Forgettable]) -> None:
+        """Say that these agents, which were lost long ago, are forgotten. It may be said again until they are gone."""
+        for agent in agents:
+            self._waiting.setdefault(agent.agent, agent)
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = self._work.start(self._append_all(), "saying who is forgotten")
+
+    def cancel(self) -> None:
+        """Say nothing more: this registry leads no longer."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _append_all(self) -> None:
+        while self._waiting:
+            expiry = self._waiting.pop(next(iter(self._waiting)))
+            term = self._claim.term
+            if term is None:
+                continue
+            try:
+                await self._append(expiry, term)
+            except TensorHubError as why:
+                # Whoever is told says once that the log takes nothing, however many agents are lost meanwhile.
+                _log.debug("an agent's loss is not written", job=self._log.job, why=str(why), **_fields(expiry))
+                self._told(why)
+            else:
+                # That the agent is lost is told once, not once a job.
+                _log.debug("an agent counts as lost in a job", job=self._log.job, **_fields(expiry))
+                self._told(None)
+
+    async def _append(self, lost: ExpireAgent | Forgettable, term: int) -> None:
+        number = next(self._numbers)
+        kind = Expire if isinstance(lost, ExpireAgent) else ForgetAgent
+        command = kind(by=Sender(PROCESS, term, number), agent=lost.agent, incarnation=lost.incarnation, term=term)
+        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
+        subject = f"{subjects.cmd(self._log.job, str(kind.__struct_config__.tag))}.{PROCESS}"
+        msg_id = f"{PROCESS}.{term}.{number}"
+        await self._log.append(subject, encode(command), msg_id, timeout_s=APPEND_TIMEOUT_S)
+
+
+def _fields(lost: ExpireAgent | Forgettable) -> dict[str, object]:
+    return {"agent": lost.agent, "incarnation": lost.incarnation}

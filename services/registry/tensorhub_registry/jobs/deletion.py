@@ -1,0 +1,75 @@
+"""What becomes of a deleted job: its log is cut down to the command that deleted it, and is then its tombstone.
+
+The log goes on to say, to whoever asks and to whoever was away, that the job was deleted, so there is no second place
+which could say otherwise. The leader clears up as soon as the event stands in the log, and again whenever it begins to
+lead: each step may be repeated, and a registry that is killed between two leaves the next one the same work.
+
+Always true: nothing is removed before the log itself says that the job is deleted; a log that is left can be folded,
+since what sums it up goes after it; of tombstones there are at most `TOMBSTONES_MAX`, none older than `TOMBSTONE_S`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.jetstream.blob_store import Blobs
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_common.telemetry import process
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.jobs.snapshot_maker import Snapshotting
+
+TOMBSTONE_S: Final = 7 * 24 * 3600.0
+"""For so long a deleted job's name is refused, so that a process of it which was forgotten can't bring it back."""
+
+TOMBSTONES_MAX: Final = 100
+"""So many deleted jobs are remembered; then the one that was deleted first is forgotten."""
+
+AGAIN_S: Final = 2.0
+"""The pause after something could not be removed."""
+
+_log: Final = process.logger(__name__)
+
+
+def too_many(tombstones: Iterable[tuple[float, str]], now: float) -> list[str]:
+    """Name the deleted jobs that may be forgotten, of all those by the time of their deletion."""
+    ordered = sorted(tombstones, reverse=True)
+    return [name for number, (at, name) in enumerate(ordered) if number >= TOMBSTONES_MAX or at < now - TOMBSTONE_S]
+
+
+class Clearing:
+    """Clears up after one job, while this registry leads."""
+
+    def __init__(self, bus: Bus, snapshotting: Snapshotting, work: Supervisor) -> None:
+        self._bus, self._snapshotting, self._work = bus, snapshotting, work
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, fold: JobFold) -> None:
+        """Cut the log down and remove the blobs, in the background; once for each time that this registry leads."""
+        if self._task is None:
+            self._task = self._work.start(self._clear(fold), "clearing up after the deleted job")
+
+    def cancel(self) -> None:
+        """Stop: whoever leads next begins anew."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    async def remove(self, job: str) -> None:
+        """Delete all that NATS has of the job, the tombstone first, for it alone speaks of the rest."""
+        await self._snapshotting.remove()
+        await Blobs(self._bus).remove(job)
+        _log.info("a deleted job is forgotten", job=job)
+
+    async def _clear(self, fold: JobFold) -> None:
+        while True:
+            try:
+                await self._snapshotting.close(fold)
+                await Blobs(self._bus).remove(fold.job)
+            except TensorHubError as why:
+                _log.warning("a deleted job can't be cleared up yet", job=fold.job, why=str(why))
+                await asyncio.sleep(AGAIN_S)
+            else:
+                _log.info("the job is deleted", job=fold.job, seq=fold.catalog.deleted)
+                return

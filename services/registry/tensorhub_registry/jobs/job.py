@@ -1,0 +1,551 @@
+"""One job as a registry drives it: follows the log, folds it, and speaks its outcomes if it leads.
+
+It begins with the newest snapshot, if there is one, and goes back to one where the log no longer reaches back to what
+it has folded. Two tasks share the pure `JobFold` and never touch it between an await and its result's handling:
+`_follow` gives it the log's entries, `_speak` publishes what it has decided and tells it what became of that. So
+folding goes on while an acknowledgement is awaited.
+
+Invariants:
+- Only while this registry leads does it publish.
+- What the job can't go on from (another fold spoke, the log was replaced), and any error that escapes from its tasks,
+  sets this job aside (`failure`). The process and the other jobs go on, and the registry tries the job again.
+- Nothing of another job waits for a task of this one.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Final
+
+from tensorhub_common.bus.connection import Bus
+from tensorhub_common.bus.errors import (
+    LogFull,
+    LogGap,
+    LogMissing,
+    MessageTooLarge,
+    NoAnswer,
+    NoBus,
+    NoResponder,
+    StreamFailure,
+    WrongLastSequence,
+)
+from tensorhub_common.catalog.transitions import AgentState
+from tensorhub_common.errors import RegistryUnavailable, TensorHubError
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.log_follower import restore
+from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, JobDeleted, RegistryLeads
+from tensorhub_common.runtime.peer_status import Counterpart
+from tensorhub_common.runtime.supervision import Fault, Supervisor
+from tensorhub_common.telemetry import process
+from tensorhub_registry.core import snapshot_policy
+from tensorhub_registry.core.agent_forgetting import Forgetting
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.job_health import Failure, Troubles
+from tensorhub_registry.core.liveness import ExpireAgent, Forget, Unwatch, Watch
+from tensorhub_registry.core.steps import (
+    Acknowledged,
+    Decided,
+    OutOfOrder,
+    Output,
+    PassedOver,
+    Publication,
+    Refused,
+    Stands,
+    Unanswered,
+)
+from tensorhub_registry.jobs.agent_expiry import Expiring
+from tensorhub_registry.jobs.batches import BATCH_EVENTS_MAX, BATCH_EVENTS_MIN
+from tensorhub_registry.jobs.counts import CommandCounts
+from tensorhub_registry.jobs.deletion import Clearing
+from tensorhub_registry.jobs.last_event import last_event
+from tensorhub_registry.jobs.log_writer import CHAIN_EVENTS_MAX, Storing
+from tensorhub_registry.jobs.outcome_replies import Replies
+from tensorhub_registry.jobs.outcome_spans import Tracing
+from tensorhub_registry.jobs.snapshot_maker import Snapshotting
+from tensorhub_registry.jobs.term_claim import Claiming
+
+FOLD_BURST: Final = 8
+"""After so many entries folded at a stretch, the rest of the process has its turn: a few tenths of a millisecond."""
+
+RETRY_S: Final = 0.1
+"""The pause after NATS could not be asked, or gave no answer."""
+
+FULL_RETRY_S: Final = 0.5
+"""The pause after a log without room."""
+
+ROOM_WAIT_S: Final = 0.5
+"""With the fold full and nothing published for so long, the log's end is asked how far publication is."""
+
+LOOK_S: Final = 5.0
+"""How often a leader looks for a snapshot that is due, whether the log is nearly full, for agents lost long ago."""
+
+READING: Final = "reading"
+WRITING: Final = "writing"
+"""What a job may be kept from, as `Troubles` names it."""
+
+_UNKNOWN: Final = (NoBus, NoAnswer, NoResponder, StreamFailure)
+"""Nobody knows whether what was asked was done. All of it may be repeated."""
+
+_log: Final = process.logger(__name__)
+
+OnAgent = Callable[[Watch | Unwatch | Forget], None]
+OnAside = Callable[["Job"], None]
+NewJobLevel = Callable[[], Awaitable[int]]
+"""Returns the level at which a job begins whose log is empty."""
+
+
+class Job:
+    """One job of this registry, from `start` to `close`, or until it is set aside."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        registry: str,
+        on_agent: OnAgent,
+        on_aside: OnAside,
+        new_job_level: NewJobLevel,
+        numbers: Iterator[int],
+        *,
+        replicas: int = 1,
+        beyond: int = -1,
+        trial: Failure | None = None,
+    ) -> None:
+        """Prepare. `numbers` are those of the registry's expiries; `beyond`: where the job was set aside before.
+
+        `trial`: why that was, so that the job is told as set aside until it has got on.
+        """
+        self.name = name
+        self.fold = JobFold(name)
+        self.failure: Failure | None = None
+        """Why the job was set aside, if it was."""
+        self.trial = trial
+        """Why it was set aside before, until it has got on since: has folded further, and what it said stands."""
+        self.troubles = Troubles()
+        self.counts = CommandCounts()
+        self.term: int | None = None
+        """The term in which this registry leads, or None while it does not."""
+        self.log = JobLog(bus, name)
+        self._log_taking = Counterpart(
+            f"the log of job {name}",
+            lost="takes nothing from this registry, so it waits and is tried again",
+            back="takes what this registry says again",
+        )
+        self._work = Supervisor(f"job {name!r}", on_fault=self._on_fault)
+        self.claim = Claiming(self.log, registry, lambda: self.fold.catalog, self._work, self._note_writing)
+        self._expiring = Expiring(self.log, self.claim, self._work, numbers, self._note_writing)
+        self._forgetting = Forgetting()
+        self._bus = bus
+        self._on_agent, self._on_aside = on_agent, on_aside
+        self._storing = Storing(bus, self.log, self._work)
+        self._snapshotting = Snapshotting(bus, self.log, replicas, self._work)
+        self._clearing = Clearing(bus, self._snapshotting, self._work)
+        self._new_job_level = new_job_level
+        self._tracing = Tracing(name)
+        self._goal: int | None = None
+        self._recall_from = 1
+        """Where reading begins: before the snapshot, for the outcomes that may still be asked for."""
+        self._ready = asyncio.Event()
+        self._begun = asyncio.Event()
+        """This registry has led and known the log's end: a log that was empty says at which level its job begins."""
+        self._raised = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._replies = Replies(bus, name)
+        self._batch_max = BATCH_EVENTS_MAX
+        """Lower after a log without room, since a batch may be larger than all the room that there is."""
+        self._beyond = beyond
+        self._has_spoken = False
+        self._tried = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+        self._speaking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------------------------------- from outside
+
+    def start(self) -> None:
+        """Begin to fold."""
+        self._following = self._work.start(self._follow(), "folding the log", self._on_fold_fault)
+
+    async def close(self) -> None:
+        """Stop folding and speaking."""
+        self.stand_down()
+        await self._work.close()
+        self._tracing.close()
+
+    async def wait_tried(self) -> None:
+        """Return once the job has folded what it was set aside for the last time, or was set aside again."""
+        await self._tried.wait()
+
+    def lead(self, term: int) -> None:
+        """Speak from now on: this registry holds the lease."""
+        if self.failure is not None or self.term == term:
+            return
+        self.stand_down()
+        self.term = term
+        self._speaking = self._work.start(self._speak(), "publishing outcomes", self._on_speech_fault)
+        self._looking = self._work.start(self._look_now_and_then(), "looking now and then")
+
+    def stand_down(self) -> None:
+        """Speak no more. What is under way may still come to stand in the log; the fold will see it there."""
+        ending = (self._speaking, self._looking)
+        self._speaking = self._looking = None
+        self.term = self._goal = None
+        self._ready.clear()
+        self.troubles.clear(WRITING)
+        self._snapshotting.cancel()
+        self._clearing.cancel()
+        self._expiring.cancel()
+        self.claim.drop()
+        for task in ending:
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+
+    def expire(self, lost: ExpireAgent) -> None:
+        """Say in the log that an agent is lost."""
+        if self.term == lost.term:
+            self._expiring.say(lost)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is folded here any more."""
+        return self.failure is not None or self._following is None or self._following.done()
+
+    async def remove(self) -> None:
+        """Delete all that NATS has of the job, once it is closed here and was deleted."""
+        await self._clearing.remove(self.name)
+
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Tell, within the bound, whether this registry leads and has folded all that stood in the log before."""
+        if self.term is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        return self._ready.is_set()
+
+    async def has_begun(self, timeout_s: float) -> None:
+        """Wait within the bound until what an empty log begins with stands there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._begun.wait()
+
+    def refuse(self) -> None:
+        """Raise `RegistryUnavailable` where the job was set aside."""
+        if self.failure is not None:
+            raise RegistryUnavailable(
+                f"job {self.name!r} is set aside, since {self.failure.why}: {self.failure.advice}; the registry tries "
+                "it again by itself, and 'tensorhub doctor' says when"
+            )
+
+    async def _look_now_and_then(self) -> None:
+        """While this registry leads, do what no entry of the log calls for.
+
+        Agents lost long ago are forgotten. A snapshot is made that fell due while another was being kept, or could not
+        be kept then. A log that is nearly full is given room.
+        """
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self._ready.is_set():
+                continue
+            if self.claim.term is not None:
+                self._expiring.forget(self._forgetting.due(self.fold.catalog, time.time()))
+            self._snapshotting.look(self.fold)
+            try:
+                await self._snapshotting.look_for_room(self.fold)
+            except TensorHubError as why:
+                _log.debug("how full the log is could not be learnt", job=self.name, why=str(why))
+
+    # ------------------------------------------------------------------------------------------- folding
+
+    async def _follow(self) -> None:
+        try:
+            await self._restore()
+            while True:
+                try:
+                    await self._fold_on()
+                except LogGap:
+                    # Trimmed beyond what is folded here: this registry was away for long. Or beyond what was to be
+                    # recalled, which it can do without.
+                    recalled = self._recall_from <= self.fold.seq
+                    self._recall_from = self.fold.seq + 1
+                    if not await self._restore() and not recalled:
+                        raise
+        except TensorHubError as why:
+            self._fail(Failure.of(why))
+
+    async def _restore(self) -> bool:
+        """Go on from a snapshot that lies ahead of the fold; False: there is none."""
+        while True:
+            try:
+                snapshot, extent = await restore.newest(self._bus, self.name, self.fold.seq)
+                break
+            except _UNKNOWN as why:
+                self._note_reading(why)
+                _log.debug("the snapshots can't be read yet", job=self.name, why=str(why))
+            await asyncio.sleep(RETRY_S)
+        self.troubles.clear(READING)
+        if snapshot is None:
+            return False
+        term = self.term
+        self.stand_down()
+        self.fold = JobFold.restored(snapshot)
+        self._recall_from = (
+            min(snapshot.seq, max(extent.first, snapshot.seq - snapshot_policy.LOG_KEEP_ENTRIES_MIN)) + 1
+        )
+        _log.debug("restored", job=self.name, seq=snapshot.seq, log_ends_at=extent.last)
+        for agent in snapshot.catalog.agents.values():
+            if agent.state is AgentState.LIVE:
+                self._on_agent(Watch(self.name, agent.name, agent.incarnation))
+            else:
+                self._on_agent(Unwatch(self.name, agent.name))
+        if term is not None:
+            self.lead(term)
+        return True
+
+    async def _fold_on(self) -> None:
+        folded = 0
+        follow = self.log.follow(min(self._recall_from, self.fold.seq + 1), told=self._note_reading)
+        async with contextlib.aclosing(follow) as entries:
+            async for entry in entries:
+                if entry.seq <= self.fold.seq:
+                    self.fold.recall(entry)
+                else:
+                    await self._fold_in(entry)
+                    if self._ready.is_set():
+                        self._snapshotting.look(self.fold)
+                        self._look_whether_got_on()
+                folded += 1
+                if folded % FOLD_BURST == 0:
+                    await asyncio.sleep(0)
+
+    def _note_reading(self, error: Exception | None) -> None:
+        if error is None:
+            self.troubles.clear(READING)
+        else:
+            self.troubles.note(READING, error, time.time())
+
+    def _note_writing(self, error: Exception | None) -> None:
+        if error is None:
+            self.troubles.clear(WRITING)
+            self._log_taking.answers()
+            return
+        self.troubles.note(WRITING, error, time.time())
+        # That NATS is away the bus itself has said, once.
+        if self.log.is_reachable:
+            self._log_taking.is_silent(str(error))
+
+    async def _fold_in(self, entry: Entry) -> None:
+        if self.fold.is_full:
+            await self._make_room()
+        await self._carry_out(self.fold.handle(entry, time.monotonic()))
+        self._snapshotting.note(entry)
+        if entry.seq > self._beyond:
+            self._tried.set()
+        if self.fold.can_publish:
+            self._wake.set()
+        if self._goal is not None:
+            await self._look_whether_ready()
+
+    async def _make_room(self) -> None:
+        """Wait until events were published, here or by the leader, so that the queue of others stays bounded."""
+        while self.fold.is_full:
+            self._room.clear()
+            try:
+                async with asyncio.timeout(ROOM_WAIT_S):
+                    await self._room.wait()
+            except TimeoutError:
+                with contextlib.suppress(*_UNKNOWN):
+                    await self._look_at_end()
+
+    async def _look_at_end(self) -> None:
+        last = await last_event(self.log, self.fold)
+        if last is not None:
+            await self._carry_out(self.fold.handle(last, time.monotonic()))
+
+    async def _carry_out(self, effects: Iterable[Output]) -> None:
+        for effect in effects:
+            match effect:
+                case Decided():
+                    if self._ready.is_set():
+                        self.counts.add(effect.events)
+                    self._note(effect)
+                case Stands():
+                    self._has_spoken = self._has_spoken or self._ready.is_set()
+                    if effect.causes and self._ready.is_set():
+                        self._tracing.stands(effect.causes)
+                    if effect.origin is not None:
+                        await self._replies.answer(effect, ready=self._ready.is_set())
+                case PassedOver():
+                    self.counts.passed_over += 1
+                    if self.counts.passed_over == 1:
+                        _log.warning("what is no event stands on an event's subject", job=self.name, at=effect.subject)
+                case OutOfOrder(expected, found):
+                    raise TensorHubError(f"the log gave entry {found} where {expected} was due: its reader is at fault")
+
+    def _note(self, decided: Decided) -> None:
+        match decided.events[0]:
+            case RegistryLeads():
+                self.claim.see(decided.events[0])
+                self._raised.set()
+            case AgentJoined(agent=agent, incarnation=incarnation):
+                self._on_agent(Watch(self.name, agent, incarnation))
+            case AgentLost(agent=agent):
+                self._on_agent(Unwatch(self.name, agent))
+            case JobDeleted():
+                self._on_agent(Forget(self.name))
+            case _:
+                pass
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the job was deleted, as far as is folded here."""
+        return self.fold.catalog.deleted > 0
+
+    def _look_whether_got_on(self) -> None:
+        """End the trial where each part has done its work: the fold, the claim and the outcomes that were published.
+
+        A leader says in each log that it leads, and the outcome of that is the last thing to come to stand there. In an
+        empty log there is nothing to say.
+        """
+        has_spoken = self._has_spoken or (self._ready.is_set() and self.fold.seq == 0)
+        if self.trial is not None and has_spoken and self.claim.term is not None:
+            self.trial = None
+            _log.info("the job that was set aside gets on", job=self.name, seq=self.fold.seq)
+
+    def _look_whether_deleted(self) -> None:
+        """Clear up once the log itself says that the job is deleted; not to be begun twice is the clearing's matter."""
+        if self.is_deleted and self._ready.is_set() and not self.fold.is_pending(self.fold.catalog.deleted):
+            self._clearing.begin(self.fold)
+
+    def _on_fold_fault(self, fault: Fault) -> None:
+        """Set the job aside: a fault in the fold is the same on every machine."""
+        self._fail(Failure.of(fault.error, f"entry {self.fold.seq + 1} can't be folded: {fault.error!r}"))
+
+    def _on_speech_fault(self, fault: Fault) -> None:
+        self._fail(Failure.of(fault.error, f"outcomes can't be published: {fault.error!r}"))
+
+    def _on_fault(self, fault: Fault) -> None:
+        self._fail(Failure.of(fault.error, f"{fault.work} failed: {fault.error!r}"))
+
+    def _fail(self, failure: Failure) -> None:
+        """Set the job aside. That the log of a deleted job goes is no failure; if it is there, it is begun anew."""
+        if self.is_deleted:
+            _log.info("the deleted job is not folded any more", job=self.name, why=failure.why)
+            self.stand_down()
+            self._tried.set()
+            self._stop_following()
+            return
+        if self.failure is not None:
+            return
+        self.failure = failure
+        _log.error("the job is set aside", job=self.name, seq=self.fold.seq, why=failure.why, advice=failure.advice)
+        self.stand_down()
+        self._tried.set()
+        self._stop_following()
+        self._on_aside(self)
+
+    def _stop_following(self) -> None:
+        if self._following is not None and self._following is not asyncio.current_task():
+            self._following.cancel()
+
+    # ------------------------------------------------------------------------------------------- speaking
+
+    async def _speak(self) -> None:
+        try:
+            await self._begin_to_lead()
+            while True:
+                waiting = self.fold.unpublished
+                many = self._storing.batches.allowed and waiting >= BATCH_EVENTS_MIN
+                publication = self.fold.to_publish(self._batch_max if many else self._storing.chain_max)
+                if publication is None:
+                    await self._wake.wait()
+                    self._wake.clear()
+                else:
+                    await self._say(publication)
+        except TensorHubError as why:
+            self._fail(Failure.of(why))
+
+    async def _begin_to_lead(self) -> None:
+        """Learn how far the log is and how far publication is, so that nothing is tried that stands there already."""
+        while True:
+            try:
+                await self._look_at_end()
+                self._goal = await self.log.last_seq() or await self._begin_log()
+                refusal = await self._storing.batches.try_allow()
+                await self._snapshotting.learn()
+                self._begun.set()
+                break
+            except _UNKNOWN as why:
+                # A stream without a leader just now, as after each change of NATS: that is no matter for the log.
+                self.troubles.note(WRITING, why, time.time())
+                _log.debug("the log's end is unknown", job=self.name, why=str(why))
+            await asyncio.sleep(RETRY_S)
+        self.troubles.clear(WRITING)
+        if refusal is not None:
+            _log.warning("events are published one by one", job=self.name, why=refusal)
+        await self._look_whether_ready()
+
+    async def _begin_log(self) -> int:
+        """Say in the empty log at which level its job begins; return where that is, 0: it begins as of old."""
+        level = await self._new_job_level()
+        return await self.claim.say_first(self.term, level) if level and self.term is not None else 0
+
+    async def raise_to(self, level: int, timeout_s: float) -> bool:
+        """Raise the job to a level that all its folders know; tell whether it is so within the bound."""
+        self.claim.raise_to(level)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.fold.catalog.level < level:
+                    self._raised.clear()
+                    await self._raised.wait()
+        return self.fold.catalog.level >= level
+
+    async def _look_whether_ready(self) -> None:
+        if self._goal is None or self.fold.seq < self._goal:
+            return
+        self._goal = None
+        self._ready.set()
+        _log.debug("leading", job=self.name, term=self.term, seq=self.fold.seq)
+        if self.term is not None:
+            self.claim.begin(self.term)
+        self._snapshotting.look(self.fold)
+        self._look_whether_got_on()
+        await self._replies.send_late(self.fold.time)
+        self._look_whether_deleted()
+
+    async def _say(self, publication: Publication) -> None:
+        """Publish, and tell the fold what became of it."""
+        became: Acknowledged | Refused | Unanswered = Unanswered()
+        pause_s = RETRY_S
+        try:
+            became = await self._storing.store(publication)
+            pause_s = 0.0
+        except WrongLastSequence:
+            became, pause_s = Refused(), 0.0
+        except LogFull as why:
+            pause_s = FULL_RETRY_S
+            self._batch_max = max(CHAIN_EVENTS_MAX, self._batch_max // 2)
+            self._note_writing(why)
+            self._snapshotting.make_room(self.fold)
+        except (LogMissing, MessageTooLarge):
+            raise
+        except _UNKNOWN as why:
+            self._note_writing(why)
+            self._storing.batches.allowed = self._storing.batches.allowed and not isinstance(why, StreamFailure)
+        finally:
+            effects = self.fold.handle(became, time.monotonic())
+        await self._carry_out(effects)
+        if isinstance(became, Acknowledged):
+            self._room.set()
+            self._note_writing(None)
+            self._batch_max = min(BATCH_EVENTS_MAX, 2 * self._batch_max)
+            self._look_whether_got_on()
+            self._look_whether_deleted()
+        elif isinstance(became, Refused) and self.fold.is_full:
+            with contextlib.suppress(*_UNKNOWN):
+                await self._look_at_end()
+        if pause_s:
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,51 @@
+"""Looking up a log's last event, where what is none may stand behind it.
+
+JetStream puts its answers wherever a request's reply subject points, also on events' subjects, and publishing compares
+with the last entry there, whatever it is. Which entries are events is known by reading them in their order; so where
+the last one is none, all that was not folded yet is looked through.
+"""
+
+import asyncio
+from contextlib import aclosing
+from typing import Final
+
+from tensorhub_common.bus.errors import LogGap, NoAnswer
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.jetstream.log_entry import Entry
+from tensorhub_common.protocol.log.codec import read_event
+from tensorhub_common.protocol.subjects import events_of
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.steps import LastEvent
+
+LOOK_S_MAX: Final = 5.0
+"""Looking through what is not folded yet takes no longer, or is tried again later: a million entries in that time."""
+
+
+async def last_event(log: JobLog, fold: JobFold) -> LastEvent | None:
+    """Return the log's last event and where what is none ends behind it; None: nothing stands on events' subjects.
+
+    Raises `NoAnswer` when it could not be looked up now, and whatever else the log raises.
+    """
+    last = await log.last_event()
+    if last is None:
+        return None
+    if read_event(last.data) is not None:
+        return LastEvent(last)
+    if last.seq <= fold.seq:
+        return LastEvent(None, last.seq)
+    try:
+        async with asyncio.timeout(LOOK_S_MAX):
+            return LastEvent(await _last_before(log, fold.seq + 1, last.seq), last.seq)
+    except (TimeoutError, LogGap):
+        raise NoAnswer(f"the last event of job {log.job!r} could not be found: try again") from None
+
+
+async def _last_before(log: JobLog, first: int, end: int) -> Entry | None:
+    found = None
+    async with aclosing(log.follow(first, events_of(log.job))) as entries:
+        async for entry in entries:
+            if entry.seq < end and read_event(entry.data) is not None:
+                found = entry
+            if entry.seq >= end:
+                break
+    return found

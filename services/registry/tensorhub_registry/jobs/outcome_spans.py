@@ -1,0 +1,57 @@
+"""The registry's spans: how long the log took to say that a version exists, or what a round reads.
+
+They begin when the command stood in the log (by JetStream's clock) and end when its outcome stands there. Nothing is
+noted for them: both times are there anyway.
+"""
+
+import time
+from functools import partial
+from typing import Final
+
+from tensorhub_common.observability.trace_context import SpanRecord, TraceContext, Value, finished
+from tensorhub_common.protocol.log.events import kind_of
+from tensorhub_common.protocol.log.versions import VersionPublished
+from tensorhub_common.telemetry import process
+from tensorhub_common.telemetry.span_maker import SpanMaker, SpansLater, new_span_id
+from tensorhub_registry.core.trace_causes import Cause
+
+NS_PER_S: Final = 1_000_000_000
+
+
+class Tracing:
+    """The spans of one job."""
+
+    def __init__(self, job: str) -> None:
+        """Make spans if this process makes any."""
+        self._job = job
+        self._maker = process.span_maker()
+        self._later = SpansLater()
+
+    def stands(self, causes: tuple[Cause, ...]) -> None:
+        """Tell of events that stand in the log now, spoken by this registry; of those that somebody traces."""
+        if self._maker is not None and any(each.parent is not None and each.parent.sampled for each in causes):
+            self._later.add(partial(self._tell, self._maker, causes, time.time_ns()))
+
+    def close(self) -> None:
+        """Make what is left."""
+        self._later.flush()
+
+    def _tell(self, maker: SpanMaker, causes: tuple[Cause, ...], ended_ns: int) -> None:
+        for each in causes:
+            if each.parent is not None and each.parent.sampled:
+                maker.make(self._record(each, each.parent, ended_ns))
+
+    def _record(self, cause: Cause, parent: TraceContext, ended_ns: int) -> SpanRecord:
+        event = cause.event
+        attributes: dict[str, Value] = {
+            "tensorhub.job": self._job,
+            "tensorhub.model": event.model,
+            "tensorhub.version": event.version,
+            "tensorhub.replica": event.replica,
+            "tensorhub.cmd": event.cmd,
+        }
+        if not isinstance(event, VersionPublished):
+            attributes |= {"tensorhub.round": event.round, "tensorhub.attempt": event.attempt}
+        times_ns = (int(event.time * NS_PER_S), ended_ns)
+        place = parent.beside(new_span_id())
+        return finished(kind_of(event), place, parent, times_ns, attributes, links=cause.links)

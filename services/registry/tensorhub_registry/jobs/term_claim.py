@@ -1,0 +1,92 @@
+"""Saying in a job's log that this registry leads, until the log has taken it: the I/O around `Claim`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.errors import TensorHubError
+from tensorhub_common.jetstream.job_log import JobLog
+from tensorhub_common.protocol.log.any_event import AnyEvent
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Lead
+from tensorhub_common.protocol.subjects import cmd
+from tensorhub_common.runtime.supervision import Supervisor
+from tensorhub_registry.core.term_fence import PROCESS, Claim
+
+CLAIM_AGAIN_S: Final = 1.0
+"""A leader says that it leads so often until that is folded."""
+
+Told = Callable[[Exception | None], None]
+
+
+class Claiming:
+    """One job's claim, as its leader makes it."""
+
+    def __init__(
+        self, log: JobLog, registry: str, catalog: Callable[[], Catalog], work: Supervisor, told: Told
+    ) -> None:
+        """Claim nothing yet. `told` learns whether the log takes it."""
+        self._log, self._work, self._told = log, work, told
+        self._claim = Claim(registry)
+        self._catalog = catalog
+        self._lease_term: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def term(self) -> int | None:
+        """Under which this registry may speak of agents now, or None."""
+        return self._claim.term
+
+    def raise_to(self, level: int) -> None:
+        """Raise the job to this level, as soon as this registry leads; a lower one than it has changes nothing."""
+        self._claim.level = max(level, self._claim.level)
+        self._go_on()
+
+    async def say_first(self, lease_term: int, level: int) -> int:
+        """Say in an empty log that this registry leads, and at which level; return where that stands."""
+        self._claim.level = level
+        return await self._append(self._claim.ask(lease_term, self._catalog()))
+
+    def begin(self, lease_term: int) -> None:
+        """Take it that this registry leads, and has folded all that stood in the log before."""
+        self._lease_term = lease_term
+        if self._catalog().seq == 0:
+            self._claim.begin(lease_term)
+        else:
+            self._go_on()
+
+    def drop(self) -> None:
+        """It leads no more."""
+        self._lease_term = None
+        self._claim.drop()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    def see(self, event: AnyEvent) -> None:
+        """Take the outcome of a command that was folded; where another registry's word stands, say it again."""
+        self._claim.see(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._lease_term is None or not self._claim.is_due(self._catalog()):
+            # No word is taken in a deleted job, and it has no agents to speak of.
+            return
+        if self._task is None or self._task.done():
+            self._task = self._work.start(self._say(self._lease_term), "saying who leads")
+
+    async def _say(self, lease_term: int) -> None:
+        while self._claim.is_due(self._catalog()):
+            try:
+                await self._append(self._claim.ask(lease_term, self._catalog()))
+            except TensorHubError as why:
+                self._told(why)
+            else:
+                self._told(None)
+            await asyncio.sleep(CLAIM_AGAIN_S)
+
+    async def _append(self, command: Lead) -> int:
+        msg_id = f"{PROCESS}.{command.registry}.{command.term}"
+        # `subjects.cmd` lets only agents' names in; ours is one that they can't have.
+        return await self._log.append(f"{cmd(self._log.job, 'lead')}.{PROCESS}", encode(command), msg_id)

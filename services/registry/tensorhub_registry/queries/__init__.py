@@ -1,0 +1,1 @@
+"""Answers what anyone asks of a job's catalog. `app` imports it."""

@@ -1,0 +1,1 @@
+"""The production cores under faults drawn from one seed. `__main__` and tests import it."""

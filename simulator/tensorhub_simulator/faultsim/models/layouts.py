@@ -1,0 +1,173 @@
+"""Layouts of a simulated world, and what numpy says that their bytes are.
+
+A world's shards have real layouts of a few bytes. Whoever publishes writes random values into its shards; what the
+same version is in another layout follows from those, tensor by tensor, by slices. No production code is asked for that.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from tensorhub_agent.compute.casting.fp8 import quantise
+from tensorhub_common.layout.layout import (
+    Layout,
+    PieceTable,
+    TensorEntry,
+    layout_digest,
+    layout_of,
+    pieces,
+    placements,
+    segment_bytes,
+)
+from tensorhub_common.layout.parts import Part
+from tensorhub_common.layout.quantized import derived
+from tensorhub_common.programs.numbered_program import Execution
+from tensorhub_common.programs.program import decoded
+
+Cutting = tuple[Layout, ...]
+"""The layouts of a replica's shards."""
+
+Values = Mapping[str, np.ndarray]
+"""Global tensors by name: bytes, of one dimension more than the tensor."""
+
+FP8_SOURCE_OF: Final = {2: "bfloat16", 4: "float32"}
+"""What a tensor of elements of so many bytes is here, where something is computed of it."""
+
+SHARDS_MAX: Final = 3
+TENSORS_MAX: Final = 4
+ALIKE: Final = 0.5
+"""So many rollouts are cut as a trainer is, or as a rollout before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuttings:
+    """How the replicas of a world are cut, trainers without overlap; both by number."""
+
+    trainers: tuple[Cutting, ...]
+    rollouts: tuple[Cutting, ...]
+
+
+def equal_cutting(shards: int, sizes: Iterable[int]) -> Cutting:
+    """Return shards of which each has tensors of its own."""
+    every = tuple(sizes)
+    return tuple(layout_of(_whole(f"{n}.{i:02}", (size,)) for i, size in enumerate(every)) for n in range(shards))
+
+
+def _whole(name: str, shape: tuple[int, ...]) -> TensorEntry:
+    return TensorEntry(name, "uint8", 1, shape, shape, (0,) * len(shape))
+
+
+def unlike_cuttings(rng: Random, trainers: int, rollouts: int) -> Cuttings:
+    """Draw a few matrices, and cut them by rows for one replica, by columns for another, or not at all."""
+    shapes = {f"m{n}": (rng.randint(1, 6), rng.randint(1, 6)) for n in range(rng.randint(1, TENSORS_MAX))}
+    publish = tuple(_cut(rng, shapes, by_owner=True) for _ in range(trainers))
+    read: list[Cutting] = []
+    for _ in range(rollouts):
+        alike = rng.random() < ALIKE
+        read.append(rng.choice([*publish, *read]) if alike else _cut(rng, shapes, by_owner=False))
+    return Cuttings(publish, tuple(read))
+
+
+def _cut(rng: Random, shapes: Mapping[str, tuple[int, int]], *, by_owner: bool) -> Cutting:
+    """Cut each matrix by rows, columns or whole tensors; who owns nothing twice may publish."""
+    shards, dim = rng.randint(1, SHARDS_MAX), rng.choice((0, 1, 2))
+    entries: list[list[TensorEntry]] = [[] for _ in range(shards)]
+    for number, (name, shape) in enumerate(shapes.items()):
+        if dim == len(shape):
+            owners = range(shards) if not by_owner and rng.random() < 0.3 else (number % shards,)  # noqa: PLR2004 (odds)
+            for owner in owners:
+                entries[owner].append(_whole(name, shape))
+            continue
+        inner = sorted(rng.randint(0, shape[dim]) for _ in range(shards - 1))
+        for shard, (begin, end) in enumerate(pairwise([0, *inner, shape[dim]])):
+            box = [(0, shape[0]), (0, shape[1])]
+            box[dim] = (begin, end)
+            if end > begin:
+                lengths = tuple(stop - start for start, stop in box)
+                entries[shard].append(TensorEntry(name, "uint8", 1, lengths, shape, tuple(start for start, _ in box)))
+    return tuple(layout_of(each) for each in entries)
+
+
+def values_of(shards: Iterable[tuple[Layout, bytes]]) -> Values:
+    """Return the tensors that shards hold together."""
+    found: dict[str, np.ndarray] = {}
+    for layout, data in shards:
+        for part, itemsize, local in _parts(layout, np.frombuffer(data, np.uint8).copy()):
+            whole = found.setdefault(part.name, np.zeros((*part.global_shape, itemsize), np.uint8))
+            whole[_box(part.offset, part.extent)] = local.reshape(*part.extent, itemsize)
+    return found
+
+
+def bytes_of(layout: Layout, values: Values) -> bytes | None:
+    """Return what a shard of this layout holds of them; None where they lack something."""
+    segment = np.zeros(segment_bytes(layout), np.uint8)
+    computed: dict[tuple[str, str], np.ndarray] = {}
+    for part, _, local in _parts(layout, segment):
+        whole = values.get(part.name)
+        if whole is None or whole.shape[:-1] != part.global_shape:
+            return None
+        if part.cast:
+            key = part.name, part.cast
+            whole = computed[key] = computed[key] if key in computed else _quantised(whole, part.cast)
+        local[...] = whole[_box(part.offset, part.extent)].reshape(local.shape)
+    return segment.tobytes()
+
+
+def _quantised(whole: np.ndarray, cast: str) -> np.ndarray:
+    """Return fp8 values or scales of a whole tensor, as bytes of one dimension more."""
+    kind, itemsize = derived(cast), whole.shape[-1]
+    bits = np.ascontiguousarray(whole).view(np.dtype(f"u{itemsize}"))[..., 0]
+    made, scales = np.zeros(bits.shape, np.uint8), np.zeros(kind.scheme.scales_shape(bits.shape), np.float32)
+    quantise(bits, FP8_SOURCE_OF[itemsize], kind.scheme, made, scales)
+    found = scales if kind.is_scales else made
+    return found.view(np.uint8).reshape(*found.shape, kind.itemsize)
+
+
+def _parts(layout: Layout, segment: np.ndarray) -> Iterable[tuple[Part, int, np.ndarray]]:
+    """Yield each named box of a segment, as a view of it."""
+    for entry, at in zip(layout.tensors, placements(layout), strict=True):
+        tensor = segment[at : at + entry.nbytes].reshape(*entry.shape, entry.itemsize)
+        whole = Part(entry.name, entry.global_shape, entry.offset, entry.shape, (0,) * len(entry.shape), entry.shape)
+        for part in entry.parts or (whole,):
+            if part.name and 0 not in part.shape:
+                yield part, entry.itemsize, tensor[_box(part.start, part.shape)]
+
+
+def _box(start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
+
+
+class Layouts:
+    """A world's layouts and transfer programs, by their digests: its blob store."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._tables: dict[str, PieceTable] = {}
+        self.executions: dict[str, Execution] = {}
+
+    def add(self, layout: Layout) -> str:
+        """Keep a layout; return its digest."""
+        digest = layout_digest(layout)
+        if digest not in self._tables:
+            self._tables[digest] = pieces(layout)
+        return digest
+
+    def table(self, digest: str) -> PieceTable:
+        """Return the pieces of a layout."""
+        return self._tables[digest]
+
+    def layout(self, digest: str) -> Layout:
+        """Return a layout."""
+        return self._tables[digest].layout
+
+    def put(self, program: bytes) -> Execution:
+        """Keep a program as it is sent; return it ready to be carried out."""
+        digest = sha256(program).hexdigest()
+        if digest not in self.executions:
+            self.executions[digest] = Execution(decoded(program), digest)
+        return self.executions[digest]

@@ -1,0 +1,1 @@
+"""Drivers of the production cores in virtual time: agent, registry, planner, worker. `faultsim.world` imports it."""

@@ -1,0 +1,394 @@
+"""An agent of the simulation: drives an `AgentCore` as `job_agent.py` does, with modelled memory, lanes and links.
+
+What survives its death is the shelf: segments with their bytes as they were, and the last manifest that was saved.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.core.agent import AgentCore
+from tensorhub_agent.core.effects import (
+    Accuse,
+    Answer,
+    AnyCall,
+    AnyEffect,
+    AskPlan,
+    BreakLease,
+    CallRegister,
+    CheckSiblings,
+    CloseSource,
+    Confirm,
+    Digest,
+    Duplicate,
+    EnterSource,
+    Fenced,
+    FoldAmax,
+    Free,
+    Hold,
+    Keep,
+    Key,
+    LetGo,
+    MakeCopy,
+    OpenSource,
+    Post,
+    Probe,
+    Raise,
+    Rejoin,
+    Save,
+    Say,
+    ShardNews,
+    Show,
+)
+from tensorhub_agent.core.operations.read import ReadOperation
+from tensorhub_agent.core.shard import ShardCore
+from tensorhub_agent.core.shard_state import Held, Memory
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import root_digest
+from tensorhub_common.protocol.log.commands import AnyCommand, Filled, Ready, Want
+from tensorhub_simulator.engine.clock import Node
+from tensorhub_simulator.faultsim.models.deltas import Deltas
+from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
+from tensorhub_simulator.faultsim.models.segments import Segment, Shelved, Violation
+from tensorhub_simulator.faultsim.models.unit_compute import write_scales
+from tensorhub_simulator.faultsim.nodes.command_queue import Lanes
+from tensorhub_simulator.faultsim.nodes.errands import Errands
+from tensorhub_simulator.faultsim.nodes.numbering import Numbers
+from tensorhub_simulator.faultsim.transfers.source_session import Link
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.faultsim.world import World
+
+BREAK_S: Final = 2.0
+JOIN_LOOK_S: Final = 0.05
+
+
+class AgentNode(Node):
+    """One agent."""
+
+    core: AgentCore
+    follower: Follower
+
+    def __init__(self, name: str, world: "World", host: str, site: str, rack: str) -> None:
+        """Stand somewhere."""
+        super().__init__(name)
+        self.world, self.host, self.site, self.rack = world, host, site, rack
+        self.clock = world.clock
+        self.shelf: dict[Key, Shelved] = {}
+        self.links: dict[tuple[Key, int], Link] = {}
+        self.lanes = Lanes(self)
+        self.deltas = Deltas()
+        self.gone: set[int] = set()
+        """Sessions that have ended: what they sent last is not read any more."""
+        self.dies_in: int | None = None
+        self.drag = 1.0
+        """How many times slower it sends than others."""
+        self._timer: float | None = None
+        self._rejoining = False
+        self._numbers = Numbers(self.clock)
+        self._errands = Errands(self)
+
+    # Life and death.
+
+    @property
+    def _first(self) -> "AgentNode":
+        """The process, by its first job."""
+        first: AgentNode = self.family[0]
+        return first
+
+    def start(self) -> None:
+        """Begin a life in all jobs, under one number."""
+        self._numbers.next()
+        for each in self.family:
+            each.begin_life()
+
+    def begin_life(self) -> None:
+        """Adopt what stands here, follow the log from its end, and join."""
+        self.life += 1
+        self.up, self.state.paused, self.dies_in = True, False, None
+        self.backlog.clear()
+        self.gone.clear()
+        self.deltas = Deltas()
+        self._timer, self._rejoining = None, False
+        self.core = AgentCore(self.name, self.world.plan.limits)
+        for key, shelved in self.shelf.items():
+            if self._errands.takes_back(key):
+                self.core.adopt(shelved.place, self._held(shelved))
+            else:
+                self.core.set_aside(key)
+        self.follower = Follower(self.world.log, self, len(self.world.log.entries), self._on_entry, events=True)
+        self.join()
+
+    def _held(self, shelved: Shelved) -> Held:
+        """Believe a manifest only for bytes that still hash to its root."""
+        manifest = shelved.manifest
+        if manifest is None:
+            return self._lent(shelved, Held())
+        whole = manifest.state == "ready" and bool(manifest.digests)
+        if whole and root_digest(shelved.segment.digests()) == manifest.root:
+            held = Held(Memory.READY, version=manifest.version, root=manifest.root, digests=manifest.digests)
+        else:
+            held = Held(partial=manifest.partial or manifest.state in ("ready", "filling"))
+        return self._lent(shelved, held)
+
+    def _lent(self, shelved: Shelved, held: Held) -> Held:
+        """Find out who maps what stands here: they don't depend on the process before this one."""
+        lent = bool(shelved.segment.maps)
+        spare_lent = shelved.spare is not None and bool(shelved.spare.maps)
+        # What is begun as draining was never empty for this process, so that is no transition.
+        memory = Memory.DRAINING if lent and held.memory is Memory.EMPTY else held.memory
+        return replace(held, memory=memory, lent=lent, spare_lent=spare_lent)
+
+    def kill(self) -> None:
+        """SIGKILL, for all jobs."""
+        if self.up:
+            self.world.note(f"{self.name} is killed")
+        for each in reversed(self.family):
+            each.end_life()
+
+    def end_life(self) -> None:
+        """Leave memory, and nothing else."""
+        if not self.up:
+            return
+        self.up = self.state.paused = False
+        self.life += 1
+        for link in list(self.links.values()):
+            link.reader_died()
+        self.links.clear()
+        self.lanes.clear()
+        for shelved in self.shelf.values():
+            shelved.target.writers.clear()
+        for link in list(self.world.links.values()):
+            if link.source is self and link.reader.up and not link.closed:
+                link.source_died()
+        self.world.agent_died(self)
+
+    def lose_disk(self) -> None:
+        """Nothing is left of what this agent had, nor of the number under which it spoke last."""
+        self.world.note(f"{self.name} has lost its disk")
+        for each in self.family:
+            each.shelf.clear()
+        self._numbers.lose()
+
+    def jump(self, by_s: float) -> None:
+        """Its clock jumps, and what it waits for may be due."""
+        super().jump(by_s)
+        for each in self.family:
+            each.look_at_clock()
+
+    def rejoin_soon(self) -> None:
+        """Several refusals may come at once: they all speak of the same number."""
+        if not self._rejoining:
+            self._rejoining = True
+            self.clock.after(0.0, self, self.rejoin)
+
+    def look_at_clock(self) -> None:
+        """What is waited for may be due."""
+        self._timer = None
+        self.set_timer()
+
+    def join(self) -> None:
+        """Speak under the process's number from now on."""
+        number = self._first._numbers.number  # noqa: SLF001 (of the same process)
+        self.lanes.clear()
+        self.world.note(f"{self.name} joins {self.world.job} as {number}")
+        self.carry_out(self.core.join(number, self.host, self.site, self.now, rack=self.rack))
+
+    def rejoin(self) -> None:
+        """One job's log does not know the number any more: there is one for all jobs, so all join again."""
+        self._rejoining = False
+        self._numbers.next()
+        for each in self.family:
+            if each.up:
+                each.join()
+
+    # Effects.
+
+    def carry_out(self, effects: list[AnyEffect]) -> None:
+        """Do what the core wants, in order; a planned death may come between two effects."""
+        self.world.touched.add(self)
+        for effect in effects:
+            if self.dies_in is not None:
+                self.dies_in -= 1
+                if self.dies_in < 0:
+                    self._first.kill()
+                    return
+            self._do(effect)
+            if not self.up:
+                return
+        self.set_timer()
+
+    def _do(self, effect: AnyEffect) -> None:  # noqa: C901, PLR0912, PLR0915 (one line for each effect)
+        match effect:
+            case Say():
+                self._say(effect.command)
+            case Answer() | Raise():
+                self.world.calls.ended(self, effect)
+            case Hold():
+                pass
+            case Digest():
+                self._errands.digest(effect)
+            case Save():
+                self.shelf[effect.key].save(effect)
+                self.deltas.stands(effect, self.shelf[effect.key].segment)
+            case Keep():
+                self._errands.keep(effect)
+            case Probe():
+                self._errands.probe(effect)
+            case Duplicate():
+                self._errands.duplicate(effect.key)
+            case LetGo():
+                pass
+            case CheckSiblings():
+                self._errands.check_siblings(effect)
+            case MakeCopy():
+                self._errands.make_copy(effect)
+            case AskPlan():
+                self._errands.plan(effect)
+            case OpenSource():
+                link = self.links[effect.key, effect.source] = Link(self, effect)
+                link.open()
+            case EnterSource():
+                self.links[effect.key, effect.source].enter()
+            case Post():
+                self.links[effect.key, effect.source].post(effect)
+            case FoldAmax():
+                self._fold(effect)
+            case Confirm():
+                self.links[effect.key, effect.source].confirm(effect)
+            case Accuse():
+                # Its agent would look at its memory, and tell the worker; here nobody writes to what is published.
+                pass
+            case CloseSource():
+                self._close(effect)
+            case BreakLease():
+                self._break(effect)
+            case Show():
+                shown = self.world.links.get(effect.lease)
+                if shown is not None and shown.reader.up:
+                    shown.telling.show(effect.news)
+            case Free():
+                self._free(effect.key)
+            case Fenced() if self._first._numbers.lost:  # noqa: SLF001 (of the same process)
+                # What it said before it lost its disk came late; its process ends, and a new one takes a higher number.
+                self._first.kill()
+            case Fenced():
+                raise Violation("one process", f"{self.name} met a higher incarnation of itself")
+            case Rejoin():
+                self._first.rejoin_soon()
+
+    def _fold(self, effect: FoldAmax) -> None:
+        effect.table.fold(effect.source, effect.partials)
+        operation = self.core.shards[effect.key].operation
+        assert isinstance(operation, ReadOperation)
+        program, shelved = operation._carrier.program, self.shelf[effect.key]  # noqa: SLF001 (an oracle sees everything)
+        assert program is not None
+        if not self._may_fill(shelved, self.core.shards[effect.key]):
+            raise Violation("one writer", f"scales of {effect.key} are folded while it is not being filled")
+        write_scales(effect.table, program, effect.scales, shelved.target)
+        self.world.tally.scales += sum(count for _, count in effect.scales)
+
+    def _close(self, effect: CloseSource) -> None:
+        core = self.core.shards.get(effect.key)  # It may be gone already: nothing was written for it yet.
+        operation = core.operation if core is not None else None
+        if isinstance(operation, ReadOperation) and operation.transfer is not None:
+            source = operation.transfer.sources.get(effect.source)
+            self.world.tally.left[source.lost if source is not None else ""] += 1
+        self.links[effect.key, effect.source].close()
+
+    def _break(self, effect: BreakLease) -> None:
+        link = self.world.links.get(effect.lease)
+        if link is not None and link.reader.up and not link.is_cut:
+            # A broken lease is safe only because nobody relies on this message: it may come late.
+            late = self.clock.rng.random() * BREAK_S if self.clock.chance(0.3) else self.clock.lag()
+            self.clock.after(late, link.reader, lambda: link.lost(effect.reason), link.reader_life)
+
+    def _free(self, key: Key) -> None:
+        shelved = self.shelf.pop(key)
+        if shelved.target.writers:
+            raise Violation("one writer", f"{key} is freed while something can be written into it")
+
+    def check_memory(self) -> None:
+        """Raise `Violation` where memory of a shard is kept that its core does not know of."""
+        kept = self.shelf.keys() - self.core.shards.keys() - self.core.aside
+        if kept:
+            raise Violation("no memory without a shard", f"{self.name} keeps memory of {sorted(kept)}")
+
+    def set_timer(self) -> None:
+        """Plan the core's next tick."""
+        when = self.core.deadline()
+        if when is not None and (self._timer is None or when < self._timer):
+            self._timer = when
+            self.clock.after(max(when - self.now, 0.0) / self.state.rate, self, lambda: self._tick(when))
+
+    def _tick(self, when: float) -> None:
+        if self._timer == when:
+            self._timer = None
+            self.carry_out(self.core.tick(self.now))
+
+    def news(self, news: ShardNews) -> None:
+        """Tell the core what came of an effect."""
+        self.carry_out(self.core.on_news(news, self.now))
+
+    def _on_entry(self, entry: Entry) -> None:
+        assert entry.event is not None
+        if self.core.joined:
+            self._first._numbers.accepted()  # noqa: SLF001 (of the same process)
+        self.carry_out(self.core.on_event(entry.event, self.now))
+
+    def lease_ended(self, lease: str, how: LeaseMove) -> None:
+        """A reader is done, or gone."""
+        self.carry_out(self.core.lease_ended(lease, how, self.now))
+
+    def written_by(self, link: Link, where: Sequence[int], data: bytes) -> None:
+        """A link writes into memory of this agent."""
+        shelved = self.shelf[link.key]
+        core = self.core.shards.get(link.key)
+        if core is None or not isinstance(core.operation, ReadOperation) or not self._may_fill(shelved, core):
+            state = "no shard" if core is None else f"{core.held.memory}, {core.operation}"
+            raise Violation("one writer", f"{link.key} is written by a read while it is {state}")
+        if any(rank.shows is shelved.target for rank in self.world.ranks if shelved.spare and rank.up):
+            raise Violation("what is shown", f"{link.key} is written where the tensors of its worker stand")
+        shelved.target.put(where, data)
+
+    def _may_fill(self, shelved: Shelved, core: ShardCore) -> bool:
+        """Tell whether a read may write: in place only what is filling, and beside whatever stands."""
+        return shelved.spare is not None or core.held.memory is Memory.FILLING
+
+    # The log.
+
+    def _say(self, command: AnyCommand) -> None:
+        if isinstance(command, Ready):
+            self.world.truth.offered(command, self.shelf[Key(command.model, command.replica, command.shard)])
+        elif isinstance(command, Filled):
+            self.world.truth.filled(command, self.shelf[Key(command.model, command.replica, command.shard)])
+        elif isinstance(command, Want) and command.by is not None:
+            self.world.calls.wanted(self, Key(command.model, command.replica, command.shard), command.by)
+        self.lanes.say(command)
+
+    # Workers.
+
+    def begin(self, key: Key, call: AnyCall) -> None:
+        """Begin a worker's call; a registration waits for the join, and may be of a new shard."""
+        if call.session in self.gone:
+            self.world.calls.forget(call.call)
+            return
+        if isinstance(call, CallRegister) and not self.core.joined and self.now < call.deadline:
+            self.clock.after(JOIN_LOOK_S, self, lambda: self.begin(key, call))
+            return
+        if isinstance(call, CallRegister) and key not in self.core.shards:
+            place = self.world.places[key]
+            table = self.world.layouts.table(place.layout)
+            self.shelf[key] = Shelved(place, Segment(table), spare=Segment(table) if place.staged else None)
+            self.carry_out(self.core.register(place, call, self.now))
+        else:
+            self.carry_out(self.core.called(key, call, self.now))
+
+    def loaded(self, key: Key) -> None:
+        """The worker has written values of its own."""
+        self.carry_out(self.core.loaded(key))
+
+    def worker_gone(self, session: int) -> None:
+        """A worker's connection has ended."""
+        self.gone.add(session)
+        self.carry_out(self.core.worker_gone(session, self.now))

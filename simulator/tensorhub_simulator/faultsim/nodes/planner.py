@@ -1,0 +1,182 @@
+"""A planner of the simulation: the production fold and its whole way to an answer."""
+
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.leases.reader_load import summed
+from tensorhub_common.catalog.state import Catalog
+from tensorhub_common.catalog.transitions import RoundState
+from tensorhub_common.errors import LayoutMismatch
+from tensorhub_common.programs.program import encoded
+from tensorhub_common.protocol.plans import Demand, PlanAnswer, Turn
+from tensorhub_common.protocol.queries import Beat
+from tensorhub_planner.catalog_view.catalog_replica import Fold
+from tensorhub_planner.compiler.compiler import SourceIndex, compile_program
+from tensorhub_planner.load.ledger import Ledger
+from tensorhub_planner.planning.request import Answering, Compiled
+from tensorhub_planner.planning.unregistered import Unregistered, global_names, unregistered
+from tensorhub_planner.primitives.limits import Limits
+from tensorhub_planner.primitives.piece_sizes import Sizes
+from tensorhub_planner.primitives.source_set import SourceSet
+from tensorhub_simulator.engine.clock import Node
+from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
+from tensorhub_simulator.faultsim.models.job_log import Entry, Follower
+from tensorhub_simulator.faultsim.models.layouts import Layouts
+from tensorhub_simulator.faultsim.models.segments import Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+    from tensorhub_simulator.faultsim.world import World
+
+LATE_S: Final = 0.05
+TRIES_MAX: Final = 14
+
+
+class PlannerNode(Node):
+    """One planner."""
+
+    fold: Fold
+    ledger: Ledger
+    known: "Known"
+
+    def __init__(self, world: "World", limits: Limits) -> None:
+        """Stand ready to start."""
+        super().__init__("planner")
+        self.world, self.clock, self.limits = world, world.clock, limits
+        self.build = OLD
+
+    def start(self) -> None:
+        """Begin a life: fold the newest snapshot and the log from there."""
+        self.life += 1
+        self.up, self.state.paused = True, False
+        self.backlog.clear()
+        self.fold, self.ledger = Fold(Catalog(self.world.job, level=self.world.first_level)), Ledger(self.limits)
+        self.known = Known(self.world.layouts, lambda: self.fold, lambda: self.now)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Go on from the newest snapshot that lies ahead, and follow the log from there."""
+        with built(self.build, self.fold.catalog):
+            snapshot = self.world.log.shelf.newest(self.world.job, self.fold.position)
+        if snapshot is not None:
+            self.fold = Fold(snapshot.catalog, snapshot.seq)
+        elif self.fold.position + 1 < self.world.log.first:
+            raise Violation("no way back", f"the planner has folded {self.fold.position}; the log begins later")
+        Follower(self.world.log, self, self.fold.position, self._on_entry, events=False, gap=self._restore)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note("the planner is killed")
+        self.up = self.state.paused = False
+        self.life += 1
+
+    def _on_entry(self, entry: Entry) -> None:
+        with built(self.build, self.fold.catalog):
+            events = self.fold.take(entry)
+        for event in events:
+            self.ledger.see(self.world.job, entry.seq, event)
+
+    def hear(self, agent: "AgentNode") -> None:
+        """Hear an agent's beat, in which it says who reads from it in all jobs."""
+        jobs = [job.agents[agent.name] for job in self.world.jobs]
+        serving = summed(reader for each in jobs if each.up for reader in each.core.table.readers())
+        self.ledger.hear(Beat(agent=agent.name, incarnation=agent.core.incarnation, serving=serving), self.now)
+        self.ledger.check()
+
+    def asked(self, demand: Demand, reply: Callable[[PlanAnswer], None], tries: int = 0) -> None:
+        """Answer once the log is folded as far as the demand rests on; say nothing if that takes too long."""
+        if self.fold.position < demand.at_seq:
+            if tries < TRIES_MAX:
+                self.clock.after(LATE_S, self, lambda: self.asked(demand, reply, tries + 1))
+            return
+        reply(self._plan(demand))
+
+    def check_turns(self) -> None:
+        """Raise `Violation` if it has folded all that the log has, and not which rounds are decided, and when."""
+        truth = self.world.truth
+        if self.fold.catalog.seq != truth.catalog.seq:
+            return
+        for model in self.fold.catalog.models.values():
+            for replica in model.replicas.values():
+                current, told = replica.round, truth.rules.turns.get((model.name, replica.name))
+                if current is None or current.state is RoundState.JOINING:
+                    continue
+                if told != Turn(current.decided, current.number):
+                    what = f"{current.decided} for that of {replica.name}, and its agents were told {told}"
+                    raise Violation("turns are the log's", f"the planner takes {what}")
+
+    def _plan(self, demand: Demand) -> PlanAnswer:
+        self.check_turns()
+        answer = at_once(Answering(self.world.job, self.known, self.ledger, self.limits).answer(demand))
+        self.ledger.check()
+        return answer
+
+
+class Known:
+    """What a planner of the simulation knows: see `answering.Knowledge`. Nothing of it takes any time."""
+
+    def __init__(self, layouts: Layouts, fold: Callable[[], Fold], now: Callable[[], float]) -> None:
+        """Look it up there."""
+        self._layouts, self._fold, self._now = layouts, fold, now
+        self._made: dict[tuple[str, SourceSet], Compiled | LayoutMismatch] = {}
+        self._by_digest: dict[str, Compiled] = {}
+
+    async def fold(self, _at_seq: int) -> Fold:
+        """Return the log, folded so far already."""
+        return self._fold()
+
+    async def sizes(self, layout: str) -> Sizes:
+        """Return the sizes of a layout's pieces."""
+        return Sizes(self._layouts.table(layout).nbytes)
+
+    async def compiled(self, layout: str, sources: SourceSet) -> Compiled:
+        """Return the program that fills a layout from those."""
+        key = layout, sources
+        if key not in self._made:
+            self._made[key] = self._make(layout, sources)
+        made = self._made[key]
+        if isinstance(made, LayoutMismatch):
+            raise made
+        return made
+
+    def _make(self, layout: str, sources: SourceSet) -> Compiled | LayoutMismatch:
+        index, destination = self._index(sources), self._layouts.layout(layout)
+        try:
+            program = compile_program(layout, destination, index)
+        except LayoutMismatch as why:
+            return why
+        execution = self._layouts.put(encoded(program))
+        made = Compiled(execution.digest, execution, Sizes(execution.nbytes()), global_names(destination))
+        self._by_digest[execution.digest] = made
+        return made
+
+    async def program(self, digest: str) -> Compiled:
+        """Return a program that a reader names, perhaps one that the planner before this one has made."""
+        execution = self._layouts.executions[digest]
+        return self._by_digest.get(digest) or Compiled(digest, execution, Sizes(execution.nbytes()))
+
+    async def unregistered(self, layouts: Sequence[str], sources: SourceSet) -> Unregistered:
+        """Return of which of the sources' tensors none of these layouts has anything."""
+        registered = [(await self.compiled(layout, sources)).names or () for layout in layouts]
+        return unregistered(registered, self._index(sources))
+
+    def _index(self, sources: SourceSet) -> SourceIndex:
+        layouts = {digest: self._layouts.layout(digest) for digest in sources.layouts}
+        return SourceIndex(layouts, sources.originals)
+
+    async def heard(self, agents: Collection[str]) -> None:
+        """Wait for nobody: who has not told yet is told of later."""
+
+    def now(self) -> float:
+        """Return the planner's time."""
+        return self._now()
+
+
+def at_once(answering: Coroutine[None, None, PlanAnswer]) -> PlanAnswer:
+    """Carry out what waits for nothing."""
+    try:
+        answering.send(None)
+    except StopIteration as end:
+        answer: PlanAnswer = end.value
+        return answer
+    raise Violation("at once", "the planner waits for something in a world in which nothing takes it any time")

@@ -1,0 +1,349 @@
+"""A registry of the simulation: the production fold, leader, claim and liveness, driven as production drives them.
+
+It begins with the newest snapshot, and goes back to one where the log was trimmed beyond what it has folded.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_common.catalog.transitions import AgentState
+from tensorhub_common.machine import Tick
+from tensorhub_common.protocol.log.codec import encode
+from tensorhub_common.protocol.log.commands import Expire, Lead, Sender
+from tensorhub_common.protocol.log.hub import AgentJoined, AgentLost, JobDeleted
+from tensorhub_common.protocol.queries import Beat
+from tensorhub_registry.core import election as leading
+from tensorhub_registry.core import liveness as living
+from tensorhub_registry.core.job_fold import JobFold
+from tensorhub_registry.core.liveness import ExpireAgent, Liveness
+from tensorhub_registry.core.steps import (
+    Acknowledged,
+    Decided,
+    LastEvent,
+    Outgoing,
+    OutOfOrder,
+    Output,
+    Publication,
+    Refused,
+    Unanswered,
+)
+from tensorhub_registry.core.term_fence import PROCESS, Claim
+from tensorhub_simulator.engine.clock import Node
+from tensorhub_simulator.faultsim.faults.rolling_upgrade import OLD, built
+from tensorhub_simulator.faultsim.invariants.leaders import Leaders
+from tensorhub_simulator.faultsim.models.job_log import Entry, Follower, WrongLast
+from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.models.snapshots import Snapshotting
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.faultsim.world import World
+
+CLAIM_AGAIN_S: Final = 1.0
+LEASE_S: Final = 2.0
+LOOK_S: Final = 0.4
+ANSWER_S: Final = 0.7
+BATCH_MIN: Final = 3
+BATCH_MAX: Final = 20
+CHAIN_MAX: Final = 5
+
+Become = Callable[[Acknowledged | Refused | Unanswered], None]
+Store = Callable[[], Acknowledged | Refused | None]
+
+
+class Lease:
+    """Who may speak, as the key-value store has it."""
+
+    def __init__(self) -> None:
+        """Begin free."""
+        self.holder: object = None
+        self.term = 0
+        self.until = 0.0
+
+    def take(self, who: object, now: float) -> int | None:
+        """Take or renew the lease; returns the term, or None."""
+        if self.holder is who and now < self.until:
+            self.until = now + LEASE_S
+            return self.term
+        if self.holder is not None and now < self.until:
+            return None
+        self.holder, self.until = who, now + LEASE_S
+        self.term += 1
+        return self.term
+
+
+class RegistryNode(Node):
+    """One registry."""
+
+    fold: JobFold
+    leader: leading.Leader
+    liveness: Liveness
+    claim: Claim
+    snapshotting: Snapshotting
+
+    def __init__(self, name: str, world: "World") -> None:
+        """Stand ready to start."""
+        super().__init__(name)
+        self.world, self.clock = world, world.clock
+        if not any(isinstance(watcher, Leaders) for watcher in world.log.watchers):
+            world.log.watchers.append(Leaders(world.log))
+        self.term: int | None = None
+        self._numbers = self._goal = 0
+        self._knows_end = False
+        self.me: object = None
+        self.build = OLD
+
+    def start(self) -> None:
+        """Begin a life: fold the newest snapshot and the log from there."""
+        self.life += 1
+        self.up, self.state.paused = True, False
+        self.backlog.clear()
+        self.fold = self.world.make_fold(self.world.job)
+        self.leader, self.liveness = leading.Leader(), Liveness(self.world.plan.lost_after_s)
+        self.claim = Claim(self.name)
+        self.term, self._numbers, self.me = None, 0, object() if self.family[0] is self else self.family[0].me
+        self._restore()
+        self._look()
+
+    def _restore(self) -> None:
+        """Go on from the newest snapshot that lies ahead, and follow the log from there."""
+        with built(self.build, self.fold.catalog):
+            snapshot = self.world.log.shelf.newest(self.world.job, self.fold.seq)
+        if snapshot is not None:
+            self.world.note(f"{self.name} goes on from the snapshot at {snapshot.seq}")
+            self.fold = JobFold.restored(snapshot)
+            for agent in snapshot.catalog.agents.values():
+                self._watch(agent.name, agent.incarnation if agent.state is AgentState.LIVE else None)
+        elif self.fold.seq + 1 < self.world.log.first:
+            raise Violation("no way back", f"{self.name} has folded {self.fold.seq}; the log begins later")
+        self.snapshotting = Snapshotting(self)
+        Follower(self.world.log, self, self.fold.seq, self._on_entry, events=False, gap=self._on_gap)
+
+    def _on_gap(self) -> None:
+        """The log was trimmed while this registry stood still."""
+        term, self.term = self.term, None
+        self._restore()
+        if term is not None:
+            self._begin_to_lead(term)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note(f"{self.name} is killed")
+        self.up = self.state.paused = False
+        self.life += 1
+
+    # Leading.
+
+    def _look(self) -> None:
+        """Look at the lease, every so often."""
+        world = self.world
+        self._lead(leading.Connected() if self._reaches() else leading.Disconnected())
+        if self.leader.state is leading.LeaderState.RESIGNED:
+            return
+        if self._reaches():
+            term = world.lease.take(self.me, self.clock.now)
+            self._lead(leading.Lost() if term is None else leading.Won(term))
+        elif world.lease.holder is not self.me or self.clock.now >= world.lease.until:
+            self._lead(leading.Lost())
+        self._tick()
+        self.clock.after(LOOK_S, self, self._look)
+
+    def _tick(self) -> None:
+        self._expire(self.liveness.handle(Tick(), self.now))
+
+    def resign(self) -> None:
+        """End in order: stand down, and leave the lease to others; what was asked before may still be answered."""
+        lease = self.world.lease
+        self._lead(leading.Resigned())
+        if lease.holder is self.me:
+            lease.until = self.clock.now
+        late = self.clock.rng.choice((None, leading.Won(lease.term), leading.Lost(), leading.Resigned()))
+        if late is not None:
+            self.clock.after(self.clock.lag(), self, lambda: self._lead(late))
+
+    def _reaches(self) -> bool:
+        world = self.world
+        return world.log.up and not world.nats.state.paused and not self.state.cut_off
+
+    def _lead(self, event: leading.Input) -> None:
+        for effect in self.leader.handle(event, self.now):
+            match effect:
+                case leading.Lead(term):
+                    self.world.note(f"{self.name} leads, term {term}")
+                    self._begin_to_lead(term)
+                case leading.StandDown():
+                    self.term = None
+                    self.claim.drop()
+                case leading.Listening(term):
+                    self._expire(self.liveness.handle(living.Listening(term), self.now))
+                case leading.Deaf():
+                    self._expire(self.liveness.handle(living.Deaf(), self.now))
+        self.leader.check()
+
+    def _begin_to_lead(self, term: int) -> None:
+        self.term, self._knows_end = term, False
+        self.claim.drop()
+        self._learn_end(term)
+
+    def _learn_end(self, term: int) -> None:
+        """Ask for the log's last event before the first word."""
+        if self.term != term:
+            return
+        log = self.world.log
+        if self.world.net_loses(self):
+            self.clock.after(LOOK_S, self, lambda: self._learn_end(term))
+            return
+
+        def learn() -> None:
+            if log.last_event_seq >= log.first:
+                self._carry_out(self.fold.handle(LastEvent(log.entries[log.last_event_seq - 1]), self.now))
+            self._knows_end, self._goal = True, len(log.entries)
+            self._speak()
+            self._claim_on(term)
+
+        self.clock.after(self.clock.lag(), self, learn)
+
+    def _claim_on(self, term: int) -> None:
+        """Say that this registry leads, as soon as it has folded what stood before, until the log has taken it."""
+        if self.term != term:
+            return
+        self.claim.level = self.world.upgrade.level
+        if self.fold.seq >= self._goal and self.claim.is_due(self.fold.catalog):
+            if self._goal == 0 and self.claim.level == 0:
+                self.claim.begin(term)
+            else:
+                self._say(self.claim.ask(term, self.fold.catalog))
+        self.clock.after(CLAIM_AGAIN_S, self, lambda: self._claim_on(term))
+
+    def beat(self, agent: str, incarnation: int) -> None:
+        """Hear an agent."""
+        self._expire(self.liveness.handle(Beat(agent=agent, incarnation=incarnation), self.now))
+
+    def _expire(self, lost: list[ExpireAgent]) -> None:
+        for each in lost if self.claim.term is not None else ():
+            self._numbers += 1
+            term = self._spoken_term()
+            self.world.note(f"{self.name} expires {each.agent} {each.incarnation}")
+            by = Sender(PROCESS, term, self._numbers)
+            self._say(Expire(by=by, agent=each.agent, incarnation=each.incarnation, term=term))
+
+    def _spoken_term(self) -> int:
+        assert self.claim.term is not None
+        return self.claim.term
+
+    def _say(self, command: Expire | Lead) -> None:
+        """Say it once; what the log does not take is dropped."""
+        log, by, data = self.world.log, command.by, encode(command)
+        assert by is not None
+        verb = str(command.__struct_config__.tag)
+        subject, msg_id = f"tensorhub.v1.{self.world.job}.cmd.{verb}.{PROCESS}", f"{self.name}.{by.incarnation}.{by.n}"
+
+        def arrive() -> None:
+            if log.up:
+                log.append(subject, data, msg_id)
+
+        if not self.world.net_loses(self):
+            self.clock.after(self.clock.lag(), self.world.nats, arrive)
+
+    # Folding.
+
+    def _on_entry(self, entry: Entry) -> None:
+        with built(self.build, self.fold.catalog):
+            effects = self.fold.handle(entry, self.now)
+        self._carry_out(effects)
+        self._speak()
+        if self.term is not None and self._knows_end:
+            self.snapshotting.look()
+
+    def _watch(self, agent: str, incarnation: int | None) -> None:
+        """Note which incarnation of an agent is live, if one is."""
+        job = self.world.job
+        said = living.Unwatch(job, agent) if incarnation is None else living.Watch(job, agent, incarnation)
+        self._expire(self.liveness.handle(said, self.now))
+
+    def _carry_out(self, effects: list[Output]) -> None:
+        for effect in effects:
+            if isinstance(effect, OutOfOrder):
+                raise Violation("one order", f"{self.name} was given entry {effect.found}, not {effect.expected}")
+            if isinstance(effect, Decided):
+                first = effect.events[0]
+                self.claim.see(first)
+                if isinstance(first, AgentJoined):
+                    self._watch(first.agent, first.incarnation)
+                elif isinstance(first, AgentLost):
+                    self._watch(first.agent, None)
+                elif isinstance(first, JobDeleted):
+                    self._expire(self.liveness.handle(living.Forget(self.world.job), self.now))
+        self.world.folded.add(self)
+
+    # Speaking.
+
+    def _speak(self) -> None:
+        """Publish what is next, if this registry believes that it leads."""
+        if self.term is None or not self._knows_end:
+            return
+        many = self.fold.unpublished >= BATCH_MIN and self.clock.chance(0.5)
+        publication = self.fold.to_publish(BATCH_MAX if many else CHAIN_MAX)
+        if publication is None:
+            return
+        answered: list[bool] = []
+        fold = self.fold
+
+        def become(what: Acknowledged | Refused | Unanswered) -> None:
+            if answered or self.fold is not fold:
+                return
+            answered.append(True)
+            self._carry_out(self.fold.handle(what, self.now))
+            self.clock.after(0.0 if isinstance(what, Acknowledged) else self.clock.lag(), self, self._speak)
+
+        life = self.life
+        for arrive in self._requests(publication, life, as_batch=many):
+            if not self.world.net_loses(self):
+                self.clock.after(self.clock.lag(), self.world.nats, partial(self._arrives, arrive, become, life))
+        self.clock.after(ANSWER_S, self, lambda: become(Unanswered()))
+
+    def _arrives(self, store: Store, become: Become, life: int) -> None:
+        """A request reaches the log; its answer may get lost."""
+        answer = store() if self.world.log.up else None
+        if answer is not None and not self.world.net_loses(self):
+            self.clock.after(self.clock.lag(), self, lambda: become(answer), life)
+
+    def _requests(self, publication: Publication, life: int, *, as_batch: bool) -> list[Store]:
+        """Return the requests of a publication, which arrive in any order: one for a batch, else one for each event."""
+        events = publication.events
+        if as_batch or len(events) == 1:
+            return [lambda: self._store(publication.events, publication.expected, life)]
+        got: dict[int, int] = {}
+
+        def store(number: int) -> Acknowledged | Refused | None:
+            event = events[number : number + 1]
+            if number == 0:
+                answer = self._store(event, publication.expected, life)
+            else:
+                behind = self._id_of(events[number - 1], life)
+                answer = self._store(event, publication.ahead + number - 1, life, behind)
+            if isinstance(answer, Refused):
+                return answer if number == 0 else None
+            got[number] = answer.seq
+            # The sender waits for the answers in their order, and counts up to the first that is missing.
+            count = next(each for each in range(len(events) + 1) if each not in got)
+            return Acknowledged(count, got[count - 1]) if count else None
+
+        return [partial(store, number) for number in range(len(events))]
+
+    def _id_of(self, outgoing: Outgoing, life: int) -> str:
+        return f"{self.name}.{life}.{outgoing.event.cmd}.{outgoing.event.i}"
+
+    def _store(
+        self, events: tuple[Outgoing, ...], expected: int | None, life: int, behind: str | None = None
+    ) -> Acknowledged | Refused:
+        """Store events, all or none, as an atomic batch does."""
+        log, seq = self.world.log, 0
+        for outgoing in events:
+            try:
+                seq = log.append(outgoing.subject, outgoing.body, self._id_of(outgoing, life), expected, behind)
+            except WrongLast:
+                return Refused()
+            if expected is not None:
+                expected = log.last_event_seq
+        return Acknowledged(len(events), seq)

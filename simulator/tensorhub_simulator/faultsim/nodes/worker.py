@@ -1,0 +1,392 @@
+"""Workers: trainers that really overwrite their memory the moment they may, and rollouts that read.
+
+The ranks of a replica follow one group, which says what to do next; each rank does it in its own time, fails by itself
+and is killed by itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.core.effects import (
+    Answer,
+    AnyCall,
+    CallPublish,
+    CallRead,
+    CallRegister,
+    CallRelease,
+    CallUnpublish,
+    Key,
+    Raise,
+)
+from tensorhub_agent.core.shard_state import Memory
+from tensorhub_common.protocol.log.commands import Wish
+from tensorhub_simulator.engine.clock import Node
+from tensorhub_simulator.faultsim.models.segments import Segment, Violation
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+    from tensorhub_simulator.faultsim.world import World
+
+AGAIN_S: Final = 0.15
+REGISTER_S: Final = 4.0
+OUTCOME_S: Final = 0.5
+"""So long a call that takes memory back waits for the log's word at its end: registries are away for some seconds."""
+
+PAUSE_S: Final = 3.0
+"""A worker that was told that the registry is silent leaves it at that for so long, every other time."""
+
+End = Answer | Raise | None
+
+
+@dataclass(slots=True)
+class Group:
+    """What the ranks of one replica are to do: step `serial`."""
+
+    model: str
+    replica: str
+    trains: bool
+    serial: int = 0
+    want: Wish = "latest"
+    version: int | None = None
+    timeout_s: float = 3.0
+    wait_s: float = 3.0
+    act: str = "read"
+    wishes: dict[int, int | None] = field(default_factory=dict)
+    """By step, where a wish to publish stands in the log: 0 when it got lost, None while it is on its way."""
+    ranks: list["Rank"] = field(default_factory=list)
+
+
+class Rank(Node):
+    """One worker: one shard of a replica."""
+
+    def __init__(self, world: "World", group: Group, key: Key, agent: "AgentNode") -> None:
+        """Stand ready to start."""
+        super().__init__(f"{key.model}/{key.replica}/{key.shard}")
+        self.world, self.group, self.key, self.agent = world, group, key, agent
+        self.clock = world.clock
+        self.session = 0
+        self.registered = self.published = False
+        self.done = 0
+        self.version: int | None = None
+        self.busy = False
+        self.trusts: int | None = None
+        """The version that its tensors are, as far as it was told, while no call is under way."""
+        self.shows: Segment | None = None
+        """Of a staged shard: where its tensors stand, until a call of this worker's says that it has swapped."""
+        # Not drawn from the clock's chance, so that the seeds stay what they were.
+        self._pauses = Random(f"{world.seed} {self.name}")
+        self.goes = False
+        """Its shard goes as soon as the registry answers, as this worker was told; it has called nothing since."""
+        self.awaits: int | None = None
+        """The step whose wish to publish this memory is still to be heard."""
+        group.ranks.append(self)
+
+    # Life.
+
+    def start(self) -> None:
+        """Begin a life."""
+        self.life += 1
+        self.up, self.state.paused = True, False
+        self.backlog.clear()
+        self._connect()
+
+    def kill(self) -> None:
+        """SIGKILL: the agent notices when the socket ends."""
+        if not self.up:
+            return
+        self.world.note(f"{self.name} is killed")
+        self.up = False
+        self.life += 1
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        session, agent = self.session, self.agent
+        self.clock.after(self.clock.lag(), agent, lambda: agent.worker_gone(session))
+
+    def _connect(self) -> None:
+        self.session = self.world.number()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.registered = self.published = self.busy = self.goes = False
+        self.version = self.trusts = None
+        self.clock.after(self.clock.lag(), self, self._register)
+
+    def agent_gone(self) -> None:
+        """The agent's process ended."""
+        if self.up:
+            self.life += 1
+            self._connect()
+
+    def _register(self) -> None:
+        if self.agent.state.left:
+            # Its host is gone for good, as far as anybody knows: the worker is begun anew on another one.
+            self.agent = self.clock.rng.choice([agent for agent in self.world.agents.values() if not agent.state.left])
+        if not self.agent.up:
+            self.clock.after(AGAIN_S, self, self._register)
+            return
+        session = self.session
+        self._call(lambda n, t: CallRegister(call=n, session=session, deadline=t + REGISTER_S), self._on_registered)
+
+    def _on_registered(self, end: End) -> None:
+        if not isinstance(end, Answer):
+            if end is not None:
+                self._go_where_it_stands(end)
+                self.clock.after(AGAIN_S, self, self._register)
+            return
+        core = self.agent.core.shards.get(self.key)
+        if core is None:
+            if self.agent.core.deleted is None:
+                raise Violation("liveness", f"{self.key} was registered, and its agent does not know it")
+            # The job was deleted while the answer was on its way.
+            self.clock.after(AGAIN_S, self, self._register)
+            return
+        self.registered = True
+        held = core.held
+        if core.operation is not None:
+            # A wish to publish came before this worker could write: it must know, since no agent can see it write.
+            pass
+        elif held.memory is Memory.READY:
+            self.published, self.version, self.trusts = True, held.version, held.version
+            if self._has_values():
+                self._resume_with_values()
+                return
+        else:
+            # What an earlier worker left draining has drained before the answer: values may be copied in.
+            self._overwrite()
+            self.agent.loaded(self.key)
+        if self.awaits is not None:
+            # Said by the process before this one, and still on its way perhaps.
+            self.busy = True
+            self._await_wish(self.awaits)
+            return
+        self._loop()
+
+    def _has_values(self) -> bool:
+        """Whether a trainer comes back with a checkpoint, which is to replace what stands here: every other life."""
+        return self.group.trains and self.life % 2 == 0 and self.awaits is None
+
+    def _resume_with_values(self) -> None:
+        """Do what `register(…, resume="values")` does: unpublish, and only then copy the values in."""
+        self._unpublish(self._loop)
+
+    def _go_where_it_stands(self, end: Raise) -> None:
+        """The agent that the worker moved away from is back, and has the shard still: go back, as the error says."""
+        owners = [agent for agent in self.world.agents.values() if f"stands on agent {agent.name!r}" in end.message]
+        if owners and owners[0].up:
+            self._disconnect()
+            self.agent, self.session = owners[0], self.world.number()
+
+    # Calls.
+
+    def _call(self, make: Callable[[int, float], AnyCall], then: Callable[[End], None]) -> None:
+        life, clock = self.life, self.clock
+        self.busy, self.trusts, self.goes = True, None, False
+
+        def reply(end: End) -> None:
+            if life != self.life or not self.up:
+                return
+            if clock.chance(0.7) and not self.state.paused:
+                told(end)
+            else:
+                clock.after(clock.lag(), self, lambda: told(end))
+
+        def told(end: End) -> None:
+            self.busy = False
+            self._swap()
+            then(end)
+
+        if self.agent.up:
+            self.world.calls.send(self.agent, self.key, make, reply)
+
+    def _overwrite(self) -> None:
+        """Change most bytes, in as many writes as there are pieces."""
+        if self.agent.up and self.agent.core.deleted is not None:
+            # What it has mapped is nobody's but its own.
+            return
+        shelved = self.agent.shelf[self.key]
+        segment = shelved.segment
+        if self.agent.up:
+            core = self.agent.core.shards.get(self.key)
+            if core is not None and (core.held.memory is not Memory.EMPTY or core.operation is not None):
+                raise Violation(
+                    "mutability", f"{self.name} may write, and its memory is {core.held.memory} ({core.operation})"
+                )
+        if segment.writers:
+            raise Violation("one writer", f"{self.name} may write, and so may {segment.writers}")
+        for piece, size in enumerate(segment.nbytes):
+            fresh, old = self.clock.rng.randbytes(size), segment.piece(piece)
+            # A part of them stays as it was, so that a delta is less than the whole.
+            values = bytes(new if new % 3 else was for new, was in zip(fresh, old, strict=True))
+            segment.write(segment.at[piece], values)
+
+    def _swap(self) -> None:
+        """Let the tensors stand where the agent said last that the shard stands: it says so with each answer."""
+        shelved = self.agent.shelf.get(self.key)
+        self.shows = shelved.segment if shelved is not None else None
+
+    def _loop(self) -> None:
+        if not self.registered or self.busy:
+            return
+        if self.done == self.group.serial:
+            self.clock.after(AGAIN_S * (0.5 + self.clock.rng.random()), self, self._loop)
+        elif self.group.trains:
+            self._train()
+        else:
+            self._roll_out()
+
+    def _again(self) -> None:
+        self.clock.after(AGAIN_S, self, self._loop)
+
+    def _failed(self, end: Raise | None) -> None:
+        """After an error: register again if the shard is gone from the agent."""
+        if end is None:
+            return
+        if self.agent.up and self.key not in self.agent.core.shards:
+            self._begin_anew()
+        elif "call unpublish again" in end.message:
+            self._unpublish(self._loop)
+        elif end.error == "RegistryUnavailable" and self._pauses.random() < 0.5:  # noqa: PLR2004 (odds)
+            self.clock.after(PAUSE_S, self, self._loop)
+        else:
+            self._again()
+
+    # Training.
+
+    def _train(self) -> None:
+        if self.published:
+            self._unpublish(self._loop)
+            return
+        self._overwrite()
+        if self.group.act == "wish":
+            self.done = self.awaits = self.group.serial
+            self.world.director.wish(self.group)
+            self.busy = True
+            self._await_wish(self.done)
+            return
+        group, serial = self.group, self.group.serial
+        session, version, timeout_s = self.session, group.version, group.timeout_s
+
+        def then(end: End) -> None:
+            if isinstance(end, Answer):
+                self.published, self.done, self.version, self.trusts = True, serial, end.version, end.version
+                self._loop()
+                return
+            if end is not None and "still has version" in end.message:
+                self.published = True
+            elif end is not None and end.error in ("RoundTimeout", "RegistryUnavailable", "VersionConflict"):
+                # The memory is this worker's own again, and it is used at once.
+                self._overwrite()
+                self.done = serial
+            self._failed(end)
+
+        self._call(lambda n, t: CallPublish(call=n, session=session, deadline=t + timeout_s, version=version), then)
+
+    def _await_wish(self, serial: int) -> None:
+        """Write nothing until the wish has been heard everywhere and this shard's agent is done with it."""
+        group, agent = self.group, self.agent
+        wish = group.wishes.get(serial)
+        core = agent.core.shards.get(self.key) if agent.up else None
+        told = self.world.truth.told.get(wish or 0)
+        heard = told is not None and agent.up and agent.core.joined and agent.follower.position >= told
+        if serial in group.wishes:
+            waits = wish is None or (wish > 0 and not (heard and (core is None or core.operation is None)))
+        else:
+            waits = group.serial == serial and self.world.quiet_since is None
+        if waits:
+            self.clock.after(AGAIN_S, self, lambda: self._await_wish(serial))
+            return
+        self.busy, self.awaits = False, None
+        self.published = core is not None and core.held.memory in (Memory.READY, Memory.DRAINING)
+        self._failed(Raise(0, "", ""))
+
+    def _unpublish(self, then: Callable[[], None]) -> None:
+        session, timeout_s = self.session, self.clock.rng.choice((0.0, 0.05, 0.5, 5.0))
+
+        def ended(end: End) -> None:
+            if isinstance(end, Answer) or (end is not None and end.error == "NotPublished"):
+                self.published, self.version = False, None
+                self._overwrite()
+                then()
+            else:
+                self._failed(end)
+
+        self._call(
+            lambda n, t: CallUnpublish(call=n, session=session, deadline=t + timeout_s, outcome_s=OUTCOME_S), ended
+        )
+
+    # Rolling out.
+
+    def _roll_out(self) -> None:
+        group = self.group
+        if group.act == "release":
+            self._release()
+        elif group.act == "republish" and self.version is not None:
+            self._republish()
+        else:
+            self._read()
+
+    def _read(self) -> None:
+        group, serial, session = self.group, self.group.serial, self.session
+        want, timeout_s, wait_s = group.want, group.timeout_s, group.wait_s
+        trusted = self.trusts
+
+        def then(end: End) -> None:
+            if isinstance(end, Answer) or (isinstance(end, Raise) and end.error != "ReplicaConflict"):
+                self.done = serial
+            if isinstance(end, Answer):
+                self.version = end.version if end.version is not None else self.version
+                self.trusts = end.version if end.version is not None else trusted
+                self._loop()
+            else:
+                self._failed(end)
+
+        self._call(
+            lambda n, t: CallRead(call=n, session=session, deadline=t + timeout_s, want=want, patience=t + wait_s), then
+        )
+
+    def _release(self) -> None:
+        session, serial = self.session, self.group.serial
+
+        def then(end: End) -> None:
+            self.done = serial
+            if isinstance(end, Answer):
+                if self.clock.chance(0.4):
+                    self._disconnect()
+                    self.agent = self.clock.rng.choice(list(self.world.agents.values()))
+                    self._connect()
+                else:
+                    self._begin_anew()
+            else:
+                self.goes = end is not None and "it goes as soon as the registry answers" in end.message
+                self._failed(end)
+
+        self._call(lambda n, t: CallRelease(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), then)
+
+    def _republish(self) -> None:
+        """Give back what was read, and publish the same bytes again: another holder of an equal root."""
+        session, serial, version = self.session, self.group.serial, self.version
+
+        def unpublished(end: End) -> None:
+            if isinstance(end, Answer):
+                self.version = None
+                self._call(
+                    lambda n, t: CallPublish(call=n, session=session, deadline=t + 1.0, version=version), published
+                )
+            else:
+                self.done = serial
+                self._failed(end)
+
+        def published(end: End) -> None:
+            self.done = serial
+            if isinstance(end, Answer):
+                self.version = self.trusts = end.version
+                self._loop()
+            else:
+                self._failed(end)
+
+        self._call(
+            lambda n, t: CallUnpublish(call=n, session=session, deadline=t + 1.0, outcome_s=OUTCOME_S), unpublished
+        )

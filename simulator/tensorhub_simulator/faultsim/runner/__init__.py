@@ -1,0 +1,1 @@
+"""Runs seeds, counts what they reached, and reports. `__main__` imports it."""

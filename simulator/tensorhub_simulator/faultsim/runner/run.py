@@ -1,0 +1,183 @@
+"""Running seeds one after the other, with production's limits scaled down to the simulation's few bytes."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from types import ModuleType
+from typing import Final
+
+from tensorhub_agent.core import retained_copies, shard
+from tensorhub_agent.core.operations import superseding
+from tensorhub_agent.leases import table
+from tensorhub_agent.rates import source_rate
+from tensorhub_agent.transfer import admission, balancing, ceding, relaying, source, timeouts, trial
+from tensorhub_common.catalog import availability, cache_replicas
+from tensorhub_common.layout import layout
+from tensorhub_planner.compiler import overlaps
+from tensorhub_simulator.faultsim.config import draw
+from tensorhub_simulator.faultsim.models.segments import Violation
+from tensorhub_simulator.faultsim.workload.crowd import Crowd, crowd, is_crowd
+from tensorhub_simulator.faultsim.world import World
+
+SCALED: Final[tuple[tuple[ModuleType, str, float], ...]] = (
+    (source_rate, "LOCAL_BATCH_BYTES", 16),  # A read of a few pieces takes several batches.
+    (source_rate, "UCXX_BATCH_BYTES", 8),
+    (source_rate, "BATCH_BYTES_MIN", 1),
+    (source_rate, "STALL_MIN_S", 0.3),
+    (timeouts, "CROSSER_OPEN_S_MAX", 3.0),
+    (timeouts, "CROSSER_SILENT_S", 4.0),
+    (timeouts, "CROSSER_STARVED_S", 6.0),
+    (timeouts, "FAR_BPS_MIN", 20),
+    (timeouts, "FAR_SILENT_S", 4.0),
+    (ceding, "CEDE_GAIN_S", 0.03),
+    (source, "HOPE_S", 0.5),
+    (timeouts, "WAITING_SILENT_S", 1.5),  # Three renewals of the modelled transport.
+    (balancing, "SLOW_MIN_S", 0.15),  # A read takes a few tenths of a second.
+    (balancing, "SWITCH_S", 0.03),
+    (trial, "TRIAL_S", 0.05),
+    (trial, "TRIAL_BYTES", 8),
+    (shard, "WISH_S_MAX", 3.0),  # A wish that not all shards heard is over within the world's time.
+    (retained_copies, "AGAIN_S", 0.3),
+    (retained_copies, "READ_S_MAX", 3.0),
+    (cache_replicas, "SHUN_S", 3.0),
+    (superseding, "FINISH_S", 0.05),
+    (table, "TICKET_S", 1.5),
+    (admission, "INSIDE_MAX", 2),  # Of a handful of sources some wait for others to leave.
+    (table, "SILENCE_S_MAX", 2.5),  # A reader that is stopped for long has lost its lease.
+    (layout, "ALIGNMENT_BYTES", 4),
+    (layout, "PIECE_BYTES_MAX", 20),  # A matrix has several pieces,
+    (overlaps, "PIECE_BYTES_MAX", 16),  # and a box several units, which reach across those.
+    (relaying, "RELAYED_BYTES", 8),
+    (relaying, "RELAYED_FAR_BYTES", 4),
+    (availability, "VERSIONS_KEPT_MAX", 6),  # The catalog forgets, too.
+)
+"""Constants of production, and what they are in a world of a few bytes and seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A seed that broke an invariant, and its story."""
+
+    seed: int
+    invariant: str
+    what: str
+    story: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the seeds amounted to."""
+
+    seeds: int = 0
+    steps: int = 0
+    commands: int = 0
+    events: int = 0
+    versions: int = 0
+    reads: int = 0
+    promises: int = 0
+    """Leases whose readers counted on what a half-filled source promises."""
+    exchanges: int = 0
+    """Of these, of readers that are told of units."""
+    kills: int = 0
+    stops: int = 0
+    outages: int = 0
+    cuts: int = 0
+    jumps: int = 0
+    losses: int = 0
+    """Disks that were lost."""
+    units: int = 0
+    """What came by transfer programs."""
+    relayed: int = 0
+    """Of these, from half-filled sources."""
+    patched: int = 0
+    """Pieces that came as patches, and were right."""
+    mispatched: int = 0
+    """Pieces that were patched, were wrong, and came as they are."""
+    seconds: float = 0.0
+    raised: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+
+    def add(self, world: World) -> None:
+        """Count a seed's world."""
+        self.seeds += 1
+        self.steps += world.clock.steps
+        for job in world.jobs:
+            self.commands += job.truth.commands
+            self.events += job.truth.events
+            self.versions += sum(job.truth.published.values())
+            self.reads += job.calls.reads
+            self.promises += job.tally.counted_on
+            self.exchanges += job.tally.counted_on_units
+            self.raised.update(job.calls.raised)
+            self.left.update(job.tally.left)
+            self.units += job.tally.units
+            self.relayed += job.tally.relayed
+            self.patched += job.tally.patched
+            self.mispatched += job.tally.mispatched
+        self.kills += world.faults.kills
+        self.stops += world.faults.stops
+        self.outages += world.faults.outages
+        self.cuts += world.faults.cuts.count
+        self.jumps += world.faults.jumps
+        self.losses += world.faults.losses
+
+    def merge(self, other: "Totals") -> None:
+        """Count the worlds that another process has counted."""
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            setattr(self, each.name, mine + theirs)
+
+
+@contextmanager
+def scaled_down() -> Iterator[None]:
+    """Scale production's constants down while this lasts."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in SCALED]
+    try:
+        for module, name, value in SCALED:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, old in before:
+            setattr(module, name, old)
+
+
+def run(seeds: Iterable[int], totals: Totals, *, calm: bool = False, steps: bool = False) -> Failure | None:
+    """Run seeds until one breaks an invariant; returns that, or None."""
+    began = time.monotonic()
+    failure = None
+    with scaled_down():
+        for seed in seeds:
+            failure = _run_one(seed, totals, calm=calm, steps=steps)
+            if failure is not None:
+                break
+    totals.seconds += time.monotonic() - began
+    return failure
+
+
+def _run_one(seed: int, totals: Totals, *, calm: bool, steps: bool) -> Failure | None:
+    setting = draw(seed, calm=calm)
+    world = Crowd(seed, crowd(seed, setting), steps=steps) if is_crowd(seed) else World(seed, setting, steps=steps)
+    try:
+        world.run()
+    except Violation as why:
+        return Failure(seed, why.invariant, why.what, tuple(world.story))
+    except Exception as why:  # noqa: BLE001 (whatever a core raises is found out here)
+        invariant = "a core's own check" if isinstance(why, AssertionError) else type(why).__name__
+        return Failure(seed, invariant, f"{_place(why)}: {why}", tuple(world.story))
+    finally:
+        totals.add(world)
+    if steps:
+        print("\n".join(world.story))
+    return None
+
+
+def _place(why: Exception) -> str:
+    """Name the file and line that raised."""
+    trace = why.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "nowhere"
+    return f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"

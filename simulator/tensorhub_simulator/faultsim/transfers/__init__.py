@@ -1,0 +1,1 @@
+"""Both ends of one read between two modelled agents. Nodes import it."""

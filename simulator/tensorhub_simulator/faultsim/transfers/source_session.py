@@ -1,0 +1,400 @@
+"""One source of one read: a lease asked for over the modelled network, and a transport session that brings bytes.
+
+Both ends and what is between them may fail by themselves: the source is stopped, killed or slow, the path between the
+two agents is cut while both reach NATS, the end of a connection is heard late or never. `wire.py` has the bytes,
+`telling.py` what the source says of its pieces.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tensorhub_agent.core.effects import (
+    Available,
+    BatchDone,
+    Confirm,
+    Key,
+    OpenSource,
+    Post,
+    Progressed,
+    SourceClosed,
+    SourceHeld,
+    SourceLost,
+    SourceOpened,
+)
+from tensorhub_agent.leases.lease import LeaseMove
+from tensorhub_agent.primitives.digests import digest_of
+from tensorhub_agent.primitives.lease_messages import Have, Promise
+from tensorhub_agent.primitives.program_units import Availability
+from tensorhub_common.protocol.plans import LeaseAsk, LeaseGrant, LeaseRefusal, Range, SourceId
+from tensorhub_simulator.engine.clock import Action
+from tensorhub_simulator.faultsim.models.byte_ranges import Pieces, Spans, Units
+from tensorhub_simulator.faultsim.models.deltas import Delta, Overwrites
+from tensorhub_simulator.faultsim.models.segments import Segment
+from tensorhub_simulator.faultsim.models.unit_compute import Computing
+from tensorhub_simulator.faultsim.transfers.byte_stream import Half, Receives, Wire
+from tensorhub_simulator.faultsim.transfers.confirming import Confirming
+from tensorhub_simulator.faultsim.transfers.holding import HOLD_S, Holding
+from tensorhub_simulator.faultsim.transfers.telling import Telling
+
+if TYPE_CHECKING:
+    from tensorhub_simulator.faultsim.nodes.agent import AgentNode
+
+LEASE_ASK_S: Final = 1.5
+RENEW_S: Final = 0.5
+CLOSE_S_MAX: Final = 0.5
+"""A transport's close takes at most so long, whatever its peer does."""
+END_LATE_S: Final = 10.0
+AGAIN_ODDS: Final = 0.03
+"""So often a word comes twice."""
+
+LEASE_HOLD_S: Final = 1.0
+GONE: Final = LeaseMove.READER_GONE
+
+HOLD_LOOK_S: Final = 0.02
+"""How often a question that a source holds is looked at: production wakes it."""
+
+PATCH_ODDS: Final = 0.8
+"""So often a source that could has deltas."""
+
+News = SourceHeld | SourceOpened | Available | BatchDone | SourceLost | SourceClosed
+
+
+class Link:
+    """A reader's side of one source, with the source's side at the other end."""
+
+    def __init__(self, reader: "AgentNode", effect: OpenSource) -> None:
+        """Begin with the effect that asks for it."""
+        self.reader, self.clock = reader, reader.world.clock
+        self.key, self.number, self.share = effect.key, effect.source, effect.share
+        self.version, self.root, self.turn = effect.version, effect.root, effect.turn
+        self.base, self.program = effect.base, effect.program
+        self.source = reader.world.agents[effect.share.source.agent]
+        self.source_key = Key(self.key.model, effect.share.source.replica, effect.share.source.shard)
+        self.source_life, self.reader_life, self.lease = 0, reader.life, ""
+        self.closing = self.closed = self.is_open = self.answered = False
+        self.spans = self._spans()
+        self.computing: Computing | None = None
+        if self.program is not None:
+            self.computing = Computing(self.program, self.share.layout or "", effect.table)
+        self.telling = Telling(self)
+        self.is_local = self.share.transport == "local"
+        self.receives = Receives(self)
+        self._wire: Wire | None = None
+        self._digests = b""
+        """What the source says that its pieces hash to."""
+        self._tells_progress = self.clock.chance(0.5)
+        self._asks, self._confirming = 0, Confirming(self)
+        self._holding = Holding(self) if effect.hold else None
+
+    def _spans(self) -> Spans:
+        if self.program is None:
+            return Pieces(self.reader.shelf[self.key].target.table)
+        return Units(self.program, self.share.layout or "")
+
+    def here(self, number: int) -> Sequence[int]:
+        """Return which bytes of the reader's memory a piece or unit is; a partial is none of them."""
+        is_partial = self.computing is not None and self.computing.is_partial(number)
+        return () if is_partial else self.spans.here(number)
+
+    def __repr__(self) -> str:
+        """Name it in a story, which is the same in every process."""
+        return f"source {self.number} of {self.key}"
+
+    def at_reader(self, delay_s: float, action: Action) -> None:
+        """Plan something in the life of the reader that this belongs to."""
+        self.clock.after(delay_s, self.reader, action, self.reader_life)
+
+    def tell(self, news: News) -> None:
+        """Tell the reader's core, and now and then once more: nothing may hang on a word coming once."""
+        self.reader.news(news)
+        if self.clock.chance(AGAIN_ODDS):
+            self.at_reader(self.clock.lag(), lambda: self.reader.news(news))
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing passes between the two agents now, other than by NATS."""
+        return not self.is_local and self.reader.world.is_cut(self.reader, self.source)
+
+    @property
+    def reads(self) -> bool:
+        """Whether bytes are under way."""
+        return self.is_open and not self.closing and self.receives.awaited
+
+    # Opening.
+
+    def open(self) -> None:
+        """Ask for a lease."""
+        holds = self._holding is not None and not self._holding.entered
+        ask = self.question(hold_s=HOLD_S if holds else 0.0)
+        self._asks += 1
+        asks = self._asks
+        self.at_reader(LEASE_ASK_S, lambda: self._silent(asks))
+        if self.reader.world.net_loses(self.reader, self.source):
+            return
+        self.clock.after(self.clock.lag(), None, lambda: self._ask_arrives(ask))
+
+    def question(self, *, hold_s: float, again: str = "") -> LeaseAsk:
+        """Return the question for a lease."""
+        reader = self.reader
+        me = SourceId(reader.name, reader.core.incarnation, self.key.replica, self.key.shard)
+        return LeaseAsk(
+            job=reader.world.job,
+            model=self.key.model,
+            source=self.share.source,
+            version=self.version,
+            root=self.root,
+            reader=me,
+            turn=self.turn,
+            units=self.program is not None,
+            nbytes=self.share.nbytes,
+            promises=self.share.crosses,
+            program=self.program.digest if self.program is not None else None,
+            hold_s=hold_s,
+            again=again,
+        )
+
+    def _silent(self, asks: int) -> None:
+        if not self.answered and asks == self._asks:
+            self._again_or_lost("its agent did not answer")
+
+    def _again_or_lost(self, reason: str) -> None:
+        """Ask once more whoever is worth it, as `sources.py` does."""
+        if (self.share.crosses or self.share.far) and not self.closing:
+            self.reader.world.links.pop(self.lease, None)
+            self.answered, self.lease = False, ""
+            self.open()
+            return
+        self.answered = True
+        self.lost(reason)
+
+    def _ask_arrives(self, ask: LeaseAsk) -> None:
+        if not self.source.up:
+            self.at_reader(self.clock.lag(), lambda: self._answer(LeaseRefusal(reason="no responders")))
+            return
+        until = self.clock.now + LEASE_HOLD_S
+        self.clock.after(0.0, self.source, lambda: self._asked(ask, until))
+
+    def _asked(self, ask: LeaseAsk, until: float) -> None:
+        world = self.reader.world
+        name = f"lease-{world.number()}"
+        answer = self.source.core.lease_asked(ask, name, f"ticket-{world.number()}", "here", self.source.now)
+        self.source.set_timer()
+        if answer is None and self.clock.now < until:
+            self.clock.after(HOLD_LOOK_S, self.source, lambda: self._asked(ask, until))
+        elif not world.net_loses(self.reader, self.source):
+            word = answer or LeaseRefusal(reason="it is not being filled yet", is_early=True)
+            self.at_reader(self.clock.lag(), lambda: self._answer(word))
+
+    def _answer(self, answer: LeaseGrant | LeaseRefusal) -> None:
+        if self.answered:
+            return
+        self.answered = True
+        if isinstance(answer, LeaseRefusal):
+            if answer.is_early and self.share.crosses and not self.closing:
+                self.answered = False
+                self.open()
+            else:
+                self.lost(answer.reason)
+            return
+        self.lease = answer.lease
+        self.reader.world.strangers.overhear(self.source, answer.ticket)
+        self.reader.world.links[answer.lease] = self
+        if self.closing:
+            return
+        self.source_life = self.source.life
+        if self._holding is not None and not self._holding.entered:
+            self._holding.take(answer)
+        else:
+            self._connect(answer)
+
+    def enter(self) -> None:
+        """Open the transport with the lease that is held."""
+        grant = self._holding.enter() if self._holding is not None else None
+        if grant is not None and not self.closing:
+            self._connect(grant)
+
+    def _connect(self, answer: LeaseGrant) -> None:
+        if not self.source.up:
+            self.lost("the connection was refused")
+            return
+        self.clock.after(self.clock.lag(), self.source, lambda: self._connected(answer))
+        self.source_life = self.source.life
+        self.at_reader(LEASE_ASK_S, lambda: self._unconnected(answer))
+
+    def _unconnected(self, grant: LeaseGrant) -> None:
+        if not self.is_open and grant.lease == self.lease:
+            self._again_or_lost("its transport did not open")
+
+    def _connected(self, grant: LeaseGrant) -> None:
+        if self.is_cut or grant.lease != self.lease:
+            return
+        lease = self.source.core.redeemed(grant.ticket, self.source.now)
+        self.source.set_timer()
+        if lease is None:
+            self.at_reader(self.clock.lag(), lambda: self.lost("the ticket is void"))
+            return
+        self.reader.world.strangers.opened(grant.ticket)
+        memory, pieces = self.source.shelf[lease.key].segment, lease.pieces()
+        if lease.promised():
+            self.telling.show(Promise(lease.promised()))
+        delta = None
+        if self.base is not None and not self.is_local and pieces is None and self.clock.chance(PATCH_ODDS):
+            delta = self.source.deltas.between(lease.key, self.base.root, self.root)
+        self.at_reader(self.clock.lag(), lambda: self._opened(memory, grant, pieces, delta))
+
+    def _opened(
+        self, memory: Segment, grant: LeaseGrant, pieces: tuple[Range, ...] | None, delta: Delta | None
+    ) -> None:
+        if self.closing:
+            self._tell_source(LeaseMove.READER_GONE)
+            return
+        if grant.lease != self.lease:
+            # It was given up, and asked for again; the source hears that its connection has ended.
+            self.clock.after(self.clock.lag(), self.source, lambda: self.source.lease_ended(grant.lease, GONE))
+            return
+        self.is_open = True
+        self._wire = Wire(self, memory, self._arrived, delta)
+        self._digests = digests = grant.digests
+        self.reader.world.tally.counted_on += grant.promises
+        if self.program is not None:
+            # As `sources.py` does: units of a program are no pieces of the source.
+            digests = b""
+            if grant.filling and grant.program == self.program.digest:
+                self.reader.world.tally.counted_on_units += grant.promises
+            elif grant.filling:
+                table = self.reader.world.layouts.table(self.share.layout or "")
+                self.telling.availability = Availability(self.program, self.share.layout or "", table)
+                pieces = self.telling.availability.units(pieces or ())
+            else:
+                pieces = None
+        self.tell(SourceOpened(self.key, self.number, digests, pieces, grant.promises))
+        self.telling.opened()
+        self._renew()
+
+    def _renew(self) -> None:
+        if self.closing or not self.source_lives:
+            return
+        if self.source.runs and not self.is_cut:
+            self.source.core.table.renew(self.lease, self.source.now)
+            if self.source.core.table.waits(self.lease):
+                self.at_reader(self.clock.lag(), lambda: self.telling.heard(Have()))
+        self.at_reader(RENEW_S, self._renew)
+
+    @property
+    def source_lives(self) -> bool:
+        """Whether the process that granted the lease is there."""
+        return self.source.up and self.source.life == self.source_life
+
+    # Copying.
+
+    def post(self, effect: Post) -> None:
+        """Take a batch of pieces to bring."""
+        pieces = [piece for first, count in effect.pieces for piece in range(first, first + count)]
+        if self.computing is not None:
+            self.computing.posted(effect.batch, effect.pieces)
+        self.receives.post(effect.batch, pieces)
+        if self._wire is not None:
+            self._wire.ask(pieces)
+
+    def _arrived(self, half: Half, where: Sequence[int], sent: bytes | Overwrites) -> None:
+        if not self.receives.open:
+            return
+        data = sent if isinstance(sent, bytes) else self._patched(where, sent)
+        ended = self.receives.land(half, where, data)
+        if ended is None:
+            if self._tells_progress:
+                self.at_reader(0.0, lambda: self.reader.news(Progressed(self.key, self.number, len(data))))
+            return
+        hashes = self.reader.world.plan.digests and self.program is None
+        found = self.found(ended.pieces) if hashes else b""
+        assert self._wire is not None
+        wrong = [piece for piece in ended.pieces if self._wire.is_patched(piece) and not self.is_right(piece)]
+        if wrong:
+            # As `encodings/reading.py` does: they come as they are, and nothing is said of them before.
+            self.reader.world.tally.mispatched += len(wrong)
+            self.receives.again(ended, wrong)
+            self._wire.ask_plain(wrong)
+            return
+        if self.program is not None and self.computing is not None:
+            self.computing.came(self.number, ended.batch)
+            partials = sum(map(self.computing.is_partial, ended.pieces))
+            self.reader.world.tally.came(len(ended.pieces), partials, relayed=self.telling.availability is not None)
+        self.reader.world.tally.patched += sum(map(self._wire.is_patched, ended.pieces))
+        done = BatchDone(self.key, self.number, ended.batch, found)
+        self.at_reader(self.clock.lag() * 0.2, lambda: self._done(done))
+
+    def _patched(self, where: Sequence[int], patch: Overwrites) -> bytes:
+        """Return what a patch makes of what stands here of the old version."""
+        shelved = self.reader.shelf.get(self.key)
+        return patch.over(shelved.segment.get(where) if shelved is not None else bytes(patch.nbytes))
+
+    def found(self, pieces: list[int]) -> bytes:
+        """Hash pieces where they stand."""
+        return self.reader.shelf[self.key].target.digests(pieces)
+
+    def is_right(self, piece: int) -> bool:
+        """Tell whether a piece hashes to what the source says of it."""
+        return self.found([piece]) == digest_of(self._digests, piece)
+
+    def _done(self, done: BatchDone) -> None:
+        if not self.closed:
+            self.tell(done)
+
+    def confirm(self, _effect: Confirm) -> None:
+        """Ask whether the lease holds after the last byte."""
+        self._confirming.ask()
+
+    # The end.
+
+    def lost(self, reason: str) -> None:
+        """The lease or the connection is over."""
+        if not self.closing:
+            self.tell(SourceLost(self.key, self.number, reason))
+
+    def close(self) -> None:
+        """Close the transport; until that is done, bytes still arrive. It does not wait for a source that is away."""
+        if self.closing:
+            return
+        self.closing = True
+        away = not self.is_local and (self.is_cut or not self.source.runs)
+        self.at_reader(self.clock.rng.random() * CLOSE_S_MAX if away else self.clock.lag(), self._closed)
+
+    def _closed(self) -> None:
+        self.receives.close()
+        self._gone()
+
+    def _gone(self) -> None:
+        """Tell both ends."""
+        self.closed = True
+        if self.computing is not None:
+            self.computing.closed(self.number)
+        self._tell_source(LeaseMove.DONE)
+        self.reader.links.pop((self.key, self.number), None)
+        self.reader.world.links.pop(self.lease, None)
+        self.tell(SourceClosed(self.key, self.number))
+
+    def _tell_source(self, how: LeaseMove) -> None:
+        """Let the source hear of the end; over a path that is cut it hears nothing, and the lease ends by silence."""
+        if self.lease and not self.is_cut:
+            self.clock.after(self.clock.lag(), self.source, lambda: self._source_hears(how))
+
+    def _source_hears(self, how: LeaseMove) -> None:
+        if self._wire is not None:
+            self._wire.stop()
+        self.source.lease_ended(self.lease, how)
+
+    def reader_died(self) -> None:
+        """The reader's process is gone, and its connection with it."""
+        self.closing = self.closed = True
+        self.receives.open = False
+        self._tell_source(LeaseMove.READER_GONE)
+
+    def source_died(self) -> None:
+        """The source's process is gone; between hosts the end of a connection may be heard late or never."""
+        if self._holding is not None and self._holding.holds:
+            return
+        if self.is_local or self.clock.chance(0.7):
+            self.at_reader(self.clock.lag(), lambda: self.lost("its connection ended"))
+        elif self.clock.chance(0.5):
+            late_s = self.clock.rng.random() * END_LATE_S
+            self.at_reader(late_s, lambda: self.lost("its connection ended"))

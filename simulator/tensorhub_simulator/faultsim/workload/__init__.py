@@ -1,0 +1,1 @@
+"""What the modelled users do. `faultsim.world` imports it."""

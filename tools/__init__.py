@@ -1,0 +1,1 @@
+"""Programs for those who work on the project; nothing that is installed imports them."""

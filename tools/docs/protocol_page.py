@@ -1,0 +1,249 @@
+"""Writes the parts of docs/protocol.md that follow from the code, between their markers.
+
+    python -m tools.docs.protocol_page            write docs/protocol.md anew
+    python -m tools.docs.protocol_page --check    say what differs, and exit with 1 if anything does
+
+Always true: nothing outside of the markers is changed, and what stands between them follows from the code alone: not
+from the machine, the time, or what happens to be installed.
+"""
+
+import argparse
+import ast
+import difflib
+import importlib
+import importlib.util
+import json
+import operator
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from tensorhub_common.catalog.transitions import AGENT_MOVES, ROUND_MOVES, SHARD_MOVES, VERSION_MOVES
+from tensorhub_common.protocol.log import levels
+from tensorhub_common.protocol.log.commands import OUTSIDE_VERBS, Command
+from tensorhub_common.protocol.log.events import Event, kind_of
+from tensorhub_common.protocol.log.levels import Level
+from tools.docs.asyncapi import COMMANDS, EVENTS, example
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PROTOCOL: Final = ROOT / "docs" / "protocol.md"
+
+PACKAGES: Final = (
+    "libs/common/tensorhub_common",
+    "services/registry/tensorhub_registry",
+    "services/planner/tensorhub_planner",
+    "services/agent/tensorhub_agent",
+)
+"""Whose bounds are part of the protocol. The SDK's own waits stand in docs/sdk.md."""
+
+TABLES_ELSEWHERE: Final = {
+    "lease": ("tensorhub_agent.leases.lease", "LEASE_MOVES"),
+    "leader": ("tensorhub_registry.core.election", "LEADER_MOVES"),
+}
+
+_MARKER: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BOUND: Final = re.compile(r"[A-Z][A-Z0-9_]*_(MAX|MIN|S|BYTES|PIECES)")
+_NO_BOUND: Final = frozenset({"NS_PER_S"})
+
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+
+State = TypeVar("State", bound=StrEnum)
+Move = TypeVar("Move", bound=StrEnum)
+
+
+# ------------------------------------------------------------------------------------------------------------ states
+
+
+def states(moves: Mapping[tuple[State, Move], State]) -> str:
+    """Draw a state machine and list its transitions: what is not in the list can't happen."""
+    first = next(iter(moves))[0]
+    edges: dict[tuple[str, str], list[str]] = {}
+    for (before, what), after in moves.items():
+        edges.setdefault((str(before), str(after)), []).append(str(what))
+    drawn = [f"    {before} --> {after}: {', '.join(whats)}" for (before, after), whats in edges.items()]
+    diagram = ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *drawn, "```"]
+    rows = [f"| {before} | {what} | {after} |" for (before, what), after in moves.items()]
+    return "\n".join([*diagram, "", "| state | what happens | state after |", "|---|---|---|", *rows])
+
+
+def states_elsewhere(name: str) -> str:
+    """The same for a table of a service, or a word that it is still to be written."""
+    module, table = TABLES_ELSEWHERE[name]
+    try:
+        found: Mapping[tuple[StrEnum, StrEnum], StrEnum] = getattr(importlib.import_module(module), table)
+    except (ImportError, AttributeError):
+        return f"`{module}.{table}` is not written yet."
+    return states(found)
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def _json(message: msgspec.Struct) -> str:
+    return json.dumps(msgspec.to_builtins(message), ensure_ascii=False)
+
+
+def _text(kind: type) -> str:
+    lines = [line.strip() for line in (kind.__doc__ or "").strip().splitlines()]
+    return " ".join(line for line in lines if line)
+
+
+def commands() -> str:
+    """List every command with an example."""
+    parts = []
+    for kind in COMMANDS:
+        command: Command = example(kind)
+        verb = str(kind.__struct_config__.tag)
+        who = "anyone with the job's credentials" if verb in OUTSIDE_VERBS else "the process in `by`"
+        subject = f"tensorhub.v1.run-7.cmd.{verb}"
+        if command.by is not None:
+            subject += f".{command.by.process}"
+        parts.append(f"### `{verb}`\n\n{_text(kind)}\n\nBy {who}, on `{subject}`:\n\n```json\n{_json(command)}\n```")
+    return "\n\n".join(parts)
+
+
+def events() -> str:
+    """List every event with an example."""
+    parts = []
+    for kind in EVENTS:
+        event: Event = example(kind)
+        parts.append(f"### `{kind_of(event)}`\n\n{_text(kind)}\n\n```json\n{_json(event)}\n```")
+    return "\n\n".join(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------ bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit that has a name."""
+
+    name: str
+    value: float
+    where: str
+    why: str
+
+    def row(self) -> str:
+        """Return it as a row of the table."""
+        value = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:g}"
+        return f"| `{self.name}` | {value} | `{self.where}` | {self.why} |"
+
+
+def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:  # noqa: ANN401 (whatever the constant is)
+    """Work a constant expression out. Raises KeyError for what is none."""
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name):
+            return known[name]
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand, known)
+        case ast.BinOp(left, how, right):
+            return _OPERATORS[type(how)](_value(left, known), _value(right, known))
+    raise KeyError(ast.dump(node))
+
+
+def _said(body: list[ast.stmt], at: int) -> str:
+    """Return the string below a constant, which says why it is so."""
+    after = body[at + 1] if at + 1 < len(body) else None
+    if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+        return " ".join(after.value.value.split()).replace("|", "\\|")
+    return ""
+
+
+def bounds_of(path: Path) -> Iterator[Bound]:
+    """Yield the named limits of one module. They are read and not imported: some modules need a GPU's libraries."""
+    where = path.relative_to(ROOT).as_posix()
+    body = ast.parse(path.read_text()).body
+    known: dict[str, Any] = {}
+    for at, statement in enumerate(body):
+        if not isinstance(statement, ast.AnnAssign | ast.Assign) or statement.value is None:
+            continue
+        target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+        if not isinstance(target, ast.Name):
+            continue
+        try:
+            value = _value(statement.value, known)
+        except KeyError:
+            continue
+        known[target.id] = value
+        if isinstance(value, int | float) and _BOUND.fullmatch(target.id) and target.id not in _NO_BOUND:
+            yield Bound(target.id, value, where, _said(body, at))
+
+
+def bounds() -> str:
+    """List every named limit."""
+    rows = ["| name | value | where | why |", "|---|---|---|---|"]
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            rows += [bound.row() for bound in bounds_of(path)]
+    return "\n".join(rows)
+
+
+# ---------------------------------------------------------------------------------------------------------- document
+
+
+def folded_levels() -> str:
+    """Return the levels, and what each of them brought."""
+    body = ast.parse(Path(levels.__file__).read_text()).body
+    (kinds,) = (each.body for each in body if isinstance(each, ast.ClassDef) and each.name == Level.__name__)
+    said = [ast.literal_eval(each.value) for each in kinds if isinstance(each, ast.Expr)][1:]
+    rows = ["| level | from it on |", "|---|---|"]
+    for level, text in zip(Level, said, strict=True):
+        new = [f"`{verb}`" for verb, since in levels.VERBS_SINCE.items() if since == level]
+        for table in (levels.COMMAND_FIELDS_SINCE, levels.STATE_FIELDS_SINCE):
+            new += [f"`{owner}.{field}`" for (owner, field), since in table.items() if since == level]
+        brought = f" New: {', '.join(new)}." if new else ""
+        rows.append(f"| {int(level)} | {' '.join(text.split())}{brought} |")
+    return "\n".join(rows)
+
+
+SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
+    "states-shard": lambda: states(SHARD_MOVES),
+    "states-version": lambda: states(VERSION_MOVES),
+    "states-round": lambda: states(ROUND_MOVES),
+    "states-agent": lambda: states(AGENT_MOVES),
+    "states-lease": lambda: states_elsewhere("lease"),
+    "states-leader": lambda: states_elsewhere("leader"),
+    "levels": folded_levels,
+    "commands": commands,
+    "events": events,
+    "bounds": bounds,
+}
+
+
+def generated(page: str) -> str:
+    """Return the page with every generated section as it is now. Raises KeyError for a section that nobody makes."""
+    return _MARKER.sub(lambda found: f"{found[1]}\n{SECTIONS[found[2]]()}\n\n{found[3]}", page)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something differs")
+    page = PROTOCOL.read_text()
+    after = generated(page)
+    if not parser.parse_args().check:
+        PROTOCOL.write_text(after)
+        return 0
+    was, now = page.splitlines(keepends=True), after.splitlines(keepends=True)
+    sys.stdout.writelines(difflib.unified_diff(was, now, fromfile="docs/protocol.md", tofile="generated"))
+    return int(page != after)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
